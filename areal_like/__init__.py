@@ -1,0 +1,1 @@
+"""An asynchronous reinforcement-learning engine for language models."""
