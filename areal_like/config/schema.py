@@ -1,0 +1,313 @@
+"""Everything a run can be told, as one typed tree; imports neither torch nor the engine.
+
+Names follow AReaL's published configuration where one exists. Every field states its unit; a rule that spans
+several fields lives in `preflight.py`, so that all of its findings come together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """One node of the tree: immutable, unknown keys refused, no silent conversion between types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ClusterConfig(Section):
+    """The machines a run may use and where its files go."""
+
+    n_nodes: int = Field(1, ge=1, description="Number of nodes.")
+    n_gpus_per_node: int = Field(8, ge=1, description="GPUs per node; on a CPU machine, process slots per node.")
+    fileroot: str = Field(
+        "runs", description="Directory that holds all runs: `fileroot/experiment_name/trial_name` is this one's."
+    )
+
+
+class SchedulerConfig(Section):
+    """Which Ray cluster starts and places the workers."""
+
+    type: Literal["local", "ray"] = Field(
+        "local",
+        description="`local`: a private Ray cluster on loopback that ends with the run; `ray`: an existing one.",
+    )
+    address: str = Field(
+        "auto", description="Address of the existing cluster (`type: ray`); `auto` asks RAY_ADDRESS, then this host."
+    )
+    startup_timeout_s: float = Field(
+        300.0, gt=0, description="Longest wait for Ray and every trainer rank, in seconds."
+    )
+
+
+class ArithmeticConfig(Section):
+    """The generated word problems of `path: arithmetic`."""
+
+    max_number: int = Field(20, ge=2, le=999, description="Largest operand.")
+    size: int = Field(8192, ge=1, description="Number of problems.")
+    seed: int = Field(0, ge=0, description="Seed of the generator; train and test never share a question.")
+
+
+class DatasetConfig(Section):
+    """Where prompts come from and how they are batched."""
+
+    path: str = Field(
+        description="A JSONL or Parquet file, a Hugging Face dataset name such as `openai/gsm8k`, or `arithmetic`."
+    )
+    name: str | None = Field(None, description="Configuration of a Hugging Face dataset, such as `main`.")
+    split: str = Field("train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
+    prompt_field: str = Field("question", description="Field that holds the problem's text.")
+    answer_field: str = Field("answer", description="Field that holds the reference answer.")
+    max_prompt_length: int = Field(1024, ge=1, description="Longest prompt, in tokens; a longer one is an error.")
+    arithmetic: ArithmeticConfig = Field(ArithmeticConfig(), description="Settings of `path: arithmetic`.")
+
+
+class TrainDatasetConfig(DatasetConfig):
+    """The prompts that are trained on."""
+
+    batch_size: int = Field(64, ge=1, description="Prompts per training step; each gives `gconfig.n_samples` samples.")
+    shuffle: bool = Field(True, description="Visit the prompts in a new seeded order every epoch.")
+
+
+class ValidDatasetConfig(DatasetConfig):
+    """The held-out prompts that are only evaluated on."""
+
+    split: str = Field("test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
+    max_samples: int | None = Field(None, ge=1, description="Evaluate on the first this many prompts; null: on all.")
+
+
+class GenerationConfig(Section):
+    """How responses are sampled during training."""
+
+    n_samples: int = Field(8, ge=1, description="Responses per prompt: the group that advantages are normalised over.")
+    max_new_tokens: int = Field(512, ge=1, description="Longest response, in tokens.")
+    temperature: float = Field(
+        1.0, gt=0, description="Softmax temperature; the trainer scales its log-probs the same way."
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: share of the probability mass that is sampled from.")
+
+
+class RewardConfig(Section):
+    """How a response is judged."""
+
+    type: Literal["gsm8k"] = Field("gsm8k", description="`gsm8k`: 1 if the final answer equals the reference, else 0.")
+    timeout_s: float = Field(
+        10.0, gt=0, description="Longest time to judge one response, in seconds; then it is missing."
+    )
+    workers: int = Field(2, ge=1, le=256, description="Processes that judge responses which need symbolic comparison.")
+
+
+class InitModelConfig(Section):
+    """A Qwen3 shape with random weights, written in Hugging Face form at the start of the run."""
+
+    tokenizer: Literal["arithmetic", "bytes"] = Field(
+        "arithmetic", description="`arithmetic`: the generated problems' words and single digits; `bytes`: any text."
+    )
+    vocab_size: int | None = Field(
+        None, ge=1, description="Rows of the embedding; null: as many as the tokenizer has entries."
+    )
+    hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
+    num_hidden_layers: int = Field(3, ge=1, description="Number of layers.")
+    num_attention_heads: int = Field(4, ge=1, description="Query heads.")
+    num_key_value_heads: int = Field(2, ge=1, description="Key and value heads (GQA groups).")
+    head_dim: int = Field(32, ge=2, description="Width of one head; even.")
+    intermediate_size: int = Field(384, ge=1, description="Width of the dense feed-forward layer.")
+    max_position_embeddings: int = Field(512, ge=1, description="Longest sequence, in tokens.")
+    tie_word_embeddings: bool = Field(True, description="Share the input embedding with the output layer.")
+    num_experts: int | None = Field(None, ge=2, description="Experts per layer (Qwen3-MoE); null: a dense model.")
+    num_experts_per_tok: int = Field(2, ge=1, description="Experts that each token is routed to.")
+    moe_intermediate_size: int = Field(128, ge=1, description="Width of one expert's feed-forward layer.")
+
+
+class MicroBatchConfig(Section):
+    """How a batch is cut into micro-batches."""
+
+    max_tokens_per_mb: int = Field(
+        16384, ge=1, description="Most tokens in one packed micro-batch of a data-parallel rank, over its CP ranks."
+    )
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    type: Literal["adam"] = Field("adam", description="`adam`: AdamW with decoupled weight decay.")
+    lr: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment.")
+    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    gradient_clipping: float = Field(1.0, gt=0, description="Largest global gradient norm.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Shape of the learning rate after warm-up, over the run's steps."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Training steps in which the learning rate rises linearly from 0.")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
+
+
+class MegatronConfig(Section):
+    """Settings of the Megatron trainer; parallel sizes come from the allocation alone."""
+
+    bridge_type: Literal["mbridge", "megatron-bridge"] = Field(
+        "mbridge", description="Library that converts weights between Hugging Face and Megatron names."
+    )
+    use_deterministic_algorithms: bool = Field(
+        False, description="Bitwise reproducible kernels only, at some loss of speed."
+    )
+    use_distributed_optimizer: bool = Field(
+        True, description="Shard the optimizer's state over the data-parallel ranks."
+    )
+    recompute_granularity: Literal["full", "selective"] | None = Field(
+        None, description="Activations to recompute in the backward pass; null: none."
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        None, description="How layers are chosen; goes with `recompute_granularity: full`."
+    )
+    recompute_num_layers: int | None = Field(
+        None, ge=1, description="Layers per recomputed unit (`uniform`) or recomputed layers (`block`)."
+    )
+    override_transformer_config: dict[str, Any] = Field(
+        {}, description="Further fields of Megatron-core's TransformerConfig, by name; unknown names are refused."
+    )
+
+
+class ActorConfig(Section):
+    """The policy that is trained."""
+
+    backend: str | None = Field(None, description="Layout of the trainer, such as `megatron:d2`.")
+    path: str | None = Field(None, description="Model in Hugging Face form: a directory or a name on the hub.")
+    init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
+    mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
+    eps_clip: float = Field(0.2, gt=0, lt=1, description="PPO clip range of the probability ratio: 1 - eps_clip below.")
+    eps_clip_higher: float | None = Field(
+        None, gt=0, description="Clip range above: 1 + eps_clip_higher; null: `eps_clip` (DAPO's clip-higher)."
+    )
+    behave_imp_weight_cap: float = Field(
+        5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
+    )
+    ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
+
+
+class RolloutConfig(Section):
+    """How many responses are in flight and how old they may grow."""
+
+    backend: str | None = Field(None, description="Layout of the servers, such as `sglang:d4t4`: 4 servers of 4 GPUs.")
+    max_head_offpolicyness: int = Field(
+        0, ge=0, description="Staleness bound η in weight versions, kept for every trajectory; 0 is synchronous."
+    )
+    max_concurrent_rollouts: int | None = Field(
+        None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
+    )
+    request_timeout_s: float = Field(600.0, gt=0, description="Longest time for one generation request, in seconds.")
+    startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
+
+
+class SGLangConfig(Section):
+    """Settings of each SGLang server; device, data type and tensor parallel size come from the run."""
+
+    mem_fraction_static: float = Field(
+        0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; unused on CPU."
+    )
+    context_length: int | None = Field(
+        None, ge=1, description="Longest sequence, in tokens; null: longest prompt plus `max_new_tokens`."
+    )
+    attention_backend: str | None = Field(
+        None, description="SGLang's attention kernels, such as `triton`; null: SGLang's choice (torch_native on CPU)."
+    )
+    max_running_requests: int | None = Field(
+        None, ge=1, description="Most requests a server decodes at once; null: SGLang's choice."
+    )
+    port: int | None = Field(
+        None, ge=1024, le=65535, description="Port of the first server, the next ones follow; null: free ports."
+    )
+    extra_args: dict[str, bool | int | float | str] = Field(
+        {}, description="Further `sglang.launch_server` options by name, such as `schedule_policy: lpm`."
+    )
+
+
+class WeightUpdateConfig(Section):
+    """How new weights reach the servers."""
+
+    mode: Literal["disk", "collective"] = Field(
+        "collective", description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl, gloo on CPU)."
+    )
+    timeout_s: float = Field(300.0, gt=0, description="Longest time until every server has acknowledged, in seconds.")
+    bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")
+
+
+class WarmStartConfig(Section):
+    """Supervised training on reference answers before reinforcement learning, through the same engine."""
+
+    steps: int = Field(ge=1, description="Most optimizer steps.")
+    batch_size: int = Field(256, ge=1, description="Problems per optimizer step.")
+    lr: float = Field(2e-3, gt=0, description="Learning rate, constant.")
+    target_reward: float = Field(1.0, gt=0, le=1, description="Stop as soon as held-out reward reaches this.")
+    check_every: int = Field(25, ge=1, description="Optimizer steps between two held-out evaluations.")
+
+
+class EvaluatorConfig(Section):
+    """When the held-out prompts are evaluated."""
+
+    freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
+    temperature: float = Field(0.0, ge=0, description="Softmax temperature of evaluation; 0 is greedy.")
+    at_start: bool = Field(True, description="Evaluate before the first training step.")
+    at_end: bool = Field(True, description="Evaluate after the last training step.")
+
+
+class SaverConfig(Section):
+    """When Hugging Face checkpoints are written; the last one always is."""
+
+    freq_steps: int | None = Field(
+        None, ge=1, description="Training steps between two checkpoints; null: only the last."
+    )
+
+
+class StatsLoggerConfig(Section):
+    """Where the numbers of each step go."""
+
+    tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
+    console: bool = Field(True, description="Print live progress and a table of steps.")
+
+
+class RunConfig(Section):
+    """One run of asynchronous reinforcement learning."""
+
+    experiment_name: str = Field(pattern=r"^[\w.-]+$", description="First part of the run's directory.")
+    trial_name: str = Field(
+        "",
+        pattern=r"^[\w.-]*$",
+        description="Second part of the run's directory; empty: the time at which the run starts.",
+    )
+    seed: int = Field(1, ge=0, description="Seed of weights, data order and sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU.")
+    allocation_mode: str | None = Field(
+        None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."
+    )
+    total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
+    total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
+    tokenizer_path: str | None = Field(None, description="Tokenizer in Hugging Face form; null: the model's own.")
+
+    cluster: ClusterConfig = Field(ClusterConfig(), description="The machines.")
+    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="The Ray cluster.")
+    train_dataset: TrainDatasetConfig = Field(description="The prompts that are trained on.")
+    valid_dataset: ValidDatasetConfig | None = Field(None, description="The held-out prompts.")
+    gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
+    reward: RewardConfig = Field(RewardConfig(), description="Judging.")
+    actor: ActorConfig = Field(description="The trainer.")
+    rollout: RolloutConfig = Field(RolloutConfig(), description="The rollout.")
+    sglang: SGLangConfig = Field(SGLangConfig(), description="The servers.")
+    weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="The way of new weights.")
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised training first; null: none.")
+    evaluator: EvaluatorConfig = Field(EvaluatorConfig(), description="Evaluation.")
+    saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
+    stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of everything this run writes."""
+        return Path(self.cluster.fileroot) / self.experiment_name / self.trial_name
