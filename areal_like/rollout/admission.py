@@ -1,0 +1,69 @@
+"""Which groups may start, and which are trained next, so that no trajectory is ever staler than η.
+
+A group that starts while the servers hold version v may hold tokens of version v, so it has the deadline v + η: the last
+version at which it may be trained. Each training step takes `batch_size` finished groups. The invariant, with
+n the version that the next step trains and d[0] <= d[1] <= ... the deadlines of the groups that wait for training:
+
+    d[j] >= n + j // batch_size        for every j
+
+so training in order of deadline always meets every deadline. A group starts only if the invariant still holds with it, and
+a step may take finished groups ahead of slow ones only if it holds for what stays. Hence a slow group delays a step at
+its deadline at the latest, and nothing is ever discarded. With η = 0 this is synchronous training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A group that was let in: its id and the last version at which it may be trained."""
+
+    group_id: int
+    deadline: int
+
+
+class Admission:
+    """The bookkeeping of one run; the module's docstring states its invariant."""
+
+    def __init__(self, batch_size: int, max_staleness: int) -> None:
+        if batch_size < 1 or max_staleness < 0:
+            raise ValueError(f"batch_size {batch_size} must be at least 1, max_staleness {max_staleness} at least 0")
+        self.batch_size = batch_size
+        self.max_staleness = max_staleness
+        self.published = 0  # what every server holds
+        self.next_trained = 0  # the version at which the next batch will be trained
+        self._waiting: list[Admitted] = []  # in order of deadline, because deadlines never decrease
+
+    @property
+    def capacity(self) -> int:
+        """How many more groups may start now."""
+        steps = self.published + self.max_staleness - self.next_trained + 1
+        return max(0, steps * self.batch_size - len(self._waiting))
+
+    def start(self, group_id: int) -> Admitted:
+        """Let a group start at the published version; raises RuntimeError where `capacity` is 0."""
+        if not self.capacity:
+            raise RuntimeError(f"group {group_id} started although its staleness could exceed {self.max_staleness}")
+        admitted = Admitted(group_id, self.published + self.max_staleness)
+        self._waiting.append(admitted)
+        return admitted
+
+    def take(self, finished: Container[int]) -> list[int] | None:
+        """Ids of the next batch, oldest first, or None while it has to wait for more groups to finish."""
+        ready = [group for group in self._waiting if group.group_id in finished][: self.batch_size]
+        taken = {group.group_id for group in ready}
+        rest = [group for group in self._waiting if group.group_id not in taken]
+        first = self.next_trained + 1
+        in_time = all(group.deadline >= first + place // self.batch_size for place, group in enumerate(rest))
+        if len(ready) < self.batch_size or not in_time:
+            return None
+        self._waiting = rest
+        self.next_trained += 1
+        return [group.group_id for group in ready]
+
+    def publish(self, version: int) -> None:
+        """Every server holds `version` now: groups that start from here on are that fresh."""
+        self.published = version

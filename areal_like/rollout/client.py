@@ -1,0 +1,189 @@
+"""One SGLang server over HTTP, and all servers of a run as one pool that holds one weight version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from areal_like.types import FinishReason
+
+
+class ServerError(RuntimeError):
+    """A server refused, failed or did not answer in time; the message names it and its words."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class Response:
+    """What was generated for one prompt; lists have one entry per generated token."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Server:
+    """Requests to one SGLang server (0.5.17's endpoints)."""
+
+    def __init__(self, name: str, url: str, session: aiohttp.ClientSession) -> None:
+        self.name = name
+        self.url = url
+        self.in_flight = 0  # sequences
+        self._session = session
+
+    async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        """POST JSON and return the answer's JSON; raises ServerError."""
+        return await self._request("POST", path, orjson.dumps(body), timeout_s)
+
+    async def get(self, path: str, timeout_s: float) -> Any:
+        """GET JSON; raises ServerError."""
+        return await self._request("GET", path, None, timeout_s)
+
+    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+        where = f"{self.name} at {self.url}{path}"
+        headers = {"Content-Type": "application/json"}
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(method, self.url + path, data=body, headers=headers, timeout=limit) as reply:
+                answer = await reply.read()
+                if reply.status != 200:
+                    raise ServerError(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
+        except TimeoutError:
+            raise ServerError(f"{where} did not answer within {timeout_s:g} s") from None
+        except aiohttp.ClientError as error:
+            raise ServerError(f"{where} failed: {error}") from error
+        return orjson.loads(answer) if answer[:1] in b"{[" else answer
+
+    async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
+        """POST a change of weights; raises ServerError unless the server says that it succeeded."""
+        answer = await self.post(path, body, timeout_s)
+        if not answer.get("success"):
+            raise ServerError(f"{self.name} refused {path}: {answer.get('message', answer)}")
+
+
+class ServerPool:
+    """All servers of a run.
+
+    Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial responses
+    are continued afterwards, prefix and all), and only then may weights change.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str, timeout_s: float) -> None:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"}, connector=aiohttp.TCPConnector(limit=0)
+        )
+        self.servers = [Server(f"server {index}", url, self._session) for index, url in enumerate(urls)]
+        self.version = -1
+        self.tokens_generated = 0
+        self._timeout_s = timeout_s
+        self._open = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Response]:
+        """Generate one response to each prompt, on one server as one request.
+
+        Responses that a weight update interrupts are continued under the new version.
+        """
+        responses = [Response() for _ in prompts]
+        pending = list(range(len(prompts)))
+        while pending:
+            async with self._admitted(len(pending)) as server:
+                body = {
+                    "input_ids": [[*prompts[i], *responses[i].tokens] for i in pending],
+                    "sampling_params": [_sampling_params(sampling, len(responses[i].tokens)) for i in pending],
+                    "return_logprob": True,
+                }
+                outputs = await server.post("/generate", body, self._timeout_s)
+                for i, output in zip(pending, outputs, strict=True):
+                    self._extend(responses[i], output, sampling, server)
+            pending = [i for i in pending if responses[i].finish_reason is None]
+        return responses
+
+    def _extend(self, response: Response, output: dict[str, Any], sampling: Sampling, server: Server) -> None:
+        info = output["meta_info"]
+        if info["weight_version"] != str(self.version):
+            raise ServerError(f"{server.name} generated with weights {info['weight_version']}, not {self.version}")
+        scored = info["output_token_logprobs"]
+        response.tokens += [token for _, token, _ in scored]
+        response.logprobs += [logprob for logprob, _, _ in scored]
+        response.versions += [self.version] * len(scored)
+        self.tokens_generated += len(scored)
+        reason = info["finish_reason"]
+        if reason["type"] != "abort":
+            response.finish_reason = FinishReason(reason["type"])
+        elif reason.get("status_code"):
+            raise ServerError(f"{server.name} gave up on a request: {reason.get('message')}")
+        elif len(response.tokens) >= sampling.max_new_tokens:
+            response.finish_reason = FinishReason.LENGTH
+
+    @asynccontextmanager
+    async def _admitted(self, sequences: int) -> AsyncIterator[Server]:
+        while not self._open.is_set():
+            await self._open.wait()
+        server = min(self.servers, key=lambda server: server.in_flight)
+        server.in_flight += sequences
+        try:
+            yield server
+        finally:
+            server.in_flight -= sequences
+            async with self._changed:
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def interrupted(self, version: int) -> AsyncIterator[None]:
+        """Hold all generation while the body brings every server to `version`.
+
+        Raises ServerError if a server does not say afterwards that it holds `version`.
+        """
+        self._open.clear()
+        while not self._idle():
+            await asyncio.gather(
+                *(server.post("/abort_request", {"abort_all": True}, self._timeout_s) for server in self.servers)
+            )
+            async with self._changed:
+                try:
+                    # A request that was on its way missed the abort: ask again.
+                    await asyncio.wait_for(self._changed.wait_for(self._idle), timeout=0.2)
+                except TimeoutError:
+                    continue
+        yield
+        held = await asyncio.gather(*(server.get("/model_info", self._timeout_s) for server in self.servers))
+        for server, info in zip(self.servers, held, strict=True):
+            if info["weight_version"] != str(version):
+                raise ServerError(f"{server.name} holds weights {info['weight_version']} after an update to {version}")
+        self.version = version
+        self._open.set()
+
+    def _idle(self) -> bool:
+        return not any(server.in_flight for server in self.servers)
+
+
+def _sampling_params(sampling: Sampling, generated: int) -> dict[str, Any]:
+    return {
+        "max_new_tokens": sampling.max_new_tokens - generated,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }

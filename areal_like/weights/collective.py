@@ -1,0 +1,69 @@
+"""Weights by broadcast: trainer rank 0 and every server rank form one process group, and buckets of tensors go through it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from areal_like.rollout.client import Server, ServerPool
+from areal_like.trainer.remote import TensorSpec, Trainer
+
+GROUP = "areal_like_weights"
+
+
+class CollectiveSync:
+    """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise."""
+
+    def __init__(
+        self, trainer: Trainer, pool: ServerPool, *, ranks_per_server: int, backend: str, bucket_mb: int, timeout_s: float
+    ) -> None:
+        self._trainer = trainer
+        self._pool = pool
+        self._ranks_per_server = ranks_per_server
+        self._backend = backend
+        self._bucket_mb = bucket_mb
+        self._timeout_s = timeout_s
+        self._buckets: list[list[TensorSpec]] = []
+
+    async def connect(self) -> None:
+        """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
+        world_size = 1 + self._ranks_per_server * len(self._pool.servers)
+        address, port = await self._trainer.open_weight_store(world_size, GROUP, self._timeout_s)
+        joined = [
+            server.update(
+                "/init_weights_update_group",
+                {
+                    "master_address": address,
+                    "master_port": port,
+                    "rank_offset": 1 + index * self._ranks_per_server,
+                    "world_size": world_size,
+                    "group_name": GROUP,
+                    "backend": self._backend,
+                },
+                self._timeout_s,
+            )
+            for index, server in enumerate(self._pool.servers)
+        ]
+        async with asyncio.timeout(self._timeout_s):
+            await asyncio.gather(self._trainer.join_weight_group(self._backend), *joined)
+            self._buckets = await self._trainer.weight_buckets(self._bucket_mb)
+
+    async def send(self, version: int) -> None:
+        """Broadcast bucket after bucket; the last one carries the version."""
+        async with self._pool.interrupted(version), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._trainer.broadcast_weights(self._bucket_mb))
+            for server in self._pool.servers:
+                tasks.create_task(self._receive(server, version))
+
+    async def _receive(self, server: Server, version: int) -> None:
+        for bucket in self._buckets:
+            last = bucket is self._buckets[-1]
+            body = {
+                "names": [tensor.name for tensor in bucket],
+                "dtypes": [tensor.dtype for tensor in bucket],
+                "shapes": [list(tensor.shape) for tensor in bucket],
+                "group_name": GROUP,
+                "load_format": "flattened_bucket",
+                "flush_cache": last,
+                "weight_version": str(version) if last else None,
+            }
+            await server.update("/update_weights_from_distributed", body, self._timeout_s)

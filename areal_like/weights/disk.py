@@ -1,0 +1,37 @@
+"""Weights over a directory that trainer and servers share: a Hugging Face checkpoint per version, removed once it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from areal_like.rollout.client import ServerPool
+from areal_like.trainer.remote import Trainer
+
+
+class DiskSync:
+    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written."""
+
+    def __init__(self, trainer: Trainer, pool: ServerPool, directory: Path, timeout_s: float) -> None:
+        self._trainer = trainer
+        self._pool = pool
+        self._directory = directory
+        self._timeout_s = timeout_s
+
+    async def connect(self) -> None:
+        """Nothing lasts longer than one update here."""
+
+    async def send(self, version: int) -> None:
+        """Write, load everywhere, acknowledge, remove."""
+        path = self._directory / f"weights-{version}"
+        await self._trainer.save_hf(path)
+        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+        async with self._pool.interrupted(version):
+            await asyncio.gather(
+                *(
+                    server.update("/update_weights_from_disk", body, self._timeout_s)
+                    for server in self._pool.servers
+                )
+            )
+        await asyncio.to_thread(shutil.rmtree, path)

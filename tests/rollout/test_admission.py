@@ -1,0 +1,80 @@
+"""Staleness is bounded for every single group, whatever finishes when."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_like.rollout.admission import Admission
+
+
+@given(
+    batch_size=st.integers(1, 5),
+    max_staleness=st.integers(0, 4),
+    steps=st.integers(1, 12),
+    seed=st.integers(0, 10**6),
+    slow=st.sets(st.integers(0, 30), max_size=4),
+)
+def test_no_group_is_trained_after_its_bound_and_none_is_lost(batch_size, max_staleness, steps, seed, slow):
+    """Slow groups finish only when nothing else can, the worst case for a bound per trajectory."""
+    rng = random.Random(seed)
+    admission = Admission(batch_size, max_staleness)
+    started_at, running, finished, trained = {}, [], set(), []
+    for version in range(steps):
+        while True:
+            while admission.capacity:
+                group = len(started_at)
+                started_at[group] = admission.published
+                admission.start(group)
+                running.append(group)
+            batch = admission.take(finished)
+            if batch is not None:
+                break
+            assert running, "the run would wait for ever"
+            quick = [group for group in running if group not in slow]
+            done = rng.choice(quick or running)
+            running.remove(done)
+            finished.add(done)
+        assert len(batch) == batch_size
+        for group in batch:
+            assert version - started_at[group] <= max_staleness
+        trained += batch
+        finished -= set(batch)
+        while admission.capacity:  # servers keep generating while the trainer trains
+            group = len(started_at)
+            started_at[group] = admission.published
+            admission.start(group)
+            running.append(group)
+        admission.publish(version + 1)
+    assert len(trained) == len(set(trained)) == steps * batch_size
+
+
+def test_synchronous_training_starts_nothing_while_a_batch_trains():
+    admission = Admission(batch_size=2, max_staleness=0)
+    assert admission.capacity == 2
+    admission.start(0)
+    admission.start(1)
+    assert admission.capacity == 0
+    assert admission.take({0, 1}) == [0, 1]
+    assert admission.capacity == 0
+    admission.publish(1)
+    assert admission.capacity == 2
+
+
+def test_fast_groups_overtake_a_slow_one_until_its_deadline():
+    admission = Admission(batch_size=1, max_staleness=1)
+    admission.start(0)  # slow
+    admission.start(1)
+    assert admission.take({1}) == [1]  # version 0: group 0 may still wait for version 1
+    admission.publish(1)
+    admission.start(2)
+    assert admission.take({2}) is None  # version 1 is group 0's deadline
+    assert admission.take({0, 2}) == [0]
+
+
+def test_starting_beyond_capacity_is_refused():
+    admission = Admission(batch_size=1, max_staleness=0)
+    admission.start(0)
+    with pytest.raises(RuntimeError, match="staleness could exceed 0"):
+        admission.start(1)
