@@ -1,0 +1,193 @@
+"""Write a Qwen3 or Qwen3-MoE model with random weights, and its tokenizer, in Hugging Face form; no download, no torch.
+
+The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test loads the result there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from safetensors import TensorSpec, serialize_file
+from tokenizers import decoders, models, pre_tokenizers
+
+from areal_like.config.schema import InitModelConfig
+from areal_like.data import arithmetic
+from areal_like.data.tokenizer import Tokenizer
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+_WORDS = (
+    r"#### ?| ?[A-Za-z]+|\d|[^A-Za-z\d]"  # a word takes the blank before it along, so that joining tokens is decoding
+)
+_INITIALIZER_RANGE = 0.02
+_ROPE_THETA = 1_000_000.0
+
+
+def make_tokenizer(kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
+    """The tokenizer of a model that `write_init_model` writes."""
+    backend = _arithmetic_tokenizer() if kind == "arithmetic" else _byte_tokenizer()
+    return Tokenizer(backend, eos_token_ids=[backend.token_to_id(EOS)])
+
+
+def write_init_model(
+    shape: InitModelConfig, directory: Path, *, seed: int, dtype: Literal["float32", "bfloat16"] = "float32"
+) -> None:
+    """Write config.json, model.safetensors and the tokenizer into `directory`, which is made if it is missing.
+
+    Weights are normal with standard deviation 0.02, norms are 1, as transformers initialises Qwen3.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(shape.tokenizer)
+    config = _model_config(shape, tokenizer, dtype)
+    rng = np.random.default_rng(seed)
+    weights = {name: _initial(rng, name, size, dtype) for name, size in _tensor_shapes(config)}
+    _save(weights, dtype, directory / "model.safetensors")
+    _write_json(directory / "config.json", config)
+    _write_json(
+        directory / "generation_config.json", {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    )
+    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
+
+
+def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
+    """One token per word and digit of the generated problems."""
+    words = {word for sentence in arithmetic.sentences() for word in re.findall(_WORDS, sentence)}
+    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *sorted(words)])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.add_special_tokens([PAD, BOS, EOS, UNK])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _byte_tokenizer() -> tokenizers.Tokenizer:
+    """One token per byte of UTF-8."""
+    tokens = [PAD, BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer.add_special_tokens([PAD, BOS, EOS])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _tokenizer_config(shape: InitModelConfig) -> dict[str, Any]:
+    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
+    if shape.tokenizer == "arithmetic":
+        special["unk_token"] = UNK
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": shape.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+
+
+def _model_config(shape: InitModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+    token_id = tokenizer.backend.token_to_id
+    moe = shape.num_experts is not None
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
+        "model_type": "qwen3_moe" if moe else "qwen3",
+        "vocab_size": shape.vocab_size or tokenizer.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "initializer_range": _INITIALIZER_RANGE,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        # transformers 5 reads rope_parameters, mbridge and earlier versions read rope_theta
+        "rope_theta": _ROPE_THETA,
+        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_THETA},
+        "torch_dtype": dtype,
+        "pad_token_id": token_id(PAD),
+        "bos_token_id": token_id(BOS),
+        "eos_token_id": token_id(EOS),
+    }
+    if moe:
+        config |= {
+            "num_experts": shape.num_experts,
+            "num_experts_per_tok": shape.num_experts_per_tok,
+            "moe_intermediate_size": shape.moe_intermediate_size,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.0,
+        }
+    return config
+
+
+def _tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor in the checkpoint."""
+    hidden, head = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "self_attn.q_proj.weight", (query, hidden)
+        yield prefix + "self_attn.k_proj.weight", (key, hidden)
+        yield prefix + "self_attn.v_proj.weight", (key, hidden)
+        yield prefix + "self_attn.o_proj.weight", (hidden, query)
+        yield prefix + "self_attn.q_norm.weight", (head,)
+        yield prefix + "self_attn.k_norm.weight", (head,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        if "num_experts" not in config:
+            yield from _feed_forward(prefix + "mlp.", hidden, config["intermediate_size"])
+            continue
+        yield prefix + "mlp.gate.weight", (config["num_experts"], hidden)
+        for expert in range(config["num_experts"]):
+            yield from _feed_forward(prefix + f"mlp.experts.{expert}.", hidden, config["moe_intermediate_size"])
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _feed_forward(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield prefix + "gate_proj.weight", (width, hidden)
+    yield prefix + "up_proj.weight", (width, hidden)
+    yield prefix + "down_proj.weight", (hidden, width)
+
+
+def _initial(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str
+) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """A tensor's first values; numpy has no bfloat16, so those are given as their bits."""
+    if name.endswith("norm.weight"):
+        values = np.ones(shape, np.float32)
+    else:
+        values = rng.standard_normal(shape, np.float32) * np.float32(_INITIALIZER_RANGE)
+    return values if dtype == "float32" else _bfloat16_bits(values)
+
+
+def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Upper halves of finite float32 values, rounded to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def _save(weights: Mapping[str, NDArray[np.float32] | NDArray[np.uint16]], dtype: str, file: Path) -> None:
+    """Write arrays as tensors of `dtype`; `weights` stays alive meanwhile, as the addresses handed over need."""
+    specs = {
+        name: TensorSpec(dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
+        for name, array in weights.items()
+    }
+    serialize_file(specs, file, {"format": "pt"})
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
