@@ -49,10 +49,11 @@ class CollectiveSync:
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
-        async with self._pool.interrupted(version), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._trainer.broadcast_weights(self._bucket_mb))
-            for server in self._pool.servers:
-                tasks.create_task(self._receive(server, version))
+        async with self._pool.interrupted(version):
+            await asyncio.gather(
+                self._trainer.broadcast_weights(self._bucket_mb),
+                *(self._receive(server, version) for server in self._pool.servers),
+            )
 
     async def _receive(self, server: Server, version: int) -> None:
         for bucket in self._buckets:

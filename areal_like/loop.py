@@ -1,0 +1,135 @@
+"""One run of asynchronous reinforcement learning.
+
+Prompts are admitted while their samples may still be fresh when they are used; servers generate all the while. A
+training step takes the oldest finished groups, moves the policy from version v to v + 1, and brings the new weights to
+every server before the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from areal_like.algorithms.batch import minibatches, policy_batch, with_fields
+from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.metrics.record import Record
+from areal_like.rollout.client import Sampling, ServerPool
+from areal_like.rollout.collector import Collector, Score
+from areal_like.trainer.remote import Trainer
+from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
+from areal_like.weights.sync import WeightSync, publish
+
+EVALUATION_REQUEST = 64  # prompts in one request
+
+
+class NothingToTrainOn(RuntimeError):
+    """A whole batch without a single reward."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready to be used."""
+
+    trainer: Trainer
+    pool: ServerPool
+    sync: WeightSync
+    collector: Collector
+    score: Score
+    held_out: Sequence[Prompt]
+    stop_token_ids: tuple[int, ...]
+
+
+async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
+    """Train for `steps` versions; the servers hold version 0 before and version `steps` after it."""
+    evaluation = config.evaluator
+    if evaluation.at_start:
+        record.held_out(0, await evaluate(config, parts))
+    parts.collector.publish(0)
+    for version in range(steps):
+        with record.phase("wait for rollouts"):
+            trajectories = await parts.collector.next_batch()
+        stats = await train_step(config.actor, config.gconfig.temperature, parts.trainer, trajectories, version, record)
+        with record.phase("weight update"):
+            await publish(parts.sync, version + 1, config.weight_update.timeout_s)
+        parts.collector.publish(version + 1)
+        done = version + 1
+        if _due(done, evaluation.freq_steps) or (done == steps and evaluation.at_end):
+            with record.phase("evaluation"):
+                record.held_out(done, await evaluate(config, parts))
+        if _due(done, config.saver.freq_steps) or done == steps:
+            with record.phase("saving"):
+                await parts.trainer.save_hf(record.checkpoint(done))
+        record.step(done, stats | describe(trajectories, version), parts.pool.tokens_generated)
+
+
+async def train_step(
+    actor: ActorConfig, temperature: float, trainer: Trainer, trajectories: Sequence[Trajectory], version: int, record: Record
+) -> dict[str, float]:
+    """Move the policy from `version` to the next: one optimizer step per mini-batch; returns their mean statistics."""
+    batch = policy_batch(trajectories, version)
+    if not len(batch.lengths):
+        raise NothingToTrainOn(
+            f"step {version + 1}: all {len(trajectories)} rewards are missing, because their verification timed out or "
+            "crashed; raise reward.timeout_s or reward.workers"
+        )
+    if actor.ppo_n_minibatches > 1:
+        # With one mini-batch the proximal policy is the current one, which the loss knows without another forward pass.
+        with record.phase("log-probs"):
+            batch = with_fields(batch, proximal_logprobs=await trainer.log_probs(batch, temperature))
+    loss = LossSpec(
+        "policy",
+        {
+            "eps_clip": actor.eps_clip,
+            "eps_clip_higher": actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+            "behave_imp_weight_cap": actor.behave_imp_weight_cap,
+        },
+    )
+    with record.phase("training"):
+        parts: list[Batch] = minibatches(batch, actor.ppo_n_minibatches)
+        stats = [await trainer.train(part, loss, temperature) for part in parts]
+    mean = {name: float(np.mean([part[name] for part in stats])) for name in stats[0]}
+    # The servers' log-probs are compared where both sides used the same weights; a batch may have no such token.
+    share, diff = mean.pop("on_policy_share"), mean.pop("on_policy_logprob_diff")
+    return mean | {"on_policy_share": share, "tokens": float(len(batch.tokens))} | ({"logprob_diff": diff / share} if share else {})
+
+
+async def evaluate(config: RunConfig, parts: Parts) -> float:
+    """Mean reward on the held-out problems with the weights that the servers hold; missing rewards do not count."""
+    sampling = Sampling(
+        max_new_tokens=config.gconfig.max_new_tokens,
+        temperature=config.evaluator.temperature,
+        stop_token_ids=parts.stop_token_ids,
+    )
+
+    async def part(prompts: Sequence[Prompt]) -> list[float]:
+        responses = await parts.pool.generate([prompt.tokens for prompt in prompts], sampling)
+        scored = await asyncio.gather(
+            *(parts.score(prompt, [response.tokens]) for prompt, response in zip(prompts, responses, strict=True))
+        )
+        return [reward for (reward,) in scored if reward is not None]
+
+    starts = range(0, len(parts.held_out), EVALUATION_REQUEST)
+    rewards = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
+    return float(np.mean([reward for group in rewards for reward in group]))
+
+
+def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What a batch of trajectories looks like when it is trained at `version`."""
+    rewards = [item.reward for item in trajectories if item.reward is not None]
+    lengths = [len(item.tokens) - item.prompt_length for item in trajectories]
+    staleness = [version - item.oldest_version for item in trajectories]
+    return {
+        "reward": float(np.mean(rewards)),
+        "reward_missing": float(len(trajectories) - len(rewards)),
+        "response_length": float(np.mean(lengths)),
+        "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
+        "staleness_mean": float(np.mean(staleness)),
+        "staleness_max": float(np.max(staleness)),
+    }
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

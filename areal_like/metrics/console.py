@@ -1,0 +1,69 @@
+"""What a person watching the run sees: what is under way, and one row per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+COLUMNS = {
+    "step": "{:>5.0f}",
+    "reward": "{:>7.3f}",
+    "held-out": "{:>8.3f}",
+    "loss": "{:>8.4f}",
+    "kl": "{:>8.5f}",
+    "entropy": "{:>8.3f}",
+    "clip": "{:>6.3f}",
+    "stale": "{:>6.2f}",
+    "lp-diff": "{:>8.1e}",
+    "tok/s": "{:>7.0f}",
+    "s": "{:>6.2f}",
+}
+WIDTHS = {name: len(form.format(0)) for name, form in COLUMNS.items()}
+REPEAT_HEADER = 25
+
+
+class View:
+    """Live progress at the bottom of a terminal with a table of steps above it; plain lines when piped."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.console = Console(quiet=not enabled, highlight=False)
+        self._rows = 0
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not (enabled and self.console.is_terminal),
+        )
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show progress while the body runs."""
+        with self._progress:
+            yield
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    @contextmanager
+    def doing(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """Show `what` as under way while the body runs; calling what this yields moves the bar by one of `total`."""
+        task = self._progress.add_task(what, total=total)
+        try:
+            yield lambda: self._progress.advance(task)
+        finally:
+            self._progress.remove_task(task)
+
+    def row(self, values: Mapping[str, float]) -> None:
+        """Print one step; a value that the step does not have stays blank."""
+        if self._rows % REPEAT_HEADER == 0:
+            self.console.print(" ".join(f"{name:>{WIDTHS[name]}}" for name in COLUMNS), style="bold")
+        cells = (COLUMNS[name].format(values[name]) if name in values else " " * WIDTHS[name] for name in COLUMNS)
+        self.console.print(" ".join(cells))
+        self._rows += 1

@@ -1,0 +1,118 @@
+"""What a run leaves behind: numbers per step, checkpoints, the picture, and where each of them lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from areal_like.metrics.console import View
+from areal_like.metrics.phases import Phases
+from areal_like.metrics.tensorboard import TensorBoard
+
+
+class Record:
+    """The files of one run directory; the console shows the same numbers."""
+
+    def __init__(self, directory: Path, title: str, view: View, tensorboard: bool) -> None:
+        self.directory = directory
+        self._title = title
+        self._view = view
+        self._phases = Phases()
+        self._board = TensorBoard(directory / "tensorboard") if tensorboard else None
+        self._rewards: dict[int, float] = {}
+        self._held_out: dict[int, float] = {}
+        self._tokens_generated = 0
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time the body as a phase of the current step."""
+        return self._phases(name)
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the Hugging Face checkpoint of `step` goes."""
+        return self.directory / "checkpoints" / f"step-{step}"
+
+    def held_out(self, step: int, reward: float) -> None:
+        """The mean reward on held-out problems after `step` training steps."""
+        self._held_out[step] = reward
+        self._write(step, {"reward/held_out": reward})
+        if step == 0:
+            self._phases.pop()  # what came before the first step is not part of it
+            self._view.say(f"held-out reward before training: {reward:.3f}")
+
+    def step(self, step: int, stats: Mapping[str, float], tokens_generated: int) -> None:
+        """One training step; `tokens_generated` counts from the start of the run."""
+        seconds = self._phases.pop()
+        rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
+        throughput = {
+            "throughput/train_tokens_per_second": stats["tokens"] / seconds["training"],
+            "throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"],
+        }
+        self._rewards[step] = stats["reward"]
+        self._write(
+            step,
+            {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}
+            | throughput
+            | {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()},
+        )
+        row = {
+            "step": step,
+            "reward": stats["reward"],
+            "loss": stats["loss"],
+            "kl": stats["kl"],
+            "entropy": stats["entropy"],
+            "clip": stats["clip_share"],
+            "stale": stats["staleness_mean"],
+            "tok/s": throughput["throughput/rollout_tokens_per_second"],
+            "s": seconds["step"],
+        }
+        if step in self._held_out:
+            row["held-out"] = self._held_out[step]
+        if "logprob_diff" in stats:
+            row["lp-diff"] = stats["logprob_diff"]
+        self._view.row(row)
+
+    def finish(self) -> None:
+        """Write the summary and the picture, and say where everything lies."""
+        from areal_like.metrics.picture import draw_rewards
+
+        picture = self.directory / "rewards.png"
+        draw_rewards(picture, self._title, self._rewards, self._held_out)
+        last = max(self._rewards)
+        summary = self.directory / "summary.json"
+        summary.write_text(json.dumps({"steps": last, "held_out": self._held_out, "rewards": self._rewards}, indent=1) + "\n")
+        if self._held_out:
+            first, final = self._held_out[min(self._held_out)], self._held_out[max(self._held_out)]
+            self._view.say(f"\nheld-out reward: {first:.3f} -> {final:.3f} in {last} steps")
+        for what, where in {
+            "checkpoint": self.checkpoint(last),
+            "reward curve": picture,
+            "TensorBoard": self.directory / "tensorboard" if self._board else None,
+            "configuration": self.directory / "config.yaml",
+            "summary": summary,
+        }.items():
+            if where:
+                self._view.say(f"  {what:<14}{where}")
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        if self._board:
+            self._board.close()
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._board:
+            self._board.write(step, scalars)
+
+
+_TAGS = {
+    "reward": "reward/mean",
+    "reward_missing": "reward/missing",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "response_length": "rollout/response_length",
+    "truncated_share": "rollout/truncated_share",
+    "logprob_diff": "rollout/logprob_diff_server_trainer",
+    "on_policy_share": "rollout/on_policy_share",
+    "tokens": "train/tokens",
+}

@@ -1,0 +1,134 @@
+"""One SGLang server: its command line, and the Ray actor that starts it and notices its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from areal_like.cluster.lifetime import free_port, spawn
+from areal_like.config.schema import RunConfig
+
+LAUNCHER = "areal_like.rollout.sglang_launcher"
+TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host
+
+
+class ServerDied(RuntimeError):
+    """A server process ended or did not become ready; the message holds its last words."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """Everything about a server that is known before it has a host.
+
+    `arguments` are SGLang's own, without host, port and token.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    log_file: Path
+    token: str
+    port: int | None
+    startup_timeout_s: float
+
+
+def arguments(config: RunConfig, *, model_path: Path, context_length: int, tp: int, pp: int, ep: int, device: str) -> tuple[str, ...]:
+    """SGLang's arguments for one server of the run, `context_length` in tokens."""
+    sglang = config.sglang
+    options: dict[str, object] = {
+        "model-path": model_path,
+        "dtype": config.actor.dtype,
+        "context-length": context_length,
+        "tp-size": tp,
+        "pp-size": pp,
+        "ep-size": ep,
+        "random-seed": config.seed,
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "grammar-backend": "none",
+        "sampling-backend": "pytorch",
+        "max-running-requests": sglang.max_running_requests,
+        "attention-backend": sglang.attention_backend,
+    }
+    if device == "cpu":
+        samples = config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
+        options |= {
+            "device": "cpu",
+            "attention-backend": sglang.attention_backend or "torch_native",
+            "disable-cuda-graph": True,
+            "max-total-tokens": context_length * min(samples, 1024),
+        }
+    else:
+        options |= {"mem-fraction-static": sglang.mem_fraction_static}
+    options |= {name.replace("_", "-"): value for name, value in sglang.extra_args.items()}
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is not None and value is not False:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)
+
+
+def environment(tp: int, device: str) -> dict[str, str]:
+    """Environment variables of one server with `tp` ranks."""
+    variables = {"TOKENIZERS_PARALLELISM": "false"}
+    if device == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // tp)
+        parts = [cores[rank * share % len(cores) :][:share] for rank in range(tp)]
+        variables["OMP_NUM_THREADS"] = "1"
+        if tp > 1:
+            variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in parts)
+    return variables
+
+
+class SGLangServer:
+    """A server process and its end; runs as a Ray actor beside its GPUs."""
+
+    def __init__(self, spec: ServerSpec, host: str) -> None:
+        self._spec = spec
+        self._host = host
+
+    async def start(self) -> str:
+        """Start the process and wait until it serves; returns its URL, raises ServerDied."""
+        spec = self._spec
+        port = spec.port or free_port(self._host)
+        command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
+        variables = {**spec.environment, TOKEN_VARIABLE: spec.token}
+        self._process = spawn(command, env=variables, log_file=spec.log_file)
+        url = f"http://{self._host}:{port}"
+        deadline = time.monotonic() + spec.startup_timeout_s
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:
+            while not await _healthy(session, url):
+                if self._process.poll() is not None:
+                    raise self._death("ended before it was ready")
+                if time.monotonic() > deadline:
+                    raise self._death(f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s)")
+                await asyncio.sleep(0.2)
+        return url
+
+    async def watch(self) -> None:
+        """Return never; raises ServerDied when the process ends."""
+        while self._process.poll() is None:
+            await asyncio.sleep(0.2)
+        raise self._death(f"ended with exit code {self._process.returncode}")
+
+    def _death(self, what: str) -> ServerDied:
+        log = self._spec.log_file.read_text(errors="replace").splitlines()
+        last = "\n  ".join(line for line in log[-15:] if line.strip())
+        return ServerDied(f"{self._spec.name} {what}; the end of {self._spec.log_file}:\n  {last}")
+
+
+async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
