@@ -1,0 +1,175 @@
+"""Datasets in, prompts out; a stream over them whose place is saved.
+
+A dataset is a JSONL or Parquet file, a name on the Hugging Face hub, or `arithmetic`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
+from areal_like.data import arithmetic
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.types import Prompt
+
+type Record = Mapping[str, Any]
+
+
+class DatasetError(Exception):
+    """A dataset that cannot be used: `field` is the config field at fault, `problem` names file and row, `remedy` what would do."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self.field, self.problem, self.remedy = field, problem, remedy
+
+
+def load_prompts(config: DatasetConfig, tokenizer: Tokenizer) -> list[Prompt]:
+    """All prompts of a dataset, tokenised; raises DatasetError.
+
+    `Prompt.record` is the row as it stands, so the reference answer is `prompt.record[config.answer_field]`.
+    """
+    records = read_records(config)
+    if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
+        records = records[: config.max_samples]
+    prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(records)]
+    _check_lengths(config, prompts)
+    return prompts
+
+
+def read_records(config: DatasetConfig) -> Sequence[Record]:
+    """The rows of a dataset, at least one; raises DatasetError."""
+    path = config.path
+    if path == "arithmetic":
+        return _read_arithmetic(config)
+    if path.endswith((".jsonl", ".parquet")):
+        if not Path(path).is_file():
+            raise DatasetError(
+                "path", f"{path} does not exist", "name a JSONL or Parquet file, or a dataset on the hub"
+            )
+        records = _read_jsonl(path) if path.endswith(".jsonl") else _read_parquet(path)
+    else:
+        records = _read_hub(config)
+    if not records:
+        raise DatasetError("path", f"{path} has no rows", "give it at least one problem")
+    return records
+
+
+class PromptStream:
+    """Endless passes over the prompts, each in its own seeded order, with a place that can be saved.
+
+    Order depends on `seed` and the number of the pass alone, so a restored stream goes on exactly where it stood.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, shuffle: bool, seed: int) -> None:
+        self._prompts, self._shuffle, self._seed = prompts, shuffle, seed
+        self._epoch, self._position = 0, 0
+        self._order = self._order_of(0)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return self
+
+    def __next__(self) -> Prompt:
+        if self._position == len(self._prompts):
+            self._epoch, self._position = self._epoch + 1, 0
+            self._order = self._order_of(self._epoch)
+        self._position += 1
+        return self._prompts[self._order[self._position - 1]]
+
+    def state_dict(self) -> dict[str, int]:
+        """Number of the pass and of prompts given out in it; `size` is there to notice another dataset."""
+        return {"epoch": self._epoch, "position": self._position, "size": len(self._prompts)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a saved place; raises ValueError if it was saved over another number of prompts."""
+        if state["size"] != len(self._prompts):
+            raise ValueError(f"the saved place is in {state['size']} prompts, the dataset now has {len(self._prompts)}")
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._order_of(self._epoch)
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._prompts))
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+
+
+def training_steps(config: RunConfig, n_prompts: int) -> int:
+    """Steps of a run over `n_prompts` training prompts."""
+    steps = config.total_train_epochs * n_prompts // config.train_dataset.batch_size
+    return steps if config.total_train_steps is None else min(steps, config.total_train_steps)
+
+
+def _read_arithmetic(config: DatasetConfig) -> list[dict[str, str]]:
+    if config.split not in arithmetic.SPLITS:
+        raise DatasetError("split", f"arithmetic has no split {config.split}", "write train or test")
+    settings = config.arithmetic
+    return arithmetic.generate(settings.size, settings.max_number, settings.seed, config.split)
+
+
+def _read_jsonl(path: str) -> list[Record]:
+    records: list[Record] = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:  # not JSON, or not UTF-8
+                raise DatasetError(
+                    "path", f"{path}, line {number} is not JSON: {error}", "write one object per line"
+                ) from error
+            if not isinstance(record, dict):
+                raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
+            records.append(record)
+    return records
+
+
+def _read_parquet(path: str) -> list[Record]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DatasetError("path", f"{path} cannot be read as Parquet: {error}", "write it again") from error
+
+
+def _read_hub(config: DatasetConfig) -> Sequence[Record]:
+    import datasets
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+
+    try:
+        return datasets.load_dataset(config.path, config.name, split=config.split).to_list()
+    except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        problem = f"{config.path} is neither a .jsonl or .parquet file nor a dataset that the hub or its cache gives: {reason}"
+        raise DatasetError("path", problem, "check the name, `name` and `split`, or prepare a Parquet file") from error
+
+
+def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record) -> Prompt:
+    for field in ("prompt_field", "answer_field"):
+        name = getattr(config, field)
+        if not isinstance(record.get(name), str):
+            problem = f"{config.path}, row {row + 1} has no text in field {name!r}"
+            raise DatasetError(field, problem, f"its fields are {', '.join(map(str, record))}")
+    tokens = tokenizer.encode_prompt(record[config.prompt_field])
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens:
+        problem = f"{config.path}, row {row + 1} has words that the tokenizer does not know"
+        raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
+    return Prompt(sample_id=row, tokens=tokens, record=record)
+
+
+def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:
+    too_long = [prompt for prompt in prompts if len(prompt.tokens) > config.max_prompt_length]
+    if not too_long:
+        return
+    first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
+    problem = (
+        f"{config.path}, row {first.sample_id + 1} has {len(first.tokens)} tokens, more than {config.max_prompt_length}"
+        f" ({len(too_long)} of {len(prompts)} rows are too long)"
+    )
+    raise DatasetError("max_prompt_length", problem, f"set max_prompt_length to {longest} or leave those rows out")

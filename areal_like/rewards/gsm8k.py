@@ -1,0 +1,72 @@
+"""Is a response's final answer the reference's? GSM8K's rule, with math-verify for what is not a plain integer."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
+_MARK = "####"
+_BOX = r"\boxed{"
+
+
+def final_answer(text: str) -> str | None:
+    r"""What a text gives as its answer: after its last `####`, in its last `\boxed{}`, else its last number.
+
+    Currency signs, blanks around it and a closing full stop are left out; None if there is nothing.
+    """
+    mark, box = text.rfind(_MARK), text.rfind(_BOX)
+    if mark >= 0 and mark > box:
+        answer = text[mark + len(_MARK) :].strip().split("\n")[0]
+    elif box >= 0:
+        answer = _until_closing_brace(text[box + len(_BOX) :])
+    else:
+        numbers = _NUMBER.findall(text)
+        answer = numbers[-1] if numbers else ""
+    return answer.strip().removesuffix(".").replace("\\$", "").replace("$", "").strip() or None
+
+
+def quick(response: str, answer: str) -> float | None:
+    """The reward where plain integers settle it, None where `verify` has to look.
+
+    1.0 or 0.0, as `verify` would give it: without a final answer it is 0, and two integers are compared as such.
+    """
+    given, wanted = final_answer(response), final_answer(answer)
+    if given is None:
+        return 0.0
+    if wanted is not None and _INTEGER.fullmatch(given) and _INTEGER.fullmatch(wanted):
+        return float(_digits(given) == _digits(wanted))
+    return None
+
+
+def verify(response: str, answer: str) -> float:
+    """1.0 if the final answers are mathematically equal, else 0.0. May take long or for ever: give it a process.
+
+    Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python.
+    """
+    from math_verify import LatexExtractionConfig, parse
+    from math_verify import verify as equal
+
+    given, wanted = final_answer(response), final_answer(answer)
+    if given is None or wanted is None:
+        return 0.0
+    # the caller limits the time: math-verify's own limit is an alarm signal, which long calls in C do not heed
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn of that at every first call
+    parsed = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
+    return float(equal(*parsed, timeout_seconds=None))
+
+
+def _digits(integer: str) -> tuple[bool, str]:
+    """Sign and digits of an integer, of any length (`int` refuses more than 4,300 digits)."""
+    digits = integer.replace(",", "").removeprefix("-").lstrip("0")
+    return integer.startswith("-") and digits != "", digits
+
+
+def _until_closing_brace(text: str) -> str:
+    depth = 1
+    for index, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[:index]
+    return text
