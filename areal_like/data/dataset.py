@@ -140,7 +140,7 @@ def _read_parquet(path: str) -> list[Record]:
 
 def _read_hub(config: DatasetConfig) -> Sequence[Record]:
     import datasets
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return datasets.load_dataset(config.path, config.name, split=config.split).to_list()

@@ -102,7 +102,7 @@ def _chat_environment() -> ImmutableSandboxedEnvironment:
 def _download(name: str) -> Path:
     """Fetch the tokenizer's files of a model on the hub, or find them in its cache."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = [
         "tokenizer.json",

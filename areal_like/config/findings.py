@@ -1,0 +1,73 @@
+"""Findings about a configuration: `allocation`'s findings, with the YAML line or the command line as the place."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from allocation.diagnostics import Finding, Severity, Source
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where each key was set: `run.yaml:12` or `command line`, by dotted key."""
+
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the user wrote this very key."""
+        return key in self.places
+
+    def of(self, key: str) -> str:
+        """The place of a key or of the section around it; `default` where nobody set it."""
+        while key:
+            if key in self.places:
+                return self.places[key]
+            key = key.rpartition(".")[0]
+        return "default"
+
+    def locate(self, finding: Finding) -> Finding:
+        """A finding about a key, with the place added to the key."""
+        if finding.key is None:
+            return finding
+        return replace(finding, source=replace(finding.source, key=f"{finding.key} ({self.of(finding.key)})"))
+
+    def finding(
+        self,
+        code: str,
+        key: str,
+        message: str,
+        help: str | None = None,
+        *,
+        nearest: Iterable[str] = (),
+        severity: Severity = Severity.ERROR,
+    ) -> Finding:
+        """A finding about a key of the configuration."""
+        return self.locate(Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest)))
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `findings` holds everything that is wrong with it."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n\n".join(map(str, self.findings)))
+
+
+def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Known dotted keys that `key` may have meant: misspelt, or right but in another section."""
+    known = list(known)
+    same_depth = [other for other in known if other.count(".") == key.count(".")]
+    leaf = key.rpartition(".")[2]
+    return (
+        difflib.get_close_matches(key, same_depth, n=1, cutoff=0.75)
+        or [other for other in known if other.rpartition(".")[2] == leaf][:3]
+        or nearest_words(key, known)
+    )
+
+
+def nearest_words(word: Any, known: Iterable[str]) -> list[str]:
+    """The known word that is most like `word`, if any is."""
+    return difflib.get_close_matches(str(word), list(known), n=1)

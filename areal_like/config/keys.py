@@ -1,0 +1,55 @@
+"""The schema as dotted keys: what each one holds, for overrides, suggestions and the reference."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from areal_like.config.schema import RunConfig, Section
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a type: `str | None` gives `(str, NoneType)`, any other type itself."""
+    return get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a type holds, if it holds one."""
+    return next(
+        (member for member in members(annotation) if isinstance(member, type) and issubclass(member, Section)), None
+    )
+
+
+def annotation_of(key: str) -> Any | None:
+    """The type behind a dotted key, None where there is no such key."""
+    annotation: Any = RunConfig
+    for part in key.split("."):
+        section = section_of(annotation)
+        if section is not None:
+            if part not in section.model_fields:
+                return None
+            annotation = section.model_fields[part].annotation
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif annotation is not Any:
+            return None
+    return annotation
+
+
+def all_keys(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections included."""
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        inner = section_of(info.annotation)
+        if inner is not None:
+            yield from all_keys(inner, f"{prefix}{name}.")
+
+
+def takes_text(annotation: Any) -> bool:
+    """Whether a value of this type is text as it stands, whatever it looks like in YAML."""
+    return all(
+        member in (str, types.NoneType)
+        or (get_origin(member) is Literal and all(isinstance(c, str) for c in get_args(member)))
+        for member in members(annotation)
+    )
