@@ -1,0 +1,77 @@
+"""The last process of a run: waits for the process that started it to end, then removes what the run left.
+
+Run as a script, `janitor.py RUN_ID DIRECTORY`, with the read end of a pipe as standard input. Nothing is ever written
+to the pipe; it ends when its owner closes it or dies, SIGKILL included. A member of the run is a process whose
+environment was given `AREAL_LIKE_RUN=RUN_ID` at its start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+RUN_VARIABLE = "AREAL_LIKE_RUN"
+GRACE_S = 2.0  # between SIGTERM and SIGKILL
+LIMIT_S = 8.0
+# These outlive their clients for a moment to unlink shared memory, and end by themselves.
+CLEANERS = ("resource_tracker", "torch_shm_manager")
+
+
+def main() -> None:
+    run_id, directory = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    owner = os.getppid()
+    # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
+    while not select.select([sys.stdin], [], [], 0.2)[0] and os.getppid() == owner:
+        pass
+    end_members(run_id, spared={os.getpid(), owner})
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def members(run_id: str, spared: Iterable[int] = ()) -> list[psutil.Process]:
+    """The living processes of a run, zombies not counted."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(RUN_VARIABLE) == run_id and process.pid not in spared:
+                found.append(process)
+        except (psutil.Error, OSError):  # ended meanwhile, a zombie, or another user's
+            continue
+    return found
+
+
+def end_members(run_id: str, spared: Iterable[int] = ()) -> None:
+    """Terminate, then kill, until no member is left or LIMIT_S seconds have passed."""
+    start = time.monotonic()
+    terminated: set[int] = set()
+    while (left := members(run_id, spared)) and (elapsed := time.monotonic() - start) < LIMIT_S:
+        workers = [process for process in left if not _is_cleaner(process)]
+        for process in workers or (left if elapsed > GRACE_S + 1 else []):
+            try:
+                if elapsed > GRACE_S:
+                    process.kill()
+                elif process.pid not in terminated:
+                    process.terminate()
+            except psutil.Error:
+                continue
+            terminated.add(process.pid)
+        time.sleep(0.1)
+
+
+def _is_cleaner(process: psutil.Process) -> bool:
+    try:
+        return any(name in " ".join(process.cmdline()) for name in CLEANERS)
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    main()

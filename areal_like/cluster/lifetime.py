@@ -1,0 +1,106 @@
+"""Everything a run leaves on a host, so that it ends with the run: processes, ports, temporary files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from areal_like.cluster import janitor
+from areal_like.cluster.janitor import RUN_VARIABLE
+
+JANITOR_LIMIT_S = janitor.LIMIT_S + 2
+LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def run_lifetime(run_id: str) -> Iterator[Path]:
+    """Give the run a temporary directory, and a janitor that outlives this process.
+
+    Every process that is started inside inherits `run_variables`. When the block ends, or this process does in
+    whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds.
+    """
+    directory = temporary_directory(run_id)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    variables = run_variables(run_id)
+    before = {name: os.environ.get(name) for name in variables}
+    reader, writer = os.pipe()
+    command = [sys.executable, "-P", janitor.__file__, run_id, str(directory)]
+    keeper = subprocess.Popen(
+        command, stdin=reader, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True
+    )
+    os.close(reader)
+    os.environ.update(variables)
+    try:
+        yield directory
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        os.close(writer)
+        keeper.wait(JANITOR_LIMIT_S)
+
+
+def temporary_directory(run_id: str) -> Path:
+    """Where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
+    root = tempfile.gettempdir()
+    return Path(root if len(root) <= LONGEST_TMP else "/tmp") / f"areal-{run_id}"
+
+
+def run_variables(run_id: str) -> dict[str, str]:
+    """Environment that marks a process as a member of the run."""
+    # setproctitle would overwrite the environment that the janitor reads
+    return {RUN_VARIABLE: run_id, "TMPDIR": str(temporary_directory(run_id)), "SPT_NOENV": "1"}
+
+
+def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
+    """Start a program that dies with the calling thread, in its own session, its output appended to `log_file`.
+
+    `env` is added to this process's environment. Raises OSError if the program or the log file cannot be opened.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+
+
+def _die_with(parent: int):  # type: ignore[no-untyped-def]
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before prctl
+            os._exit(1)
+
+    return prepare
+
+
+def free_port(host: str) -> int:
+    """A TCP port that was free on this host's address `host` a moment ago."""
+    with listen(host) as listener:
+        return int(listener.getsockname()[1])
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on this one address alone; raises OSError if the port is taken.
+
+    Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)

@@ -1,0 +1,95 @@
+"""A Ray cluster to run on: a private one on loopback (`scheduler.type: local`) or an existing one (`ray`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from areal_like.cluster.errors import ClusterError
+from areal_like.config.schema import SchedulerConfig
+
+LOOPBACK = "127.0.0.1"
+CONNECT_LIMIT_S = 10.0
+# Ray reads these while it is imported, once per process.
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_LOCAL_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as on macOS: the node's address is loopback, and Ray listens on it alone
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_metrics_collection": "0",
+}
+_EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for 20 minutes
+
+
+@contextmanager
+def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path) -> Iterator[None]:
+    """Be connected to Ray inside the block; a private cluster ends with it.
+
+    A private cluster has `n_slots` CPUs, whatever the machine has, all of its GPUs if `uses_gpus`, and keeps its files
+    in `directory`. Raises ClusterError if Ray cannot be started or reached.
+    """
+    local = scheduler.type == "local"
+    _configure(_SETTINGS | (_LOCAL_SETTINGS if local else _EXISTING_SETTINGS))
+    if not local:
+        _check_reachable(scheduler.address)
+    import ray
+
+    place = "the private Ray cluster" if local else f"the Ray cluster at {scheduler.address} (scheduler.address)"
+    try:
+        if local:
+            ray.init(
+                "local",
+                num_cpus=n_slots,
+                num_gpus=None if uses_gpus else 0,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _temp_dir=str(directory / "ray"),
+            )
+        else:
+            ray.init(scheduler.address, log_to_driver=False, logging_level="ERROR")
+    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _configure(settings: dict[str, str]) -> None:
+    if "ray" in sys.modules and any(os.environ.get(name) != value for name, value in settings.items()):
+        raise ClusterError("ray was imported before the run's cluster was started; import it later or not at all")
+    os.environ.update(settings)
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host:  # `auto`
+        return
+    if not port.isdigit():
+        raise ClusterError(f"scheduler.address: {address!r} is not `auto` or HOST:PORT, such as 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"scheduler.address: nothing answers at {address} ({error}); start a cluster there with "
+            f"`ray start --head --port {port}`, or set scheduler.type=local"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause that a user can act on."""
+    text = f"{error} {error.__cause__ or ''}"
+    if "InvalidAuthToken" in text or "authentication token" in text:
+        return (
+            "its authentication token is not this process's; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
+            "RAY_AUTH_TOKEN_PATH) to the cluster's"
+        )
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,163 @@
+"""Groups of workers, one process per member, for an asyncio controller; the first failure ends a call."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.cluster.errors import WorkerError
+from areal_like.cluster.lifetime import free_port
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wait this long for the cause itself
+
+
+class Worker:
+    """The process around one member: environment and output first, then the object that does the work."""
+
+    def __init__(self, variables: Mapping[str, str], log_file: Path) -> None:
+        os.environ.update(variables)
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
+        faulthandler.enable()
+
+    def free_port(self, host: str) -> int:
+        return free_port(host)
+
+    def build(self, cls: type, arguments: Mapping[str, Any]) -> None:
+        self._target = cls(**arguments)
+
+    def call(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._target, method)(*args)
+        finally:
+            sys.stdout.flush()
+
+
+class AsyncWorker(Worker):
+    """For objects with coroutine methods, which then run side by side."""
+
+    async def call(self, method: str, *args: Any) -> Any:
+        result = getattr(self._target, method)(*args)
+        return await result if inspect.isawaitable(result) else result
+
+
+def worker_class(cls: type) -> type[Worker]:
+    """The kind of worker that the methods of `cls` need."""
+    has_coroutines = any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(cls))
+    return AsyncWorker if has_coroutines else Worker
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker of a group, as the controller sees it; `host` is its node's address."""
+
+    rank: int
+    host: str
+    actor: ActorHandle
+    log_file: Path
+
+
+class WorkerGroup:
+    """The workers of one role, in rank order.
+
+    Every call names its phase for the error message and has a time limit in seconds, by default the group's
+    (`math.inf` for none). Calls raise WorkerError for the first member that failed, died or did not answer.
+    """
+
+    def __init__(self, role: str, members: Sequence[Member], timeout_s: float) -> None:
+        self.role = role
+        self.members = tuple(members)
+        self._timeout_s = timeout_s
+
+    async def call_all(self, method: str, *args: Any, phase: str, timeout: float | None = None) -> list[Any]:
+        """Call a method on every member with the same arguments, which are sent once; results in rank order."""
+        import ray
+
+        shared = [ray.put(argument) for argument in args]
+        calls = {member: member.actor.call.remote(method, *shared) for member in self.members}
+        return await self._results(calls, phase, timeout)
+
+    async def call_one(self, rank: int, method: str, *args: Any, phase: str, timeout: float | None = None) -> Any:
+        """Call a method on one member."""
+        member = self.members[rank]
+        return (await self._results({member: member.actor.call.remote(method, *args)}, phase, timeout))[0]
+
+    async def build(self, cls: type, arguments: Sequence[Mapping[str, Any]], timeout: float) -> None:
+        """Make every member's object, `cls(**arguments[rank])`."""
+        calls = {member: member.actor.build.remote(cls, arguments[member.rank]) for member in self.members}
+        await self._results(calls, "start-up", timeout)
+
+    async def free_port(self, rank: int, timeout: float) -> int:
+        """A free port at a member's host."""
+        member = self.members[rank]
+        return int((await self._results({member: member.actor.free_port.remote(member.host)}, "start-up", timeout))[0])
+
+    def kill(self) -> None:
+        """End every worker process at once."""
+        import ray
+
+        for member in self.members:
+            ray.kill(member.actor, no_restart=True)
+
+    async def _results(self, calls: Mapping[Member, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
+        limit = self._timeout_s if timeout is None else timeout
+        waits = {member: asyncio.ensure_future(_result(call)) for member, call in calls.items()}
+        try:
+            await asyncio.wait(
+                waits.values(), timeout=None if math.isinf(limit) else limit, return_when=asyncio.FIRST_EXCEPTION
+            )
+            if any(wait.done() and wait.exception() for wait in waits.values()):
+                await asyncio.wait(waits.values(), timeout=AFTERMATH_S)
+                raise self._first_failure(waits, phase)
+            if late := [member for member, wait in waits.items() if not wait.done()]:
+                ranks = ", ".join(str(member.rank) for member in late)
+                raise self._error(late[0], phase, f"no answer from rank {ranks} within {limit:g} s")
+            return [wait.result() for wait in waits.values()]
+        finally:
+            for wait in waits.values():
+                wait.cancel()
+
+    def _first_failure(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> WorkerError:
+        """Of the failures so far the one that explains the others: a death before an exception."""
+        from ray.exceptions import RayTaskError
+
+        failures = {member: wait.exception() for member, wait in waits.items() if wait.done() and wait.exception()}
+        deaths = {member: error for member, error in failures.items() if not isinstance(error, RayTaskError)}
+        member, error = next(iter((deaths or failures).items()))
+        assert error is not None
+        if not isinstance(error, RayTaskError):
+            return self._error(member, phase, _death(error))
+        cause = "".join(traceback.format_exception_only(error.cause)).strip()
+        return self._error(member, phase, cause, _ANSI.sub("", str(error)))
+
+    def _error(self, member: Member, phase: str, cause: str, remote_traceback: str = "") -> WorkerError:
+        return WorkerError(self.role, member.rank, phase, cause, member.log_file, remote_traceback)
+
+
+async def _result(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _death(error: BaseException) -> str:
+    """What Ray knows about the end of a process, without its advice on Ray."""
+    detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
+    return f"the process died ({detail[1].strip() if detail else str(error).strip().splitlines()[0]})"
