@@ -35,7 +35,9 @@ class Trainer:
             result[indices] = values
         return result
 
-    async def train(self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None = None) -> dict[str, float]:
+    async def train(
+        self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None = None
+    ) -> dict[str, float]:
         """One optimizer step on the whole batch; returns loss, grad_norm, lr and the loss's own statistics."""
         return (await self._ranks.call_all("train", batch, loss, temperature, learning_rate, phase="training"))[0]
 

@@ -1,0 +1,59 @@
+"""Checkpoints of model, optimizer and schedule that any other layout can load (Megatron's dist_checkpointing)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
+
+_RESHARDABLE = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
+def save_checkpoint(
+    path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
+) -> None:
+    """Writes the state of all ranks to the directory `path`, which must be empty or new."""
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    state = _sharded_state(models, optimizer, is_loading=False)
+    dist_checkpointing.save(state | {"scheduler": scheduler.state_dict()}, str(path))
+
+
+def load_checkpoint(
+    path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
+) -> None:
+    """Loads what `save_checkpoint` wrote, whatever the layout was then. Raises FileNotFoundError when it is not there."""
+    if not (path / "metadata.json").exists():
+        raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
+    state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))
+    for name, model in zip(_chunk_names(models), models, strict=True):
+        model.load_state_dict(state[name], strict=False)  # TE's extra state may be absent
+    optimizer.load_state_dict(state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])
+
+
+def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for name, model in zip(_chunk_names(models), models, strict=True):
+        state[name] = model.sharded_state_dict(metadata=_metadata())
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+    return state
+
+
+def _chunk_names(models: list[torch.nn.Module]) -> list[str]:
+    return ["model"] if len(models) == 1 else [f"model{i}" for i in range(len(models))]
+
+
+def _metadata() -> dict[str, Any]:
+    return ensure_metadata_has_dp_cp_group(dict(_RESHARDABLE))

@@ -1,0 +1,327 @@
+"""Transformer Engine's modules in plain torch, with its class and parameter names.
+
+So a model has the same layers, weight names and checkpoint layout on CPU and GPU, and both bridges map it alike.
+Megatron's own local layers will not do: they know neither packed sequences nor context parallelism.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.backends import BackendSpecProvider
+from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, get_expert_parallel_rng_tracker_name
+from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, TEGroupedMLP
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+from torch import Tensor
+from torch.nn.parameter import Parameter
+
+
+class TENorm(torch.nn.Module):
+    """RMSNorm or LayerNorm, as the config says."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, has_residual: bool = False
+    ) -> None:
+        super().__init__()
+        self.config, self.eps = config, eps
+        self.weight, self.bias = _norm_parameters(config, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _norm(self.config, x, self.weight, self.bias, self.eps)
+
+
+class TELayerNormColumnParallelLinear(ColumnParallelLinear):
+    """A norm and the column-parallel linear layer behind it."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **kwargs)
+        self.layer_norm_weight, self.layer_norm_bias = _norm_parameters(config, input_size)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        x = _norm(self.config, x, self.layer_norm_weight, self.layer_norm_bias, self.config.layernorm_epsilon)
+        return super().forward(x, *args, **kwargs)
+
+
+def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, Parameter | None]:
+    def parameter(value: float) -> Parameter:
+        p = Parameter(torch.full((size,), value, dtype=config.params_dtype))
+        p.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # read by finalize_model_grads
+        return p
+
+    weight = parameter(0.0 if config.layernorm_zero_centered_gamma else 1.0)
+    return weight, parameter(0.0) if config.normalization == "LayerNorm" else None
+
+
+def _norm(config: TransformerConfig, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    if config.layernorm_zero_centered_gamma:
+        weight = weight + 1
+    if config.normalization == "LayerNorm":
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """Some sequences of one pack as a padded batch, n of them, at most L tokens each (L / cp of them this rank's).
+
+    `queries` `[n, L / cp]` and `keys` `[n, L]` are places in this rank's pack and in all ranks' packs concatenated;
+    padding repeats a place. `real` marks queries that are no padding; `mask` `[n, 1, L / cp, L]` is None for plain
+    causal attention.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    real: Tensor
+    mask: Tensor | None
+
+
+class TEDotProductAttention(torch.nn.Module):
+    """Causal attention over a pack of sequences, all of similar length in one `scaled_dot_product_attention`.
+
+    With context parallelism each rank gathers all keys and values; queries stay where they are.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        unsupported = {
+            "softmax_type": config.softmax_type != "vanilla",
+            "window_size": config.window_size is not None,
+            "attention_dropout": bool(config.attention_dropout if attention_dropout is None else attention_dropout),
+        }
+        if any(unsupported.values()):
+            names = ", ".join(name for name, used in unsupported.items() if used)
+            raise ValueError(f"attention on the CPU does not support this model's {names}; train it on a GPU")
+        self.scale = softmax_scale
+        self.cp_group = parallel_state.get_context_parallel_group() if pg_collection is None else pg_collection.cp
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **unused: Any,
+    ) -> Tensor:
+        """`query`, `key`, `value` `[t, heads, dim]` of this rank; returns `[t, heads * dim]`."""
+        if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
+            raise ValueError("attention on the CPU takes packed sequences only")
+        if self.cp_group.size() > 1:
+            key = gather_from_sequence_parallel_region(key, group=self.cp_group)
+            value = gather_from_sequence_parallel_region(value, group=self.cp_group)
+        outputs, places = [], []
+        for group in _groups_of(packed_seq_params, self.cp_group.size(), self.cp_group.rank()):
+            q, k, v = (
+                t.index_select(0, at.flatten()).view(*at.shape, *t.shape[1:]).transpose(1, 2)
+                for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
+            )
+            o = F.scaled_dot_product_attention(
+                q, k, v, group.mask, is_causal=group.mask is None, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            outputs.append(o.transpose(1, 2)[group.real])
+            places.append(group.queries[group.real])
+        output = torch.cat(outputs)
+        order = torch.empty(len(output), dtype=torch.long)
+        order[torch.cat(places)] = torch.arange(len(output))
+        return output.index_select(0, order).flatten(1)
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Attention has no parameters."""
+        return {}
+
+
+def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[_Sequences]:
+    """The pack's sequences grouped by length, within a factor of two; made once, used by every layer."""
+    groups = getattr(pack, "_groups", None)
+    if groups is None:
+        lengths = pack.cu_seqlens_q.diff()
+        kind = torch.ceil(torch.log2(lengths.float())).int()
+        groups = [_sequences(pack, torch.nonzero(kind == k).flatten(), cp, cp_rank) for k in kind.unique()]
+        pack._groups = groups  # type: ignore[attr-defined]
+    return groups
+
+
+def _sequences(pack: PackedSeqParams, members: Tensor, cp: int, cp_rank: int) -> _Sequences:
+    starts, lengths = pack.cu_seqlens_q[:-1][members].long(), pack.cu_seqlens_q.diff()[members].long()
+    longest, local_total = int(lengths.max()), int(pack.cu_seqlens_q[-1]) // cp
+    chunk = (lengths // (2 * cp))[:, None]
+
+    def places(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of this rank's tokens: place in its pack, position in their sequence, whether they are no padding."""
+        at = torch.arange(longest // cp)[None]
+        real = at < lengths[:, None] // cp
+        at = torch.where(real, at, 0)
+        position = at if cp == 1 else at + torch.where(at < chunk, rank, 2 * cp - 2 - rank) * chunk
+        return starts[:, None] // cp + at, position, real
+
+    queries, position, real = places(cp_rank)
+    if cp == 1:
+        return _Sequences(queries, queries, real, None)
+    keys, key_position, key_real = (
+        torch.cat(column, 1) for column in zip(*(places(rank) for rank in range(cp)), strict=True)
+    )
+    keys = keys + torch.arange(cp).repeat_interleave(longest // cp) * local_total
+    mask = (position[:, :, None] >= key_position[:, None, :]) & key_real[:, None, :]
+    return _Sequences(queries, keys, real, mask[:, None])
+
+
+def rotary_embedding_of_pack(
+    t: Tensor,
+    cu_seqlens: Tensor,
+    freqs: Tensor,
+    rotary_interleaved: bool = False,
+    mla_rotary_interleaved: bool = False,
+    mscale: float = 1.0,
+    cp_group: Any = None,
+) -> Tensor:
+    """Rotary embedding of a whole pack at once; Megatron's unfused form loops over its sequences.
+
+    Shapes: `t` `[t, heads, dim]`, `freqs` `[longest sequence, 1, 1, dim]`.
+    """
+    cp, rank = cp_group.size(), cp_group.rank()
+    starts, lengths = cu_seqlens[:-1].long() // cp, cu_seqlens.diff().long() // cp
+    position = torch.arange(len(t)) - starts.repeat_interleave(lengths)
+    if cp > 1:
+        chunk = (lengths // 2).repeat_interleave(lengths)
+        position = position + torch.where(position < chunk, rank, 2 * cp - 2 - rank) * chunk
+    return _apply_rotary_pos_emb_bshd(
+        t.unsqueeze(1), freqs[position], rotary_interleaved, mla_rotary_interleaved, mscale
+    ).squeeze(1)
+
+
+class _GroupedLinear(torch.nn.Module):
+    """The same linear layer of several experts: parameters weight0, weight1, ... `[out, in]`."""
+
+    axis: int  # the dimension that expert tensor parallelism cuts
+
+    def __init__(
+        self,
+        num_gemms: int,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        init_method: Any,
+        bias: bool,
+        pg_collection: Any,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        if bias:
+            raise ValueError("experts on the CPU have no bias")
+        self.num_gemms, self.pg = num_gemms, pg_collection
+        shape = [output_size, input_size]
+        shape[self.axis] //= self.pg.expt_tp.size()
+        for i in range(num_gemms):
+            weight = Parameter(torch.empty(shape, dtype=config.params_dtype))
+            set_tensor_model_parallel_attributes(weight, True, self.axis, 1)
+            weight.allreduce = not _has_own_groups(config)  # type: ignore[attr-defined]
+            with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
+                init_method(weight)
+            self.register_parameter(f"weight{i}", weight)
+
+    def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, None]:
+        """`x` `[tokens, in]` sorted by expert, `m_splits[i]` of them for expert i."""
+        parts = x.split([int(n) for n in m_splits])
+        return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(parts)]), None
+
+    def backward_dw(self) -> None:
+        """Weight gradients are never delayed here."""
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Keys and offsets of `TEGroupedLinear._sharded_state_dict_grouped` (Megatron's extensions/transformer_engine.py)."""
+        metadata = ensure_metadata_has_dp_cp_group(metadata)
+        n_experts = self.pg.ep.size() * self.num_gemms
+        sharded = {}
+        for i in range(self.num_gemms):
+            expert = self.pg.ep.rank() * self.num_gemms + i
+            one = make_sharded_tensors_for_checkpoint(
+                {"weight": getattr(self, f"weight{i}"), "_extra_state": None},
+                prefix,
+                {"weight": self.axis},
+                (*sharded_offsets, (len(sharded_offsets), expert, n_experts)),
+                tp_group=self.pg.expt_tp,
+                dp_cp_group=metadata["dp_cp_group"],
+            )
+            sharded[f"{prefix}weight{i}"] = one[f"{prefix}weight"]
+            sharded[f"{prefix}_extra_state{i or ''}"] = one[f"{prefix}_extra_state"]
+        for entry in sharded.values():
+            entry.replica_id = (*entry.replica_id[:2], self.pg.expt_dp.rank())
+        return sharded
+
+
+def _has_own_groups(config: TransformerConfig) -> bool:
+    """Whether expert gradients are reduced over other ranks than dense ones (`use_expert_pgs` in Megatron)."""
+    return (
+        config.expert_model_parallel_size > 1 or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
+    )
+
+
+class TEColumnParallelGroupedLinear(_GroupedLinear):
+    """Experts' first layer, cut along its outputs."""
+
+    axis = 0
+
+
+class TERowParallelGroupedLinear(_GroupedLinear):
+    """Experts' second layer, cut along its inputs."""
+
+    axis = 1
+
+
+class TESpecProvider(BackendSpecProvider):
+    """Which module stands for which, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
+
+    def column_parallel_linear(self) -> type:
+        return ColumnParallelLinear
+
+    def row_parallel_linear(self) -> type:
+        return RowParallelLinear
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        return True
+
+    def column_parallel_layer_norm_linear(self) -> type:
+        return TELayerNormColumnParallelLinear
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> Any:
+        return TENorm
+
+    def core_attention(self) -> type:
+        return TEDotProductAttention
+
+    def activation_func(self) -> None:
+        return None
+
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
+        submodules = GroupedMLPSubmodules(
+            linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear, activation_func=None
+        )
+        return partial(TEGroupedMLP, submodules=submodules)

@@ -1,0 +1,242 @@
+"""One rank of the Megatron trainer.
+
+Every rank is given the same global batch and finds its own share (`trainer/packing.py`). All methods are collective:
+every rank of the engine calls them in the same order, with the same arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from areal_like.trainer import packing
+from areal_like.trainer.megatron import cpu, environment
+from areal_like.trainer.megatron.transformer_options import transformer_options
+from areal_like.types import Batch, Floats, LossSpec
+
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
+    from areal_like.config.schema import ActorConfig
+    from areal_like.trainer.megatron.hf_export import Bucket
+    from areal_like.trainer.megatron.parallel import Rendezvous
+
+__all__ = ["MegatronEngine", "NonFiniteError"]
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient norm is inf or nan; the engine's weights are not to be used any more."""
+
+
+class MegatronEngine:
+    """Log-probs, optimizer steps, weights and checkpoints of one model in one layout."""
+
+    def __init__(
+        self,
+        actor: ActorConfig,
+        path: str | Path,
+        sizes: ParallelSizes,
+        rendezvous: Rendezvous,
+        *,
+        device: str,
+        seed: int,
+        total_steps: int | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Joins the other ranks, builds this rank's part of the model at `path` (Hugging Face form) and loads it.
+
+        `device` is "cpu" or "cuda" (the current one); `total_steps` is the number of optimizer steps that the
+        learning-rate schedule spans; `listener` is rank 0's socket from `parallel.open_listener`.
+        """
+        self.actor, self.sizes, self.path = actor, sizes, Path(path)
+        deterministic = actor.megatron.use_deterministic_algorithms
+        variables = environment.rank_environment(
+            device=device, deterministic=deterministic, model_parallel=sizes.tp * sizes.cp > 1
+        )
+        environment.apply_environment(variables, rendezvous.address)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        torch.use_deterministic_algorithms(deterministic)
+        if device == "cpu":
+            cpu.install()
+
+        from areal_like.trainer.megatron import optimizer, parallel
+        from areal_like.trainer.megatron.bridges import ModelSource, make_bridge
+
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+        dtype = getattr(torch, actor.dtype)
+        interleaved = sizes.vpp > 1
+        options = transformer_options(actor, device=device, pipelined=sizes.pp > 1, interleaved=interleaved)
+        source = ModelSource(self.path, dtype, sizes, options)
+        self._vocab_size = source.hf_config().vocab_size
+        sharded = actor.megatron.use_distributed_optimizer
+        with cpu.cpu_as_cuda():
+            parallel.initialize(rendezvous, sizes, self.device, seed, listener)
+            self._bridge = make_bridge(actor.megatron.bridge_type, source)
+            self._models = self._bridge.build()
+            self._bridge.load(self._models)
+            self._wrapped = optimizer.wrap_models(
+                self._models, dtype=dtype, distributed_optimizer=sharded, overlap=device == "cuda"
+            )
+            self._optimizer = optimizer.make_optimizer(
+                self._wrapped, actor.optimizer, dtype=dtype, distributed_optimizer=sharded
+            )
+            self._scheduler = optimizer.make_schedule(self._optimizer, actor.optimizer, total_steps)
+
+    def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
+        """log p(token | tokens before it in its sequence) of every token but each sequence's first.
+
+        Returns places in `batch.tokens` and the values there, of this rank's share, on the last pipeline stage's
+        first tensor-parallel ranks, and None elsewhere. Together the results cover the batch.
+        """
+        from areal_like.trainer.megatron import forward, parallel
+
+        def read(micro_batch: packing.MicroBatch, logits: torch.Tensor) -> tuple[NDArray[np.int64], torch.Tensor]:
+            rows = np.flatnonzero(micro_batch.targets != packing.NO_TARGET)
+            targets = micro_batch.targets[rows]
+            return targets, self._log_probs_at(logits, rows, batch.tokens[targets], temperature)[0]
+
+        with cpu.cpu_as_cuda():
+            parts = forward.forward(self._wrapped, self._micro_batches(batch), read)
+            if not parallel.is_data_source():
+                return None
+        return np.concatenate([t for t, _ in parts]), torch.cat([v for _, v in parts]).cpu().numpy()
+
+    def train(
+        self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
+    ) -> dict[str, float]:
+        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1.
+
+        Returns `loss`, `grad_norm`, `lr`, `loss_tokens` and the mean of each statistic of the loss, the same on every
+        rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule. Raises
+        ValueError when no token is trained on, NonFiniteError when the loss or the gradient norm is inf or nan.
+        """
+        from areal_like.algorithms.losses import LOSSES
+        from areal_like.trainer.megatron import forward, statistics
+
+        mask = batch.fields["loss_mask"] > 0
+        fields = {k: torch.from_numpy(v).to(self.device) for k, v in batch.fields.items() if k != "loss_mask"}
+        micro_batches = self._micro_batches(batch)
+
+        def token_loss(micro_batch: packing.MicroBatch, logits: torch.Tensor) -> tuple:
+            rows = np.flatnonzero((micro_batch.targets != packing.NO_TARGET) & mask[micro_batch.targets])
+            targets = micro_batch.targets[rows]
+            log_probs, entropy = self._log_probs_at(logits, rows, batch.tokens[targets], temperature)
+            at = torch.from_numpy(targets).to(self.device)
+            here = {name: field[at] for name, field in fields.items()}
+            per_token, stats = LOSSES[loss.name](log_probs, entropy, here, loss.parameters)
+            total, count = per_token.sum(), torch.tensor(len(rows), dtype=torch.int, device=self.device)
+            sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
+            return total, count, {"loss_tokens": count, **sums}
+
+        with cpu.cpu_as_cuda():
+            for model in self._wrapped:
+                model.zero_grad_buffer()
+            self._optimizer.zero_grad()
+            parts = forward.forward_backward(self._wrapped, micro_batches, token_loss)
+            means = statistics.means(parts, self.device)
+            if not math.isfinite(means["loss"]):
+                raise NonFiniteError(f"the loss is {means['loss']}")
+            grad_norm, lr = self._step(learning_rate)
+        return {**means, "grad_norm": grad_norm, "lr": lr}
+
+    def weights(self, bucket_mb: int = 512) -> Iterator[Bucket]:
+        """All weights under their Hugging Face names, in buckets of at most `bucket_mb` MiB; rank 0's count.
+
+        Tensors may share the model's memory: use a bucket before the next training step.
+        """
+        from areal_like.trainer.megatron.hf_export import in_buckets
+
+        return in_buckets(self._exported(), bucket_mb << 20)
+
+    def save_hf(self, path: str | Path) -> None:
+        """Writes a Hugging Face checkpoint that transformers loads, with the tokenizer of the model it started from."""
+        from areal_like.trainer.megatron.hf_export import write_checkpoint
+
+        if torch.distributed.get_rank() == 0:
+            write_checkpoint(Path(path), self._exported(), self.path, self.actor.dtype)
+        else:
+            for _ in self._exported():
+                pass
+        torch.distributed.barrier()
+
+    def save(self, path: str | Path) -> None:
+        """Writes model, optimizer and schedule to the directory `path`; any layout can load it."""
+        from areal_like.trainer.megatron.checkpoint import save_checkpoint
+
+        with cpu.cpu_as_cuda():
+            save_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
+
+    def load(self, path: str | Path) -> None:
+        """Continues from what `save` wrote. Raises FileNotFoundError when nothing is there."""
+        from areal_like.trainer.megatron.checkpoint import load_checkpoint
+
+        with cpu.cpu_as_cuda():
+            load_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
+
+    def shutdown(self) -> None:
+        """Leaves the process group."""
+        from areal_like.trainer.megatron import parallel
+
+        parallel.shutdown()
+
+    def _micro_batches(self, batch: Batch) -> list[packing.MicroBatch]:
+        from megatron.core import parallel_state
+
+        sizes = self.sizes
+        schedule = packing.make_schedule(
+            batch.lengths,
+            dp=sizes.dp,
+            max_tokens=self.actor.mb_spec.max_tokens_per_mb,
+            alignment=packing.sequence_alignment(sizes.tp, sizes.cp),
+            multiple=sizes.pp if sizes.vpp > 1 else 1,
+        )
+        cp_rank = parallel_state.get_context_parallel_rank()
+        return [
+            packing.pack(batch.tokens, batch.lengths, members, schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
+            for members in schedule.micro_batches[parallel_state.get_data_parallel_rank()]
+        ]
+
+    def _log_probs_at(
+        self, logits: torch.Tensor, rows: NDArray[np.int64], labels: NDArray[Any], temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from megatron.core import parallel_state
+
+        from areal_like.trainer.megatron.logprobs import log_probs_and_entropy
+
+        return log_probs_and_entropy(
+            logits,
+            torch.from_numpy(rows).to(self.device),
+            torch.from_numpy(labels.astype(np.int64)).to(self.device),
+            temperature=temperature,
+            vocab_size=self._vocab_size,
+            group=parallel_state.get_tensor_model_parallel_group(),
+        )
+
+    def _step(self, learning_rate: float | None) -> tuple[float, float]:
+        if learning_rate is None:
+            self._scheduler.step(1)
+        else:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        _, grad_norm, _ = self._optimizer.step()
+        self._scheduler.step(0)
+        if not math.isfinite(grad_norm):
+            raise NonFiniteError(f"the gradient norm is {float(grad_norm)}")
+        return float(grad_norm), lr
+
+    def _exported(self) -> Iterable[tuple[str, torch.Tensor]]:
+        weights = iter(self._bridge.export(self._models))
+        while True:
+            with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
+                item = next(weights, None)
+            if item is None:
+                return
+            yield item

@@ -1,0 +1,52 @@
+"""Environment variables that a trainer rank needs before torch, Transformer Engine and NCCL start. No torch here.
+
+Whoever starts the process passes them on (`runtime_env` of a Ray actor); the engine sets those that are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+
+def rank_environment(
+    *, device: str, deterministic: bool = False, model_parallel: bool = False, threads: int = 1
+) -> dict[str, str]:
+    """Variables for one rank; `model_parallel` is whether tensor or context parallelism is used.
+
+    Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables.
+    """
+    if device == "cpu":
+        return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1"}
+    variables = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if model_parallel:
+        # one hardware queue keeps communication kernels ahead of the computation that they overlap with (before Blackwell)
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    if deterministic:
+        variables |= {
+            "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+            "NCCL_ALGO": "Ring",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        }
+    return variables
+
+
+def apply_environment(variables: dict[str, str], master_address: str) -> None:
+    """Sets each variable that the user has not set, and keeps gloo and NCCL on the interface that reaches the master."""
+    interface = local_interface(master_address)
+    for name, value in {**variables, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}.items():
+        os.environ.setdefault(name, value)
+
+
+def local_interface(address: str) -> str:
+    """Name of this host's network interface from which `address` is reached; no packet is sent."""
+    family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address.split("%")[0] == own for a in addresses):
+            return name
+    raise OSError(f"no network interface of this host has the address {own}, from which {address} is reached")

@@ -1,0 +1,78 @@
+"""Weights under their Hugging Face names: in buckets for the servers, in a directory for everybody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+Bucket = list[tuple[str, Tensor]]
+_SHARD_BYTES = 4 << 30
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+
+
+def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bucket]:
+    """Groups named tensors, in order, into lists of at most `limit` bytes, or of one tensor that is larger."""
+    bucket: Bucket = []
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > limit:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def write_checkpoint(path: Path, weights: Iterable[tuple[str, Tensor]], source: Path, dtype: str) -> None:
+    """Writes `weights` as safetensors to `path`, with the config and tokenizer files of the checkpoint at `source`.
+
+    The directory appears under its name only when it is complete; one that is there already is replaced.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    copy_descriptions(source, partial, dtype)
+    index, total = {}, 0
+    for number, bucket in enumerate(in_buckets(weights, _SHARD_BYTES), 1):
+        shard = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
+        save_file(shard, partial / _shard_name(number), metadata={"format": "pt"})
+        index.update(dict.fromkeys(shard, number))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    _name_shards(partial, index, total)
+    if path.exists():
+        shutil.rmtree(path)
+    partial.rename(path)
+
+
+def copy_descriptions(source: Path, target: Path, dtype: str) -> None:
+    """Copies a checkpoint's files other than weights, and notes in its config the data type of the new weights."""
+    for file in source.iterdir():
+        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
+            shutil.copy(file, target)
+    config = json.loads((target / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _shard_name(number: int, count: int | None = None) -> str:
+    return f"model-{number:05d}.safetensors" if count is None else f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _name_shards(folder: Path, index: dict[str, int], total: int) -> None:
+    """Gives the shards the names that transformers looks for, now that their number is known."""
+    count = max(index.values())
+    if count == 1:
+        (folder / _shard_name(1)).rename(folder / "model.safetensors")
+        return
+    for number in range(1, count + 1):
+        (folder / _shard_name(number)).rename(folder / _shard_name(number, count))
+    weight_map = {name: _shard_name(number, count) for name, number in sorted(index.items())}
+    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")

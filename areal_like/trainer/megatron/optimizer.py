@@ -1,0 +1,89 @@
+"""Megatron's data parallelism, optimizer and learning-rate schedule, from the config's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_model_config
+
+
+def wrap_models(
+    models: list[torch.nn.Module], *, dtype: torch.dtype, distributed_optimizer: bool, overlap: bool
+) -> list[torch.nn.Module]:
+    """Wraps the chunks for mixed precision and data parallelism; `overlap` sends gradients while others are computed."""
+    config = get_model_config(models[0])
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=distributed_optimizer,
+        overlap_grad_reduce=overlap,
+        bucket_size=40_000_000 if overlap else None,
+    )
+    wrapped = []
+    for i, model in enumerate(models):
+        chunk = Float16Module(config, model) if dtype == torch.bfloat16 else model
+        wrapped.append(DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0))
+    return wrapped
+
+
+def make_optimizer(
+    models: list[torch.nn.Module], optimizer: Any, *, dtype: torch.dtype, distributed_optimizer: bool
+) -> MegatronOptimizer:
+    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules reach it; `optimizer` is the section."""
+    made = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer=optimizer.type,
+            lr=optimizer.lr,
+            min_lr=optimizer.lr * optimizer.min_lr_ratio,
+            weight_decay=optimizer.weight_decay,
+            adam_beta1=optimizer.beta1,
+            adam_beta2=optimizer.beta2,
+            adam_eps=optimizer.eps,
+            clip_grad=optimizer.gradient_clipping,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=distributed_optimizer,
+        ),
+        models,
+        use_gloo_process_groups=False,
+    )
+    config = get_model_config(models[0])
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = made.scale_loss
+    no_sync = [model.no_sync for model in models]
+    config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
+    return made
+
+
+def make_schedule(optimizer: MegatronOptimizer, section: Any, total_steps: int | None) -> OptimizerParamScheduler:
+    """Warm-up, then constant, linear or cosine over `total_steps` optimizer steps.
+
+    Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
+    """
+    if total_steps is None:
+        if section.lr_scheduler_type != "constant":
+            raise ValueError(
+                f"actor.optimizer.lr_scheduler_type {section.lr_scheduler_type} needs the number of training steps"
+            )
+        total_steps = section.warmup_steps + 1
+    if section.warmup_steps >= total_steps:
+        raise ValueError(
+            f"actor.optimizer.warmup_steps is {section.warmup_steps}, but the run has only {total_steps} optimizer steps"
+        )
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=section.lr,
+        min_lr=section.lr * section.min_lr_ratio,
+        lr_warmup_steps=section.warmup_steps,
+        lr_decay_steps=total_steps,
+        lr_decay_style=section.lr_scheduler_type,
+        start_wd=section.weight_decay,
+        end_wd=section.weight_decay,
+        wd_incr_steps=total_steps,
+        wd_incr_style="constant",
+    )

@@ -1,0 +1,95 @@
+"""Process group and Megatron's parallel state of one rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
+
+ORDER = "tp-cp-ep-dp-pp"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    timeout_s: float = 600.0
+
+
+def open_listener(address: str) -> socket.socket:
+    """A listening socket on a free port of `address` alone; torch's own store would listen on every interface.
+
+    Rank 0 opens it, tells the others its port, and passes it to the engine.
+    """
+    return socket.create_server((address, 0), backlog=1024)
+
+
+def initialize(
+    rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int, listener: socket.socket | None
+) -> None:
+    """Joins the process group and builds both of Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
+
+    Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
+    rank, when a rank does not come in time.
+    """
+    world_size = sizes.tp * sizes.cp * sizes.dp * sizes.pp
+    if rendezvous.world_size != world_size:
+        raise ValueError(f"the layout takes {world_size} ranks, but {rendezvous.world_size} were started")
+    timeout = timedelta(seconds=rendezvous.timeout_s)
+    if not dist.is_initialized():
+        store = dist.TCPStore(
+            rendezvous.address,
+            rendezvous.port,
+            world_size,
+            is_master=rendezvous.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=None if listener is None else os.dup(listener.fileno()),
+        )
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rendezvous.rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if on_gpu else None,
+        )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tp,
+        pipeline_model_parallel_size=sizes.pp,
+        virtual_pipeline_model_parallel_size=sizes.vpp if sizes.vpp > 1 else None,
+        context_parallel_size=sizes.cp,
+        expert_model_parallel_size=sizes.ep,
+        expert_tensor_parallel_size=sizes.etp,
+        order=ORDER,
+        create_gloo_process_groups=False,
+        distributed_timeout_minutes=max(1, round(rendezvous.timeout_s / 60)),
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def shutdown() -> None:
+    """Leaves Megatron's groups and the process group."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def is_data_source() -> bool:
+    """Whether this rank's outputs count: the last pipeline stage's first tensor-parallel rank."""
+    return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0

@@ -1,0 +1,147 @@
+"""Which rank trains on which sequence, and how sequences are packed into micro-batches. No torch, no communication.
+
+Every rank computes the same schedule from the same batch, so that nothing has to be sent. Invariants:
+
+1. Every sequence is in exactly one micro-batch of exactly one data-parallel rank.
+2. All data-parallel ranks have the same number of micro-batches, because expert-parallel groups fold over data
+   parallelism and their collectives must meet; it is a multiple of `multiple` (the pipeline size, for interleaving).
+3. A micro-batch holds at most `max_tokens` tokens, padding included.
+4. Each sequence is padded to `alignment`: 2*cp*tp where context parallelism cuts it into 2*cp chunks that sequence
+   parallelism divides again, else tp.
+5. Ranks differ by little in their tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
+   Graham 1969), then heavy and light micro-batches are dealt out alternately.
+6. A micro-batch that no sequence was left for holds one dummy sequence, which is trained on nowhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_like.types import Ints
+
+NO_TARGET = -1
+
+
+class PackingError(ValueError):
+    """A batch that cannot be packed; the message says which limit to raise."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`micro_batches[dp_rank][i]` is the tuple of sequence numbers in that rank's i-th micro-batch; () is a dummy."""
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+    alignment: int
+
+    @property
+    def n_micro_batches(self) -> int:
+        """Micro-batches per data-parallel rank."""
+        return len(self.micro_batches[0])
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One rank's share of one packed micro-batch; shapes with t = its tokens / cp.
+
+    `tokens`, `positions` and `targets` are `[t]`; `targets[i]` is the place in the batch of the token that
+    position i predicts, or NO_TARGET for padding and for the last token of a sequence. `cu_seqlens` is
+    `[sequences + 1]` and, like `max_seqlen`, counts whole padded sequences, as Megatron's PackedSeqParams want.
+    """
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    cu_seqlens: Ints
+    max_seqlen: int
+
+
+def sequence_alignment(tp: int, cp: int) -> int:
+    """Length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences)."""
+    return 2 * cp * tp if cp > 1 else tp
+
+
+def make_schedule(
+    lengths: Sequence[int] | Ints, *, dp: int, max_tokens: int, alignment: int, multiple: int = 1
+) -> Schedule:
+    """Distributes sequences over `dp` ranks and packs each rank's share into micro-batches.
+
+    `max_tokens` is per micro-batch before context parallelism divides it. Raises PackingError for an empty batch and
+    for a sequence that is longer than a micro-batch.
+    """
+    padded = [-(-int(length) // alignment) * alignment for length in lengths]
+    if not padded or min(padded) == 0:
+        raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
+    if max(padded) > max_tokens:
+        raise PackingError(
+            f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
+            f"mb_spec.max_tokens_per_mb is {max_tokens}; set it to {max(padded)} or more, or generate shorter responses"
+        )
+    order = sorted(range(len(padded)), key=lambda i: (-padded[i], i))
+    n = _round_up(-(-sum(padded) // (dp * max_tokens)), multiple)
+    while (bins := _lightest_first(order, padded, dp * n, max_tokens)) is None:
+        n = _round_up(n + 1 + n // 16, multiple)
+
+    bins.sort(key=lambda members: sum(padded[i] for i in members), reverse=True)
+    ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dp)]
+    for i, members in enumerate(bins):
+        turn, place = divmod(i, dp)
+        ranks[place if turn % 2 == 0 else dp - 1 - place].append(tuple(sorted(members)))
+    return Schedule(tuple(tuple(rank) for rank in ranks), alignment)
+
+
+def pack(
+    tokens: Ints, lengths: Ints, members: Sequence[int], alignment: int, *, cp: int = 1, cp_rank: int = 0
+) -> MicroBatch:
+    """Packs the sequences `members` back to back and takes this rank's share of each.
+
+    Targets are set on whole sequences, before context parallelism cuts them: a chunk's last token predicts the first
+    token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
+    so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`).
+    """
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    padded = [_round_up(int(lengths[i]), alignment) for i in members] or [alignment]
+    cu_seqlens = np.concatenate(([0], np.cumsum(padded))).astype(np.int32)
+    total = int(cu_seqlens[-1])
+    packed = np.zeros(total, np.int64)
+    targets = np.full(total, NO_TARGET, np.int64)
+    for i, at in zip(members, cu_seqlens, strict=False):
+        length, start = int(lengths[i]), int(starts[i])
+        packed[at : at + length] = tokens[start : start + length]
+        targets[at : at + length - 1] = np.arange(start + 1, start + length)
+    positions = np.concatenate([np.arange(length) for length in padded])
+    share = _zigzag(cu_seqlens, cp, cp_rank)
+    return MicroBatch(packed[share], positions[share], targets[share], cu_seqlens, max(padded))
+
+
+def _zigzag(cu_seqlens: Ints, cp: int, cp_rank: int) -> NDArray[np.int64]:
+    """Places in the pack that `cp_rank` owns, sequence by sequence."""
+    if cp == 1:
+        return np.arange(cu_seqlens[-1])
+    parts = []
+    for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
+        chunk = (end - start) // (2 * cp)
+        for place in (cp_rank, 2 * cp - 1 - cp_rank):
+            parts.append(np.arange(start + place * chunk, start + (place + 1) * chunk))
+    return np.concatenate(parts)
+
+
+def _lightest_first(order: Sequence[int], sizes: Sequence[int], n_bins: int, capacity: int) -> list[list[int]] | None:
+    """Puts each item, largest first, into the lightest bin; None when one does not fit."""
+    heap = [(0, i) for i in range(n_bins)]
+    bins: list[list[int]] = [[] for _ in range(n_bins)]
+    for item in order:
+        load, i = heap[0]
+        if load + sizes[item] > capacity:
+            return None
+        heapq.heapreplace(heap, (load + sizes[item], i))
+        bins[i].append(item)
+    return bins
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
