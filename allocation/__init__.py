@@ -1,0 +1,46 @@
+"""The allocation compiler: one string says which engines run, how each is parallelised, and on which GPUs.
+
+>>> import allocation
+>>> plan = allocation.compile("sglang:d2+megatron:(attn:d1t2|ffn:e2)")
+>>> plan.n_gpus
+4
+"""
+
+from allocation.compiler import Result, check, compile
+from allocation.diagnostics import RULES, AllocationError, Finding, Severity, Source, Span, render
+from allocation.grid import RankGrid
+from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
+from allocation.reading import parse
+from allocation.syntax import Allocation
+
+
+def format(text: str, *, shell: bool = False) -> str:
+    """The allocation in its normal spelling, or in the one that needs fewest quotes in a shell.
+
+    Raises `AllocationError` when `text` does not parse.
+    """
+    return parse(text).normalised().text(shell=shell)
+
+
+__all__ = [
+    "RULES",
+    "Allocation",
+    "AllocationError",
+    "Cluster",
+    "Device",
+    "EnginePlan",
+    "Finding",
+    "ParallelSizes",
+    "Plan",
+    "RankGrid",
+    "Result",
+    "ServerPlan",
+    "Severity",
+    "Source",
+    "Span",
+    "check",
+    "compile",
+    "format",
+    "parse",
+    "render",
+]

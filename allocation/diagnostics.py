@@ -1,0 +1,202 @@
+"""Findings: what is wrong (or worth knowing) in an allocation, as values, and how they are shown.
+
+Every finding belongs to a rule. A rule is a small generator function of `Problem`s that is registered with
+`@rule`; its docstring is the reason that `docs/rules.md` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+WIDTH = 80
+
+
+class Span(NamedTuple):
+    """Characters `start` to `end` (exclusive, from 0) of a text."""
+
+    start: int
+    end: int
+
+
+class Severity(StrEnum):
+    """`ERROR`: no plan is made. `WARNING`: it runs, and the user should know. `NOTE`: good to know."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A text that is checked and, when it is a config field's, that field's key (`actor.backend`)."""
+
+    text: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a rule found: one sentence, the spans it is about, and what would be right."""
+
+    message: str
+    spans: tuple[Span, ...] = ()
+    help: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A registered constraint. `source` is where it comes from, `megatron` Megatron's name of the quantity."""
+
+    code: str
+    scope: str
+    severity: Severity
+    source: str
+    megatron: str | None
+    check: Callable[..., Iterator[Problem]]
+
+    @property
+    def reason(self) -> str:
+        """The docstring of the rule's function, as one paragraph."""
+        return " ".join((self.check.__doc__ or "").split())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One violation of one rule.
+
+    `spans` index `source.text`, the most important one first. `nearest` are whole strings, closest first,
+    that were checked and are valid.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    source: Source
+    spans: tuple[Span, ...] = ()
+    help: str | None = None
+    megatron: str | None = None
+    nearest: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str | None:
+        """The config key of the text, if it came from one."""
+        return self.source.key
+
+    @property
+    def span(self) -> Span | None:
+        """The span that the finding is mainly about."""
+        return self.spans[0] if self.spans else None
+
+    def with_nearest(self, nearest: tuple[str, ...]) -> Finding:
+        """The same finding with suggestions."""
+        return replace(self, nearest=nearest)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {
+            "code": self.code,
+            "severity": self.severity.value,
+            "message": self.message,
+            "text": self.source.text,
+            "key": self.key,
+            "spans": [list(span) for span in self.spans],
+            "help": self.help,
+            "megatron": self.megatron,
+            "nearest": list(self.nearest),
+        }
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+class AllocationError(ValueError):
+    """The allocation has errors; `findings` holds all of them, warnings included."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n\n".join(map(str, self.findings)))
+
+
+RULES: dict[str, Rule] = {}
+_BY_SCOPE: dict[str, list[Rule]] = {}
+
+
+def rule(
+    code: str, scope: str, *, source: str, megatron: str | None = None, severity: Severity = Severity.ERROR
+) -> Callable[[Callable[..., Iterator[Problem]]], Callable[..., Iterator[Problem]]]:
+    """Registers a generator of `Problem`s under a stable `code`; rules of one `scope` take the same arguments."""
+
+    def register(check: Callable[..., Iterator[Problem]]) -> Callable[..., Iterator[Problem]]:
+        registered = Rule(code, scope, severity, source, megatron, check)
+        if RULES.setdefault(code, registered) is not registered:
+            raise ValueError(f"two rules are called {code}")
+        _BY_SCOPE.setdefault(scope, []).append(registered)
+        return check
+
+    return register
+
+
+class UnknownSize(Exception):
+    """A rule asked for a size that is itself wrong in the string; the rule then has nothing to say."""
+
+
+def run_rules(scope: str, source: Source, *arguments: Any) -> list[Finding]:
+    """The findings of every rule of `scope`, about `source`."""
+    findings = []
+    for entry in _BY_SCOPE.get(scope, ()):
+        try:
+            for problem in entry.check(*arguments):
+                findings.append(
+                    Finding(
+                        entry.code,
+                        entry.severity,
+                        problem.message,
+                        source,
+                        problem.spans,
+                        problem.help,
+                        entry.megatron,
+                    )
+                )
+        except UnknownSize:
+            continue
+    return findings
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether a finding forbids a plan."""
+    return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def render(finding: Finding) -> str:
+    """The finding as plain text of at most about 80 columns, with the place in the string underlined."""
+    where = f" in {finding.key}" if finding.key else ""
+    lines = [f"{finding.severity}[{finding.code}]{where}: {finding.message}"]
+    lines += _excerpt(finding.source.text, finding.spans)
+    if finding.help:
+        lines.append(f"  help: {finding.help}")
+    if finding.megatron:
+        lines.append(f"  Megatron's name: {finding.megatron}")
+    if finding.nearest:
+        lines.append("  nearest valid: " + "\n                 ".join(finding.nearest))
+    return "\n".join(lines)
+
+
+def _excerpt(text: str, spans: tuple[Span, ...]) -> list[str]:
+    """The part of `text` around the first span, `^` under it and `~` under the other spans."""
+    if not spans:
+        return []
+    width = WIDTH - 8
+    first = spans[0]
+    start = max(0, min(first.start - width // 2, len(text) + 1 - width)) if len(text) > width else 0
+    end = min(len(text), start + width)
+    marks = [" "] * (end + 1 - start)
+    for mark, group in (("~", spans[1:]), ("^", spans[:1])):
+        for span in group:
+            for index in range(max(span.start, start), min(max(span.end, span.start + 1), end + 1)):
+                marks[index - start] = mark
+    shown = "".join(c if c.isprintable() else " " for c in text[start:end])
+    before, after = "…" if start else "", "…" if end < len(text) else ""
+    return [f"    {before}{shown}{after}", ("    " + " " * len(before) + "".join(marks)).rstrip()]

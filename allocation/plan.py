@@ -1,0 +1,274 @@
+"""The plan: which engines run, on which GPUs, in which groups. Immutable; to and from JSON.
+
+A plan exists only for an allocation without errors. Everything that could be long (devices, rank groups) is
+computed when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from allocation.grid import RankGrid
+from allocation.resolve import SERVER, TRAINER
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+VERSION = 1
+
+DENSE_GROUPS: dict[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "dp-cp": ("dp", "cp"),
+    "pp": ("pp",),
+    "tp-pp": ("tp", "pp"),
+    "tp-cp": ("tp", "cp"),
+    "tp-dp": ("tp", "dp"),
+    "tp-dp-cp": ("tp", "dp", "cp"),
+}
+EXPERT_GROUPS: dict[str, tuple[str, ...]] = {
+    "ep": ("ep",),
+    "etp": ("tp",),
+    "etp-ep": ("tp", "ep"),
+    "etp-ep-pp": ("tp", "ep", "pp"),
+    "edp": ("dp",),
+}
+
+
+class Device(NamedTuple):
+    """A GPU: node and index on that node, both from 0."""
+
+    node: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`n_nodes` machines with `n_gpus_per_node` GPUs each; GPU id = node · n_gpus_per_node + gpu."""
+
+    n_nodes: int
+    n_gpus_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        if self.n_nodes < 1 or self.n_gpus_per_node < 1:
+            raise ValueError(f"a cluster has at least one node with one GPU, not {self}")
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.n_nodes * self.n_gpus_per_node
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """`4x8` is four nodes with eight GPUs. Raises `ValueError`."""
+        nodes, x, gpus = text.strip().lower().partition("x")
+        if not (x and nodes.isdecimal() and gpus.isdecimal() and len(text) < 40):
+            raise ValueError(f"a cluster is written NODESxGPUS, for example 4x8, not {text!r}")
+        return cls(int(nodes), int(gpus))
+
+    def __str__(self) -> str:
+        return f"{self.n_nodes}x{self.n_gpus_per_node}"
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """Sizes of an engine. `dp` of a server is its number of replicas; `edp` is derived."""
+
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp: int = 1
+    ep: int = 1
+    etp: int = 1
+    edp: int = 1
+    vpp: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """One replica of a server: its number and the GPUs it runs on."""
+
+    index: int
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine: its role, how it is parallelised and its GPUs.
+
+    `text` is the member as compiled (`d*` filled in). `gpus` are GPU ids in rank order, as ranges. `order` is
+    Megatron's rank order.
+    """
+
+    role: str
+    backend: str
+    kind: str
+    text: str
+    sizes: ParallelSizes
+    gpus: tuple[range, ...]
+    n_gpus_per_node: int
+    order: str
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, one per GPU; for servers all replicas together."""
+        return self.sizes.dp * self.sizes.tp * self.sizes.pp * self.sizes.cp
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPU of every rank, in rank order."""
+        return tuple(Device(*divmod(gpu, self.n_gpus_per_node)) for gpus in self.gpus for gpu in gpus)
+
+    @cached_property
+    def servers(self) -> tuple[ServerPlan, ...]:
+        """The replicas of a server engine, none for a trainer."""
+        if self.kind != SERVER:
+            return ()
+        size = self.sizes.tp * self.sizes.pp
+        return tuple(ServerPlan(i, self.devices[i * size : (i + 1) * size]) for i in range(self.sizes.dp))
+
+    @cached_property
+    def dense(self) -> RankGrid:
+        """The grid of attention and dense layers (Megatron-LM core/parallel_state.py:859)."""
+        s = self.sizes
+        return RankGrid.from_order(self.order, {"tp": s.tp, "cp": s.cp, "dp": s.dp, "pp": s.pp})
+
+    @cached_property
+    def expert(self) -> RankGrid | None:
+        """The grid of the experts (core/parallel_state.py:888): its `tp` is ETP, its `dp` EDP. Megatron only."""
+        if self.backend != "megatron":
+            return None
+        s = self.sizes
+        return RankGrid.from_order(self.order, {"tp": s.etp, "ep": s.ep, "dp": s.edp, "pp": s.pp})
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """On whenever TP is more than 1: MoE layers refuse to train without it (moe_layer.py:636)."""
+        return self.kind == TRAINER and self.sizes.tp > 1
+
+    @property
+    def packing_multiple(self) -> int:
+        """What each packed sequence is padded to a multiple of, in tokens: 2·cp·tp with CP, else tp."""
+        return (2 * self.sizes.cp if self.sizes.cp > 1 else 1) * self.sizes.tp
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """The names that `groups` knows for this engine."""
+        expert = tuple(EXPERT_GROUPS) if self.expert else ()
+        return (*DENSE_GROUPS, "embedding", "position-embedding", *expert)
+
+    def groups(self, name: str) -> NDArray[np.int64]:
+        """The rank groups called `name`, `[groups, size]`, as `initialize_model_parallel` builds them.
+
+        `embedding` has the first and last stage of each pipeline, `position-embedding` the first. Raises
+        `KeyError` for a name that is not in `group_names`.
+        """
+        if name == "embedding":
+            pipelines = self.dense.groups("pp")
+            return pipelines[:, [0, -1]] if self.sizes.pp > 1 else pipelines
+        if name == "position-embedding":
+            return self.dense.groups("pp")[:, :1]
+        if name in DENSE_GROUPS:
+            return self.dense.groups(*DENSE_GROUPS[name])
+        if self.expert is None:
+            raise KeyError(name)
+        return self.expert.groups(*EXPERT_GROUPS[name])
+
+    def all_groups(self) -> dict[str, NDArray[np.int64]]:
+        """Every group by name."""
+        return {name: self.groups(name) for name in self.group_names}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of `rank` in both grids: `tp cp dp pp` and, for Megatron, `etp ep edp`."""
+        dense = self.dense.coordinates(rank)
+        place = {axis: dense[axis] for axis in ("tp", "cp", "dp", "pp")}
+        if self.expert:
+            expert = self.expert.coordinates(rank)
+            place |= {"etp": expert["tp"], "ep": expert["ep"], "edp": expert["dp"]}
+        return place
+
+    def to_json(self) -> dict[str, Any]:
+        """The engine as JSON types; GPU ids as `[first, last]` pairs."""
+        return {
+            "role": self.role,
+            "backend": self.backend,
+            "kind": self.kind,
+            "text": self.text,
+            "sizes": asdict(self.sizes),
+            "gpus": [[gpus.start, gpus.stop - 1] for gpus in self.gpus],
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an allocation comes to. `allocation` is the string as compiled; members of one group share GPUs."""
+
+    allocation: str
+    cluster: Cluster
+    engines: tuple[EnginePlan, ...]
+    groups: tuple[tuple[str, ...], ...]
+    order: str
+
+    def engine(self, role: str) -> EnginePlan:
+        """The engine with that role. Raises `KeyError`."""
+        for engine in self.engines:
+            if engine.role == role:
+                return engine
+        raise KeyError(f"no engine {role!r} in this plan; it has {', '.join(e.role for e in self.engines)}")
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All GPUs in use, each once, in the order of their ids."""
+        return tuple(sorted({device for engine in self.engines for device in engine.devices}))
+
+    @cached_property
+    def n_gpus(self) -> int:
+        """Number of GPUs in use."""
+        spans = sorted((gpus.start, gpus.stop) for engine in self.engines for gpus in engine.gpus)
+        total = reached = 0
+        for start, stop in spans:
+            total += max(0, stop - max(start, reached))
+            reached = max(reached, stop)
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON types, with the version of this form."""
+        return {
+            "version": VERSION,
+            "allocation": self.allocation,
+            "cluster": {"n_nodes": self.cluster.n_nodes, "n_gpus_per_node": self.cluster.n_gpus_per_node},
+            "order": self.order,
+            "groups": [list(group) for group in self.groups],
+            "engines": [engine.to_json() for engine in self.engines],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote. Raises `ValueError` for another version or a missing field."""
+        if data.get("version") != VERSION:
+            raise ValueError(f"this is plan version {data.get('version')!r}; version {VERSION} can be read")
+        try:
+            cluster = Cluster(**data["cluster"])
+            engines = tuple(_engine_from_json(entry, cluster, data["order"]) for entry in data["engines"])
+            groups = tuple(tuple(group) for group in data["groups"])
+            return cls(data["allocation"], cluster, engines, groups, data["order"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is not a complete plan: {error}") from error
+
+
+def _engine_from_json(data: Mapping[str, Any], cluster: Cluster, order: str) -> EnginePlan:
+    return EnginePlan(
+        data["role"],
+        data["backend"],
+        data["kind"],
+        data["text"],
+        ParallelSizes(**data["sizes"]),
+        tuple(range(first, last + 1) for first, last in data["gpus"]),
+        cluster.n_gpus_per_node,
+        order,
+    )

@@ -1,0 +1,178 @@
+"""Syntax tree to engines with sizes: what each word means, the defaults, and which role each member has.
+
+Left out, every size is 1: also ETP, for which Megatron's own default is TP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from allocation.diagnostics import Source, Span, UnknownSize
+from allocation.syntax import LARGEST, Dim, Member
+
+TRAINER = "trainer"
+SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What runs an engine: `letters` are the dimensions it has, `folds` whether `(attn:…|ffn:…)` is possible."""
+
+    name: str
+    kind: str
+    letters: str
+    folds: bool = False
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("megatron", TRAINER, "dptcev", folds=True),
+        Backend("fsdp", TRAINER, "dtc"),
+        Backend("sglang", SERVER, "dtpe"),
+        Backend("vllm", SERVER, "dtp"),
+    )
+}
+UNKNOWN_BACKEND = Backend("", TRAINER, "dptcev", folds=True)
+RESERVED = (*BACKENDS, "attn", "ffn")
+ATTN_LETTERS = {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep", "v": "vpp"}
+FFN_LETTERS = {"d": "ffn_dp", "t": "etp", "p": "ffn_pp", "e": "ep"}
+DEFAULT_ROLE = {TRAINER: "actor", SERVER: "rollout"}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A member with its meaning.
+
+    `sizes` maps `dp tp pp cp ep etp vpp` and, where written, `ffn_dp ffn_pp` to a positive integer, or to
+    None where the string's own value is unusable; reading such a size raises `UnknownSize`.
+    `written` has the dimension of each size that stands in the string.
+    """
+
+    node: Member
+    source: Source
+    role: str
+    backend: Backend
+    sizes: Mapping[str, int | None]
+    written: Mapping[str, Dim] = field(repr=False)
+
+    def size(self, name: str) -> int:
+        """The size `name`, 1 when it was left out. Raises `UnknownSize`."""
+        value = self.sizes.get(name, 1)
+        if value is None:
+            raise UnknownSize(name)
+        return value
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel size; for a server the number of its replicas."""
+        return self.size("dp")
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel size."""
+        return self.size("tp")
+
+    @property
+    def pp(self) -> int:
+        """Pipeline-parallel size."""
+        return self.size("pp")
+
+    @property
+    def cp(self) -> int:
+        """Context-parallel size."""
+        return self.size("cp")
+
+    @property
+    def ep(self) -> int:
+        """Expert-parallel size."""
+        return self.size("ep")
+
+    @property
+    def etp(self) -> int:
+        """Expert-tensor-parallel size."""
+        return self.size("etp")
+
+    @property
+    def vpp(self) -> int:
+        """Virtual pipeline stages per rank."""
+        return self.size("vpp")
+
+    @property
+    def per_replica(self) -> int:
+        """GPUs with `d1`: what `d` multiplies."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def world(self) -> int:
+        """GPUs of the engine; `e` never adds any."""
+        return self.dp * self.per_replica
+
+    @property
+    def expert_block(self) -> int:
+        """Ranks that hold the experts of one replica: etp·ep·pp. EDP is the world divided by it."""
+        return self.etp * self.ep * self.pp
+
+    @property
+    def smallest_world(self) -> int:
+        """Smallest number of GPUs on which both grids of this layout fit: pp·lcm(tp·cp, etp·ep)."""
+        if self.backend.kind == SERVER:
+            return self.per_replica
+        return self.pp * math.lcm(self.tp * self.cp, self.etp * self.ep)
+
+    @property
+    def starred(self) -> bool:
+        """Whether `d*` was written and is not filled yet."""
+        return self.sizes.get("dp", 1) is None and "dp" in self.written and self.written["dp"].count == "*"
+
+    @property
+    def label(self) -> str:
+        """How a message calls the engine: as it was written, without GPU ids."""
+        return f"{self.node.backend}:{self.node.layout}"
+
+    def spans(self, *names: str) -> tuple[Span, ...]:
+        """Where the sizes `names` are written; the whole layout when none of them is."""
+        return tuple(self.written[n].span for n in names if n in self.written) or (self.node.layout.span,)
+
+    def says(self, name: str) -> str:
+        """The size as the user wrote it (`e4`), or its value and that it is the default."""
+        if name in self.written:
+            return str(self.written[name])
+        letter = {"etp": "t"}.get(name, name[0])
+        return f"{letter}{self.size(name)} (default)"
+
+
+def resolve(node: Member, source: Source, role: str | None) -> Engine:
+    """The engine of `node`. Wrong words leave sizes unknown; the rules of `words.py` report them."""
+    backend = BACKENDS.get(node.backend.text) or BACKENDS.get(_guess(node.backend.text), UNKNOWN_BACKEND)
+    written: dict[str, Dim] = {}
+    sizes: dict[str, int | None] = {}
+    for dims, names in ((node.layout.attn, ATTN_LETTERS), (node.layout.ffn or (), FFN_LETTERS)):
+        for dim in dims:
+            name = names.get(dim.letter)
+            if name is None:
+                continue
+            sizes[name] = None if name in written else count(dim)
+            written.setdefault(name, dim)
+    if backend is UNKNOWN_BACKEND:
+        sizes = dict.fromkeys((*ATTN_LETTERS.values(), *FFN_LETTERS.values()))
+    if role is None:
+        role = node.name.text if node.name else DEFAULT_ROLE[backend.kind]
+    return Engine(node, source, role, backend, sizes, written)
+
+
+def count(dim: Dim) -> int | None:
+    """The count as a positive integer, None when it is none (or `*`)."""
+    digits = dim.count.lstrip("0")
+    if not digits.isdecimal() or len(digits) > len(str(LARGEST)):
+        return None
+    value = int(digits)
+    return value if value <= LARGEST else None
+
+
+def _guess(word: str) -> str:
+    close = get_close_matches(word.lower(), BACKENDS, n=1)
+    return close[0] if close else ""
