@@ -16,6 +16,7 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -123,7 +124,7 @@ def _zigzag(cu_seqlens: Ints, cp: int, cp_rank: int) -> NDArray[np.int64]:
     if cp == 1:
         return np.arange(cu_seqlens[-1])
     parts = []
-    for start, end in zip(cu_seqlens, cu_seqlens[1:], strict=False):
+    for start, end in itertools.pairwise(cu_seqlens):
         chunk = (end - start) // (2 * cp)
         for place in (cp_rank, 2 * cp - 1 - cp_rank):
             parts.append(np.arange(start + place * chunk, start + (place + 1) * chunk))

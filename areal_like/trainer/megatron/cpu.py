@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ def install() -> bool:
     if _installed:
         return True
     torch._dynamo.config.disable = True  # jit_fuser is torch.compile: 28 s for the first step of a tiny model
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no CUDA
     for name, answer in _CUDA_FUNCTIONS.items():
         setattr(torch.cuda, name, answer)
     from megatron.core import package_info

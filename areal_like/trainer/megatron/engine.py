@@ -6,6 +6,7 @@ every rank of the engine calls them in the same order, with the same arguments.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -63,6 +64,8 @@ class MegatronEngine:
         environment.apply_environment(variables, rendezvous.address)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
         torch.use_deterministic_algorithms(deterministic)
+        if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
+            logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
         if device == "cpu":
             cpu.install()
 

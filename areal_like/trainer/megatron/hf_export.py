@@ -42,6 +42,7 @@ def write_checkpoint(path: Path, weights: Iterable[tuple[str, Tensor]], source: 
     for number, bucket in enumerate(in_buckets(weights, _SHARD_BYTES), 1):
         shard = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
         save_file(shard, partial / _shard_name(number), metadata={"format": "pt"})
+        (partial / _shard_name(number)).chmod(0o644)  # safetensors makes it readable by its owner alone
         index.update(dict.fromkeys(shard, number))
         total += sum(tensor.nbytes for tensor in shard.values())
     _name_shards(partial, index, total)

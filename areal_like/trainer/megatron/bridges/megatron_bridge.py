@@ -1,0 +1,71 @@
+"""Megatron Bridge (https://github.com/NVIDIA-NeMo/Megatron-Bridge) behind the Bridge protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import megatron.core.models.gpt  # noqa: F401  # before the placeholder: it settles whether Transformer Engine is there
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from areal_like.trainer.megatron.bridges import ModelSource
+from areal_like.trainer.megatron.bridges.chunks import build_chunks
+from areal_like.trainer.megatron.imports import placeholder_transformer_engine, root_logging_kept
+
+with placeholder_transformer_engine(), root_logging_kept():
+    from megatron.bridge import AutoBridge
+
+if TYPE_CHECKING:
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+
+
+class MegatronBridge:
+    """Builds, loads and exports models of the families that Megatron Bridge registers."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._vpp = source.sizes.vpp
+        self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
+        self._bridge.hf_pretrained.config = source.hf_config()
+        self._provider = self._configure(source)
+
+    def build(self) -> list[torch.nn.Module]:
+        """See Bridge.build."""
+        self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
+        return build_chunks(self._provider.provide, self._vpp)
+
+    def load(self, models: list[torch.nn.Module]) -> None:
+        """See Bridge.load."""
+        self._bridge.load_hf_weights(models)
+
+    def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        """See Bridge.export."""
+        for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
+            yield name, weight
+
+    def _configure(self, source: ModelSource) -> GPTModelProvider:
+        """A provider that builds the layers, sizes and types that mbridge's config says by itself."""
+        provider = self._bridge.to_megatron_provider(load_weights=False)
+        sizes = source.sizes
+        settings = {
+            "tensor_model_parallel_size": sizes.tp,
+            "pipeline_model_parallel_size": sizes.pp,
+            "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+            "context_parallel_size": sizes.cp,
+            "expert_model_parallel_size": sizes.ep,
+            "expert_tensor_parallel_size": sizes.etp,
+            "sequence_parallel": sizes.tp > 1,
+            "params_dtype": source.dtype,
+            "pipeline_dtype": source.dtype,
+            "bf16": source.dtype == torch.bfloat16,
+            "fp16": False,
+            "make_vocab_size_divisible_by": 1,
+            "should_pad_vocab": True,
+            "perform_initialization": False,
+            **source.options,
+        }
+        for name, value in settings.items():
+            setattr(provider, name, value)
+        provider.finalize()
+        return provider
