@@ -1,6 +1,6 @@
 """The last process of a run: waits for the process that started it to end, then removes what the run left.
 
-Run as a script, `janitor.py RUN_ID DIRECTORY`, with the read end of a pipe as standard input. Nothing is ever written
+Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY`, with the read end of a pipe as standard input. Nothing is ever written
 to the pipe; it ends when its owner closes it or dies, SIGKILL included. A member of the run is a process whose
 environment was given `AREAL_LIKE_RUN=RUN_ID` at its start.
 """
@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 import psutil
 
+from areal_like.cluster.shared_memory import SharedMemoryWatch
+
 RUN_VARIABLE = "AREAL_LIKE_RUN"
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 LIMIT_S = 8.0
@@ -29,10 +31,13 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     owner = os.getppid()
+    shared_memory = SharedMemoryWatch()
     # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
     while not select.select([sys.stdin], [], [], 0.2)[0] and os.getppid() == owner:
-        pass
+        shared_memory.look(lambda: members(run_id))
+    shared_memory.look(lambda: members(run_id))
     end_members(run_id, spared={os.getpid(), owner})
+    shared_memory.remove()
     shutil.rmtree(directory, ignore_errors=True)
 
 

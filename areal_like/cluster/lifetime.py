@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from areal_like.cluster import janitor
+from areal_like.cluster import bound, janitor
 from areal_like.cluster.janitor import RUN_VARIABLE
 
 JANITOR_LIMIT_S = janitor.LIMIT_S + 2
+PACKAGE_ROOT = Path(__file__).parents[2]
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
 def run_lifetime(run_id: str) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
-    Every process that is started inside inherits `run_variables`. When the block ends, or this process does in
+    Every process that is started inside is a member of the run. When the block ends, or this process does in
     whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
-    variables = run_variables(run_id)
+    variables = _variables(run_id)
     before = {name: os.environ.get(name) for name in variables}
     reader, writer = os.pipe()
-    command = [sys.executable, "-P", janitor.__file__, run_id, str(directory)]
+    command = [sys.executable, "-P", "-m", janitor.__name__, run_id, str(directory)]
     keeper = subprocess.Popen(
-        command, stdin=reader, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True
+        command,
+        env=_without_run({**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}),
+        stdin=reader,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
     )
     os.close(reader)
     os.environ.update(variables)
@@ -52,14 +55,36 @@ def run_lifetime(run_id: str) -> Iterator[Path]:
         keeper.wait(JANITOR_LIMIT_S)
 
 
+def _without_run(environment: dict[str, str]) -> dict[str, str]:
+    """The janitor of one node is no member that another's may end."""
+    return {name: value for name, value in environment.items() if name != RUN_VARIABLE}
+
+
 def temporary_directory(run_id: str) -> Path:
     """Where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
     root = tempfile.gettempdir()
     return Path(root if len(root) <= LONGEST_TMP else "/tmp") / f"areal-{run_id}"
 
 
-def run_variables(run_id: str) -> dict[str, str]:
-    """Environment that marks a process as a member of the run."""
+class Caretaker:
+    """Holds `run_lifetime` on a node of an existing cluster, where the run's own process may not be."""
+
+    def __init__(self, run_id: str) -> None:
+        self._lifetime = ExitStack()
+        self._lifetime.enter_context(run_lifetime(run_id))
+
+    def close(self) -> None:
+        """End what the run left on this node; returns when it is gone."""
+        self._lifetime.close()
+
+
+def join_run(run_id: str) -> None:
+    """Make the processes that this one starts members of the run; it may be one itself already."""
+    if os.environ.get(RUN_VARIABLE) != run_id:
+        os.environ.update(_variables(run_id))
+
+
+def _variables(run_id: str) -> dict[str, str]:
     # setproctitle would overwrite the environment that the janitor reads
     return {RUN_VARIABLE: run_id, "TMPDIR": str(temporary_directory(run_id)), "SPT_NOENV": "1"}
 
@@ -67,28 +92,18 @@ def run_variables(run_id: str) -> dict[str, str]:
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
     """Start a program that dies with the calling thread, in its own session, its output appended to `log_file`.
 
-    `env` is added to this process's environment. Raises OSError if the program or the log file cannot be opened.
+    `env` is added to this process's environment. Raises OSError if the log file cannot be opened.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
         )
-
-
-def _die_with(parent: int):  # type: ignore[no-untyped-def]
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before prctl
-            os._exit(1)
-
-    return prepare
 
 
 def free_port(host: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,11 @@ class Placement:
     slots: Mapping[Device, Slot]
 
 
-async def place(devices: Collection[Device], *, uses_gpus: bool, elastic: bool, timeout_s: float) -> Placement:
-    """Reserve a slot for every distinct device; devices of one plan node share one Ray node.
+@asynccontextmanager
+async def place(
+    devices: Collection[Device], *, uses_gpus: bool, elastic: bool, timeout_s: float
+) -> AsyncIterator[Placement]:
+    """Hold a slot for every distinct device; devices of one plan node share one Ray node.
 
     Waits `timeout_s` seconds for resources; not at all for those that the cluster lacks, unless it is `elastic`.
     Raises ClusterError with what was asked and what there is.
@@ -52,21 +56,24 @@ async def place(devices: Collection[Device], *, uses_gpus: bool, elastic: bool, 
     if not elastic and not _fits(bundles):
         raise ClusterError(_shortage(bundles, "this machine has too little"))
     group = placement_group(bundles, strategy="SPREAD")
-    deadline = time.monotonic() + timeout_s
-    while not await asyncio.to_thread(group.wait, 0.5):
-        if time.monotonic() > deadline:
-            message = _shortage(bundles, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)")
-            remove_placement_group(group)
-            raise ClusterError(message)
-    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    node_ids = placement_group_table(group)["bundles_to_node_id"]
-    gpus = await _gpu_ids(group, on_node, deadline) if uses_gpus else [[None] * len(members) for members in on_node]
-    slots = {
-        device: Slot(bundle, node_ids[bundle], hosts[node_ids[bundle]], gpu)
-        for bundle, members in enumerate(on_node)
-        for device, gpu in zip(members, gpus[bundle], strict=True)
-    }
-    return Placement(group, slots)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not await asyncio.to_thread(group.wait, 0.5):
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    _shortage(bundles, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)")
+                )
+        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        node_ids = placement_group_table(group)["bundles_to_node_id"]
+        gpus = await _gpu_ids(group, on_node, deadline) if uses_gpus else [[None] * len(part) for part in on_node]
+        slots = {
+            device: Slot(bundle, node_ids[bundle], hosts[node_ids[bundle]], gpu)
+            for bundle, part in enumerate(on_node)
+            for device, gpu in zip(part, gpus[bundle], strict=True)
+        }
+        yield Placement(group, slots)
+    finally:
+        remove_placement_group(group)
 
 
 async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline: float) -> list[list[str]]:

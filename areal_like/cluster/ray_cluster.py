@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -16,7 +17,10 @@ from areal_like.config.schema import SchedulerConfig
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
 # Ray reads these while it is imported, once per process.
-_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # WorkerError says so
+}
 _LOCAL_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -50,11 +54,11 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 num_gpus=None if uses_gpus else 0,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 _temp_dir=str(directory / "ray"),
             )
         else:
-            ray.init(scheduler.address, log_to_driver=False, logging_level="ERROR")
+            ray.init(scheduler.address, log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:

@@ -6,12 +6,13 @@ import asyncio
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.cluster.lifetime import run_lifetime, run_variables
+from areal_like.cluster.errors import ClusterError, WorkerError
+from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.placement import Placement, place
 from areal_like.cluster.ray_cluster import ray_cluster
 from areal_like.cluster.workers import Member, WorkerGroup, worker_class
@@ -20,32 +21,23 @@ from areal_like.config.schema import SchedulerConfig
 if TYPE_CHECKING:
     from allocation import Device
 
-
 SIGTERM_REASON = "SIGTERM"
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What a member of a new group may want to know; `port` is free on rank 0's `master`, for a rendezvous."""
-
-    rank: int
-    world_size: int
-    host: str
-    master: str
-    port: int
 
 
 @dataclass
 class Cluster:
-    """A running cluster and the groups that were started on it."""
+    """A running cluster and the groups that were started on it.
+
+    `token` is the run's own secret, for its servers; `directory` a temporary directory of this process's host.
+    """
 
     run_id: str
-    token: str
-    tmp_dir: Path
+    directory: Path
     log_dir: Path
-    local: bool
     placement: Placement
     startup_timeout_s: float
+    loopback: bool
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
 
     def host(self, device: Device) -> str:
@@ -57,22 +49,21 @@ class Cluster:
         role: str,
         cls: type,
         devices: Sequence[Sequence[Device]],
-        arguments: Callable[[Rank], Mapping[str, Any]],
+        arguments: Callable[[int, str], Mapping[str, Any]],
         *,
         call_timeout_s: float,
         env: Mapping[str, str] | None = None,
     ) -> WorkerGroup:
-        """Start one process for each entry of `devices`, which sees those GPUs alone, and make `cls(**arguments(rank))` there.
+        """Start one process for each entry of `devices` and make `cls(**arguments(rank, host))` there.
 
-        `env` is set before `cls` is imported. Output goes to `log_dir/ROLE-RANK.log`. Raises WorkerError if a member
-        fails or all are not there within the scheduler's start-up limit.
+        A process sees the GPUs of its entry alone; `host` is its node's address. `env` is set before `cls` is imported,
+        and output goes to `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's
+        start-up limit.
         """
-        members = [self._start_worker(role, rank, cls, own, env or {}) for rank, own in enumerate(devices)]
-        group = WorkerGroup(role, members, call_timeout_s)
+        workers = [self._start_worker(role, rank, cls, own, env or {}) for rank, own in enumerate(devices)]
+        group = WorkerGroup(role, workers, call_timeout_s)
         self.groups.append(group)
-        port = await group.free_port(0, self.startup_timeout_s)
-        ranks = [Rank(member.rank, len(members), member.host, members[0].host, port) for member in members]
-        await group.build(cls, [arguments(rank) for rank in ranks], self.startup_timeout_s)
+        await group.build(cls, [arguments(member.rank, member.host) for member in workers], self.startup_timeout_s)
         return group
 
     def _start_worker(
@@ -82,14 +73,18 @@ class Cluster:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         slots = [self.placement.slots[device] for device in devices]
-        gpus = ",".join(slot.gpu for slot in slots if slot.gpu is not None)
-        variables = {**run_variables(self.run_id), "CUDA_VISIBLE_DEVICES": gpus}
-        if self.local:
+        if len({slot.bundle for slot in slots}) != 1:
+            raise ClusterError(
+                f"{role} {rank} spans several nodes of the plan; one process needs all of its GPUs on one"
+            )
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpu for slot in slots if slot.gpu is not None)}
+        if self.loopback:
             variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log_file = (self.log_dir / f"{role}-{rank}.log").absolute()
         strategy = PlacementGroupSchedulingStrategy(self.placement.group, placement_group_bundle_index=slots[0].bundle)
-        remote = ray.remote(worker_class(cls)).options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
-        return Member(rank, slots[0].host, remote.remote({**variables, **env}, log_file), log_file)
+        actor: Any = ray.remote(worker_class(cls))
+        actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
+        return Member(rank, slots[0].host, actor.remote(self.run_id, {**variables, **env}, log_file), log_file)
 
 
 @asynccontextmanager
@@ -98,31 +93,48 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
-    SIGTERM cancels the block and exits with 143, as Ctrl-C does under `asyncio.run` with KeyboardInterrupt.
+    SIGTERM cancels the block and then exits with 143; Ctrl-C does the like under `asyncio.run`.
     Raises ClusterError if there is no cluster or not enough in it.
     """
     run_id = secrets.token_hex(6)
     local = scheduler.type == "local"
+    limit_s = scheduler.startup_timeout_s
     with (
-        run_lifetime(run_id) as tmp_dir,
-        ray_cluster(scheduler, n_slots=len(set(devices)), uses_gpus=uses_gpus, directory=tmp_dir),
+        run_lifetime(run_id) as directory,
+        ray_cluster(scheduler, n_slots=len(set(devices)), uses_gpus=uses_gpus, directory=directory),
         _sigterm_cancels(),
     ):
-        timeout_s = scheduler.startup_timeout_s
-        placement = await place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=timeout_s)
-        cluster = Cluster(run_id, secrets.token_hex(32), tmp_dir, log_dir, local, placement, timeout_s)
-        try:
-            yield cluster
-        finally:
-            for group in cluster.groups:
+        async with place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
+            cluster = Cluster(run_id, directory, log_dir, placement, limit_s, loopback=local)
+            try:
+                async with nullcontext() if local else _caretakers(cluster):
+                    yield cluster
+            finally:
+                for group in cluster.groups:
+                    group.kill()
+
+
+@asynccontextmanager
+async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
+    """Keep the run's lifetime on every node of the plan; `run_lifetime` does so only where this process is."""
+    # An id of its own: the end of one node's caretaker is not the end of the processes that the controller started.
+    cluster.run_id += "w"
+    one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
+    caretakers = await cluster.start_group(
+        "node",
+        Caretaker,
+        [(device,) for device in one_each.values()],
+        lambda rank, host: {"run_id": cluster.run_id},
+        call_timeout_s=JANITOR_LIMIT_S,
+    )
+    try:
+        yield
+    finally:
+        for group in cluster.groups:
+            if group is not caretakers:
                 group.kill()
-            _remove(placement)
-
-
-def _remove(placement: Placement) -> None:
-    from ray.util.placement_group import remove_placement_group
-
-    remove_placement_group(placement.group)
+        with suppress(WorkerError):  # a node that was lost took its caretaker with it
+            await caretakers.call_all("close", phase="clean-up")
 
 
 @contextmanager

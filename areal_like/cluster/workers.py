@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.errors import WorkerError
-from areal_like.cluster.lifetime import free_port
+from areal_like.cluster.lifetime import join_run
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -28,16 +28,14 @@ AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wa
 class Worker:
     """The process around one member: environment and output first, then the object that does the work."""
 
-    def __init__(self, variables: Mapping[str, str], log_file: Path) -> None:
+    def __init__(self, run_id: str, variables: Mapping[str, str], log_file: Path) -> None:
+        join_run(run_id)
         os.environ.update(variables)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as log:
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
         faulthandler.enable()
-
-    def free_port(self, host: str) -> int:
-        return free_port(host)
 
     def build(self, cls: type, arguments: Mapping[str, Any]) -> None:
         self._target = cls(**arguments)
@@ -102,11 +100,6 @@ class WorkerGroup:
         """Make every member's object, `cls(**arguments[rank])`."""
         calls = {member: member.actor.build.remote(cls, arguments[member.rank]) for member in self.members}
         await self._results(calls, "start-up", timeout)
-
-    async def free_port(self, rank: int, timeout: float) -> int:
-        """A free port at a member's host."""
-        member = self.members[rank]
-        return int((await self._results({member: member.actor.free_port.remote(member.host)}, "start-up", timeout))[0])
 
     def kill(self) -> None:
         """End every worker process at once."""

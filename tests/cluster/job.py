@@ -1,0 +1,151 @@
+"""A run for the tests of its lifetime: `job.py HOW TYPE ADDRESS LOG_DIR`; prints what it is made of, then ends as told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from allocation import Device
+from areal_like.cluster.errors import ClusterError, WorkerError
+from areal_like.cluster.lifetime import free_port, spawn
+from areal_like.cluster.placement import place
+from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.config.schema import SchedulerConfig
+
+LISTENER = """
+import mmap, os, socket, sys, tempfile, time
+from multiprocessing import shared_memory
+sys.stdout.write("listening")
+sys.stdout.flush()
+tempfile.NamedTemporaryFile(delete=False).write(b"left behind")
+tracked = shared_memory.SharedMemory(sys.argv[2], create=True, size=64)
+with open("/dev/shm/" + sys.argv[3], "xb+") as file:
+    file.truncate(64)
+    untracked = mmap.mmap(file.fileno(), 64)
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+time.sleep(600)
+"""
+
+
+class Trainer:
+    """A rank whose collectives hang when a neighbour is gone."""
+
+    def __init__(self, rank: int) -> None:
+        print("rank", rank, "is up")
+        self._rank = rank
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def add(self, left: int, right: int) -> int:
+        return left + right + self._rank
+
+    def raise_on(self, rank: int) -> None:
+        if self._rank == rank:
+            raise ValueError(f"no luck on {rank}")
+        time.sleep(3)
+
+    def die_on(self, rank: int) -> None:
+        if self._rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+
+class Server:
+    """Starts a program with a port and a temporary file; listens for its end in a coroutine."""
+
+    def __init__(self, log_file: Path) -> None:
+        self._port = free_port("127.0.0.1")
+        self._memory = [f"areal-test-{os.getpid()}-{kind}" for kind in ("tracked", "untracked")]
+        command = [sys.executable, "-c", LISTENER, str(self._port), *self._memory]
+        self._process = spawn(command, env={"X": "1"}, log_file=log_file)
+
+    async def watch(self) -> None:
+        await asyncio.sleep(600)
+
+    async def describe(self) -> dict[str, Any]:
+        while not os.path.exists(f"/dev/shm/{self._memory[1]}"):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        visible = os.environ["CUDA_VISIBLE_DEVICES"]
+        return {
+            "pid": self._process.pid,
+            "port": self._port,
+            "memory": [f"/dev/shm/{name}" for name in self._memory],
+            "visible": visible,
+        }
+
+
+async def start(cluster: Cluster) -> tuple[Any, Any]:
+    """Two trainer ranks and a server on the second one's device, as colocated engines are."""
+    devices = [Device(0, 0), Device(0, 1)]
+    log_file = cluster.log_dir / "listener.log"
+    return await asyncio.gather(
+        cluster.start_group(
+            "actor", Trainer, [(d,) for d in devices], lambda rank, host: {"rank": rank}, call_timeout_s=60
+        ),
+        cluster.start_group(
+            "rollout",
+            Server,
+            [devices[1:]],
+            lambda rank, host: {"log_file": log_file},
+            call_timeout_s=60,
+            env={"CUDA_VISIBLE_DEVICES": "5"},
+        ),
+    )
+
+
+async def report_failures(trainer: Any) -> list[str]:
+    """Each way a call can fail, and how it is told."""
+    messages = []
+    for method, arguments, timeout in (("raise_on", (1,), 60), ("raise_on", (9,), 0.5)):
+        try:
+            await trainer.call_all(method, *arguments, phase="training", timeout=timeout)
+        except WorkerError as error:
+            messages.append(f"{error} {error.remote_traceback}")
+    try:
+        async with place([Device(0, 0)], uses_gpus=True, elastic=False, timeout_s=60):
+            pass
+    except ClusterError as error:
+        messages.append(str(error))
+    return messages
+
+
+async def main() -> None:
+    how, kind, address, log_dir = sys.argv[1:]
+    scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=3 if how == "ask" else 100)  # type: ignore[arg-type]
+    devices = [Device(0, number) for number in range(99 if how == "ask" else 2)]
+    async with run_cluster(scheduler, devices, uses_gpus=False, log_dir=Path(log_dir)) as cluster:
+        trainer, server = await start(cluster)
+        pool = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        pool.start()
+        facts = {
+            "run_id": cluster.run_id,
+            "directory": str(cluster.directory),
+            "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
+            "sums": await trainer.call_all("add", 1, 2, phase="adding"),
+            "server": await server.call_one(0, "describe", phase="start-up"),
+            "failures": await report_failures(trainer) if how == "finish" else [],
+        }
+        print(json.dumps(facts), flush=True)
+        if how == "crash":
+            await trainer.call_all("die_on", 1, phase="training")
+        if how == "wait":
+            watching = asyncio.create_task(server.call_one(0, "watch", phase="serving"))
+            await trainer.call_all("die_on", 9, phase="training")
+            await watching
+        pool.terminate()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except (ClusterError, WorkerError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,184 @@
+"""Whatever ends a run, nothing of it stays; the first failure is the one that is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from areal_like.cluster.janitor import members
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LIMIT_S = 10
+
+
+@dataclass
+class Job:
+    """A run in a process of its own, and what has to be gone after it."""
+
+    process: subprocess.Popen[str]
+    log_dir: Path
+    facts: dict[str, Any]
+    pids: set[int]
+    ports: set[int]
+
+    def end(self, *signals: signal.Signals) -> tuple[int, str]:
+        """Send the signals a moment apart; exit code and standard error."""
+        for number in signals:
+            self.process.send_signal(number)
+            time.sleep(0.5)
+        return self.process.wait(60), self.process.stderr.read()  # type: ignore[union-attr]
+
+    def remains(self) -> list[str]:
+        """What is left of the run after the time limit; empty as soon as nothing is."""
+        deadline = time.monotonic() + LIMIT_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+    def _left(self) -> list[str]:
+        run_id, directory = self.facts["run_id"], self.facts["directory"]
+        base = run_id.removesuffix("w")
+        processes = {p.pid: p for p in members(base) + members(base + "w")}
+        processes |= {pid: psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid)}
+        files = [directory, directory + "w", *self.facts["server"]["memory"]]
+        return [
+            *(f"process {p}" for p in processes.values() if p.is_running()),
+            *(f"port {port}" for port in self.ports & listening().keys()),
+            *(f"file {file}" for file in files if os.path.exists(file)),
+        ]
+
+
+def listening() -> dict[int, int | None]:
+    """Process of every listening TCP port of this host."""
+    return {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def start(how: str, log_dir: Path, *cluster: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """The job in a process group of its own, so that signals meet it alone."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "job.py"), how, *(cluster or ("local", "auto")), str(log_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def job(how: str, log_dir: Path, *cluster: str, env: dict[str, str] | None = None) -> Iterator[Job]:
+    """A job that has said what it is made of."""
+    process = start(how, log_dir, *cluster, env=env)
+    try:
+        line = process.stdout.readline()  # type: ignore[union-attr]
+        assert line, process.stderr.read()  # type: ignore[union-attr]
+        facts = json.loads(line)
+        alive = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        pids = {child.pid for child in alive} | set(facts["pids"]) | {facts["server"]["pid"]}
+        ports = {port for port, pid in listening().items() if pid in pids | {process.pid}}
+        yield Job(process, log_dir, facts, pids, ports | {facts["server"]["port"]})
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_finishes(tmp_path: Path) -> None:
+    with job("finish", tmp_path) as run:
+        assert run.end()[0] == 0
+        assert run.remains() == []
+        assert run.facts["sums"] == [3, 4]
+        assert run.facts["server"]["visible"] == "5"
+        assert "rank 1 is up" in (tmp_path / "actor-1.log").read_text()
+        raised, late, refused = run.facts["failures"]
+        assert "actor rank 1 failed during training: ValueError: no luck on 1" in raised
+        assert "in raise_on" in raised  # the remote traceback
+        assert "no answer from rank 0, 1 within 0.5 s" in late
+        assert "the plan asks for node 0: 1 CPU, 1 GPU" in refused
+        assert "the cluster has 127.0.0.1: 2 CPU, 0 GPU" in refused
+
+
+def test_a_rank_that_dies_while_the_other_hangs(tmp_path: Path) -> None:
+    with job("crash", tmp_path) as run:
+        told = time.monotonic()
+        code, errors = run.end()
+        assert code == 1
+        assert "WorkerError: actor rank 1 failed during training: the process died" in errors
+        assert time.monotonic() - told < LIMIT_S
+        assert run.remains() == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGINT,), -signal.SIGINT),
+        ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
+        ((signal.SIGTERM,), 128 + signal.SIGTERM),
+        ((signal.SIGKILL,), -signal.SIGKILL),
+    ],
+    ids=["ctrl-c", "ctrl-c twice", "SIGTERM", "SIGKILL"],
+)
+def test_a_run_that_is_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...], code: int) -> None:
+    with job("wait", tmp_path) as run:
+        assert len(run.ports) > 3  # the server's and Ray's own
+        others = [c.laddr.ip for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.pid in run.pids]
+        assert {address.removeprefix("::ffff:") for address in others} == {"127.0.0.1"}
+        assert run.end(*signals)[0] == code
+        assert run.remains() == []
+
+
+@pytest.fixture
+def existing_cluster() -> Iterator[tuple[str, dict[str, str]]]:
+    """Address of a cluster that is not the run's, and the environment that may use it."""
+    head = subprocess.Popen(
+        [sys.executable, str(HERE / "head.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    address, token = head.stdout.readline().split()  # type: ignore[union-attr]
+    # Ray takes a loopback address for the host's own, where this cluster does not listen.
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    yield address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} | loopback
+    head.communicate()
+    assert head.returncode == 0
+
+
+def test_an_existing_cluster(tmp_path: Path, existing_cluster: tuple[str, dict[str, str]]) -> None:
+    address, env = existing_cluster
+    stranger = start("wait", tmp_path, "ray", address, env=env | {"RAY_AUTH_TOKEN": "0" * 64})
+    assert "its authentication token is not this process's" in stranger.communicate(timeout=60)[1]
+
+    greedy = start("ask", tmp_path, "ray", address, env=env)
+    errors = greedy.communicate(timeout=60)[1]
+    assert "not granted within 3 s (scheduler.startup_timeout_s)" in errors
+    assert "the plan asks for node 0: 99 CPU" in errors
+    assert "free now: 4 CPU" in errors
+
+    with job("crash", tmp_path, "ray", address, env=env) as run:
+        assert "actor rank 1 failed during training: the process died" in run.end()[1]
+        assert run.remains() == []
+    with job("wait", tmp_path, "ray", address, env=env) as run:
+        run.end(signal.SIGKILL)
+        assert run.remains() == []
+
+
+def test_no_cluster_at_the_address(tmp_path: Path) -> None:
+    errors = start("wait", tmp_path, "ray", "127.0.0.1:1").communicate(timeout=60)[1]
+    assert "scheduler.address: nothing answers at 127.0.0.1:1" in errors
+    errors = start("wait", tmp_path, "ray", "nowhere").communicate(timeout=60)[1]
+    assert "'nowhere' is not `auto` or HOST:PORT" in errors
