@@ -1,0 +1,4 @@
+"""Servers, requests to them, and which of their samples are trained on when."""
+
+LAUNCHER = "areal_like.rollout.sglang_launcher"
+TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host

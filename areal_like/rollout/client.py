@@ -13,6 +13,8 @@ import orjson
 
 from areal_like.types import FinishReason
 
+AFTERMATH_S = 3.0  # a request to a dying server breaks before the server's watcher has said why: let that be heard first
+
 
 class ServerError(RuntimeError):
     """A server refused, failed or did not answer in time; the message names it and its words."""
@@ -48,7 +50,7 @@ class Server:
         self._session = session
 
     async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
-        """POST JSON and return the answer's JSON; raises ServerError."""
+        """POST JSON and return the answer's JSON, None where it is empty; raises ServerError."""
         return await self._request("POST", path, orjson.dumps(body), timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
@@ -67,8 +69,9 @@ class Server:
         except TimeoutError:
             raise ServerError(f"{where} did not answer within {timeout_s:g} s") from None
         except aiohttp.ClientError as error:
+            await asyncio.sleep(AFTERMATH_S)
             raise ServerError(f"{where} failed: {error}") from error
-        return orjson.loads(answer) if answer[:1] in b"{[" else answer
+        return orjson.loads(answer) if answer else None
 
     async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
         """POST a change of weights; raises ServerError unless the server says that it succeeded."""

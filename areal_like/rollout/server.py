@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from areal_like.cluster.lifetime import free_port, spawn
 from areal_like.config.schema import RunConfig
+from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
 
-LAUNCHER = "areal_like.rollout.sglang_launcher"
-TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
+
+MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
 
 
 class ServerDied(RuntimeError):
@@ -31,23 +34,22 @@ class ServerSpec:
 
     name: str
     arguments: tuple[str, ...]
-    environment: dict[str, str]
     log_file: Path
     token: str
     port: int | None
     startup_timeout_s: float
 
 
-def arguments(config: RunConfig, *, model_path: Path, context_length: int, tp: int, pp: int, ep: int, device: str) -> tuple[str, ...]:
-    """SGLang's arguments for one server of the run, `context_length` in tokens."""
-    sglang = config.sglang
+def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, device: str) -> tuple[str, ...]:
+    """SGLang's arguments for one server of the run."""
+    sglang, context_length = config.sglang, config.context_length
     options: dict[str, object] = {
-        "model-path": model_path,
+        "model-path": model,
         "dtype": config.actor.dtype,
         "context-length": context_length,
-        "tp-size": tp,
-        "pp-size": pp,
-        "ep-size": ep,
+        "tp-size": sizes.tp,
+        "pp-size": sizes.pp,
+        "ep-size": sizes.ep,
         "random-seed": config.seed,
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
@@ -57,12 +59,12 @@ def arguments(config: RunConfig, *, model_path: Path, context_length: int, tp: i
         "attention-backend": sglang.attention_backend,
     }
     if device == "cpu":
-        samples = config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
+        in_flight = config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
         options |= {
             "device": "cpu",
-            "attention-backend": sglang.attention_backend or "torch_native",
+            "attention-backend": "torch_native",
             "disable-cuda-graph": True,
-            "max-total-tokens": context_length * min(samples, 1024),
+            "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
         }
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
@@ -74,19 +76,6 @@ def arguments(config: RunConfig, *, model_path: Path, context_length: int, tp: i
         elif value is not None and value is not False:
             flags += [f"--{name}", str(value)]
     return tuple(flags)
-
-
-def environment(tp: int, device: str) -> dict[str, str]:
-    """Environment variables of one server with `tp` ranks."""
-    variables = {"TOKENIZERS_PARALLELISM": "false"}
-    if device == "cpu":
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(1, len(cores) // tp)
-        parts = [cores[rank * share % len(cores) :][:share] for rank in range(tp)]
-        variables["OMP_NUM_THREADS"] = "1"
-        if tp > 1:
-            variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in parts)
-    return variables
 
 
 class SGLangServer:
@@ -101,8 +90,7 @@ class SGLangServer:
         spec = self._spec
         port = spec.port or free_port(self._host)
         command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
-        variables = {**spec.environment, TOKEN_VARIABLE: spec.token}
-        self._process = spawn(command, env=variables, log_file=spec.log_file)
+        self._process = spawn(command, env={TOKEN_VARIABLE: spec.token}, log_file=spec.log_file)
         url = f"http://{self._host}:{port}"
         deadline = time.monotonic() + spec.startup_timeout_s
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast
-from torch.distributed.distributed_c10d import _new_process_group_helper
+from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
+from areal_like.cluster.lifetime import listen
 from areal_like.trainer.remote import TensorSpec
 
 Bucket = list[tuple[str, Tensor]]
@@ -21,7 +21,7 @@ class Broadcaster:
 
     def open_store(self, address: str, world_size: int, group: str, timeout_s: float) -> tuple[str, int]:
         """Listen on `address`, and on no other, for the servers; returns address and port."""
-        listener = socket.create_server((address, 0))
+        listener = listen(address)
         port = listener.getsockname()[1]
         self._timeout = timedelta(seconds=timeout_s)
         self._world_size, self._group_name = world_size, group
@@ -38,8 +38,8 @@ class Broadcaster:
 
     def join(self, backend: str) -> None:
         """Join as rank 0, as SGLang's `init_custom_process_group` joins the others; raises where they stay away."""
-        self._group: ProcessGroup
-        self._group, _ = _new_process_group_helper(
+        group: ProcessGroup
+        group, _ = _new_process_group_helper(
             self._world_size,
             0,
             [],
@@ -48,9 +48,8 @@ class Broadcaster:
             group_name=self._group_name,
             timeout=self._timeout,
         )
-        torch.distributed.distributed_c10d._world.pg_group_ranks[self._group] = {
-            rank: rank for rank in range(self._world_size)
-        }
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
+        self._group = group
 
     def send(self, buckets: Iterable[Bucket]) -> None:
         """Broadcast each bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format."""
@@ -66,8 +65,3 @@ def specs(buckets: Iterable[Bucket]) -> list[list[TensorSpec]]:
         for bucket in buckets
     ]
 
-
-def drain(buckets: Iterator[Bucket]) -> None:
-    """Take part in gathering the weights without keeping them."""
-    for _ in buckets:
-        pass

@@ -1,0 +1,74 @@
+"""One SGLang server: ``python -m areal_like.rollout.sglang_launcher <arguments of sglang.launch_server>``.
+
+Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no port.
+Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
+- SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call stands in;
+- nothing is compiled, and every process has one thread: more of them slow small models down;
+- the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.
+
+SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory and removes that.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import multiprocessing
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from typing import Never
+
+TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host
+
+
+def prepare_imports(cuda: bool) -> None:
+    """Make ``import sglang`` light, and possible without CUDA. Every spawned child needs it too."""
+    sys.modules["megatron"] = None  # type: ignore[assignment]  # SGLang's debug dumper imports all of megatron-core if it can
+    if not cuda:
+        kernels = types.ModuleType("sgl_kernel")
+        kernels.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None)
+        kernels.__getattr__ = _refusal  # type: ignore[method-assign]
+        sys.modules["sgl_kernel"] = kernels
+        os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def _refusal(name: str) -> Callable[..., Never]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def refuse(*_: object, **__: object) -> Never:
+        raise NotImplementedError(f"SGLang called the CUDA kernel sgl_kernel.{name}, and there is no CUDA here")
+
+    return refuse
+
+
+def serve(arguments: list[str], cuda: bool) -> None:
+    """Serve until the process is ended; SGLang checks the arguments itself."""
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    if token := os.environ.pop(TOKEN_VARIABLE, None):
+        arguments = [*arguments, "--api-key", token]
+    server = prepare_server_args(arguments)
+    if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
+        # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
+        os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
+    if not cuda:
+        multiprocessing.set_start_method("fork")
+        multiprocessing.set_start_method = lambda method, force=False: None  # type: ignore[method-assign]  # SGLang forces spawn
+    try:
+        run_server(server)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    prepare_imports(torch.cuda.is_available())
+    if __name__ == "__main__":
+        serve(sys.argv[1:], torch.cuda.is_available())
