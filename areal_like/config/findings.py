@@ -29,10 +29,11 @@ class Origins:
         return "default"
 
     def locate(self, finding: Finding) -> Finding:
-        """A finding about a key, with the place added to the key."""
+        """A finding about a key, or about several joined by ` + `, with the place added to each."""
         if finding.key is None:
             return finding
-        return replace(finding, source=replace(finding.source, key=f"{finding.key} ({self.of(finding.key)})"))
+        keys = " + ".join(f"{key} ({self.of(key)})" for key in finding.key.split(" + "))
+        return replace(finding, source=replace(finding.source, key=keys))
 
     def finding(
         self,

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from allocation.diagnostics import Finding, Severity, Source
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from allocation.diagnostics import Finding, Severity, Source
 from areal_like.config.findings import ConfigError, Origins, nearest_keys, nearest_words
 from areal_like.config.keys import all_keys, annotation_of, members, takes_text
 from areal_like.config.schema import RunConfig
 
 COMMAND_LINE = "command line"
+_ALTERNATIVES = (
+    ("actor.path", "actor.init_model"),
+    ("allocation_mode", "actor.backend"),
+    ("allocation_mode", "rollout.backend"),
+)
 _EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -45,10 +50,13 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a run's YAML and apply overrides such as `actor.backend=megatron:d4`; raises ConfigError.
 
     Values may refer to each other (`${gconfig.n_samples}`). An override of a text is taken letter by letter, so no
-    quotes are needed beyond the shell's own. An empty `trial_name` becomes the present time.
+    quotes are needed beyond the shell's own. Of two keys that exclude each other (`actor.path` and `actor.init_model`,
+    `allocation_mode` and the roles' `backend`) the command line's one unsets the file's. An empty `trial_name` becomes
+    the present time.
     """
     data, places = _read(file)
     findings = [finding for text in overrides if (finding := _override(data, places, text))]
+    _settle_alternatives(data, places)
     origins = Origins(places)
     values = _resolve(data, origins)
     if not values.get("trial_name"):
@@ -124,6 +132,21 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
     node[leaf] = parsed
     places[key] = COMMAND_LINE
     return None
+
+
+def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
+    """Unset what only the file says where the command line says the alternative."""
+    said = [key for key, place in places.items() if place == COMMAND_LINE]
+
+    def overridden(key: str) -> bool:
+        return any(other == key or other.startswith(f"{key}.") for other in said)
+
+    for pair in _ALTERNATIVES:
+        for key, other in (pair, pair[::-1]):
+            section, _, leaf = other.rpartition(".")
+            node = data.get(section) if section else data
+            if overridden(key) and not overridden(other) and isinstance(node, dict) and leaf in node:
+                node[leaf] = None
 
 
 def _parse(value: str, annotation: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
+
 
 class Section(BaseModel):
     """One node of the tree: immutable, unknown keys refused, no silent conversion between types."""
@@ -190,6 +192,9 @@ class ActorConfig(Section):
         5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+    timeout_s: float = Field(
+        1800.0, gt=0, description="Longest time for one call of the trainer, such as a step or a save, in seconds."
+    )
     megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
 
 
@@ -214,7 +219,7 @@ class SGLangConfig(Section):
         0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; unused on CPU."
     )
     context_length: int | None = Field(
-        None, ge=1, description="Longest sequence, in tokens; null: longest prompt plus `max_new_tokens`."
+        None, ge=1, description="Positions of the server's context, in tokens; null: as many as the run needs."
     )
     attention_backend: str | None = Field(
         None, description="SGLang's attention kernels, such as `triton`; null: SGLang's choice (torch_native on CPU)."
@@ -311,3 +316,16 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         """Directory of everything this run writes."""
         return Path(self.cluster.fileroot) / self.experiment_name / self.trial_name
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens of a prompt and its response."""
+        prompts = [self.train_dataset.max_prompt_length]
+        if self.valid_dataset is not None:
+            prompts.append(self.valid_dataset.max_prompt_length)
+        return max(prompts) + self.gconfig.max_new_tokens
+
+    @property
+    def context_length(self) -> int:
+        """Positions of a server's context, in tokens."""
+        return self.sglang.context_length or self.longest_sequence + SERVER_RESERVE

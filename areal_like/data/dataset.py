@@ -21,7 +21,10 @@ type Record = Mapping[str, Any]
 
 
 class DatasetError(Exception):
-    """A dataset that cannot be used: `field` is the config field at fault, `problem` names file and row, `remedy` what would do."""
+    """A dataset that cannot be used.
+
+    `field` is the field of its config at fault, `problem` names file and row, `remedy` says what would do.
+    """
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}; {remedy}")
@@ -145,8 +148,10 @@ def _read_hub(config: DatasetConfig) -> Sequence[Record]:
     try:
         return datasets.load_dataset(config.path, config.name, split=config.split).to_list()
     except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        problem = f"{config.path} is neither a .jsonl or .parquet file nor a dataset that the hub or its cache gives: {reason}"
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        problem = (
+            f"{config.path} is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
+        )
         raise DatasetError("path", problem, "check the name, `name` and `split`, or prepare a Parquet file") from error
 
 

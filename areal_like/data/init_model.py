@@ -44,7 +44,7 @@ def write_init_model(
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(shape.tokenizer)
-    config = _model_config(shape, tokenizer, dtype)
+    config = model_config(shape, dtype)
     rng = np.random.default_rng(seed)
     weights = {name: _initial(rng, name, size, dtype) for name, size in _tensor_shapes(config)}
     _save(weights, dtype, directory / "model.safetensors")
@@ -56,40 +56,9 @@ def write_init_model(
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
 
 
-def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
-    """One token per word and digit of the generated problems."""
-    words = {word for sentence in arithmetic.sentences() for word in re.findall(_WORDS, sentence)}
-    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *sorted(words)])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.add_special_tokens([PAD, BOS, EOS, UNK])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def _byte_tokenizer() -> tokenizers.Tokenizer:
-    """One token per byte of UTF-8."""
-    tokens = [PAD, BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
-    tokenizer.add_special_tokens([PAD, BOS, EOS])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _tokenizer_config(shape: InitModelConfig) -> dict[str, Any]:
-    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
-    if shape.tokenizer == "arithmetic":
-        special["unk_token"] = UNK
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": shape.max_position_embeddings,
-        "clean_up_tokenization_spaces": False,
-        **special,
-    }
-
-
-def _model_config(shape: InitModelConfig, tokenizer: Tokenizer, dtype: str) -> dict[str, Any]:
+def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
+    """The model's config.json."""
+    tokenizer = make_tokenizer(shape.tokenizer)
     token_id = tokenizer.backend.token_to_id
     moe = shape.num_experts is not None
     config: dict[str, Any] = {
@@ -129,6 +98,39 @@ def _model_config(shape: InitModelConfig, tokenizer: Tokenizer, dtype: str) -> d
             "router_aux_loss_coef": 0.0,
         }
     return config
+
+
+def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
+    """One token per word and digit of the generated problems."""
+    words = {word for sentence in arithmetic.sentences() for word in re.findall(_WORDS, sentence)}
+    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *sorted(words)])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.add_special_tokens([PAD, BOS, EOS, UNK])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _byte_tokenizer() -> tokenizers.Tokenizer:
+    """One token per byte of UTF-8."""
+    tokens = [PAD, BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer.add_special_tokens([PAD, BOS, EOS])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _tokenizer_config(shape: InitModelConfig) -> dict[str, Any]:
+    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
+    if shape.tokenizer == "arithmetic":
+        special["unk_token"] = UNK
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": shape.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
 
 
 def _tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:

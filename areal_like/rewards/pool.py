@@ -74,7 +74,7 @@ class RewardPool:
 
 
 def _start_worker(verify: Callable[[str, str], float]) -> None:
-    """Runs first in each worker: tie its life to the parent's, and load what the verifier imports outside any time limit."""
+    """Tie a new worker's life to the parent's, and load what the verifier imports outside any time limit."""
     parent = multiprocessing.parent_process()
     if parent is not None:  # always, in a pool's worker
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

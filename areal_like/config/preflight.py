@@ -1,0 +1,304 @@
+"""Everything about a run that can be known before a process starts, checked at once. Imports no torch.
+
+Each check is one small generator of findings; `preflight` runs them all, so that the first never hides the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from allocation import Plan
+from allocation.diagnostics import Finding, Severity, has_errors
+from areal_like.config.layout import check_layout
+from areal_like.config.load import LoadedConfig
+from areal_like.config.model import Model, find_model
+from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
+from areal_like.data.dataset import DatasetError, load_prompts, training_steps
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.trainer.megatron.transformer_options import check_overrides
+from areal_like.types import Prompt
+
+CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
+
+_SERVER_OWNS = frozenset(
+    "model_path device dtype context_length tp_size pp_size ep_size dp_size nnodes host port api_key admin_api_key "
+    "random_seed skip_tokenizer_init mem_fraction_static attention_backend max_running_requests".split()
+)
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the checks found and what they made on the way; all parts are there when `ok`."""
+
+    findings: tuple[Finding, ...]
+    device: Literal["cpu", "cuda"]
+    plan: Plan | None
+    model: Model | None
+    tokenizer: Tokenizer | None
+    train_prompts: tuple[Prompt, ...]
+    valid_prompts: tuple[Prompt, ...]
+    steps: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run may start: there may be warnings, but no errors."""
+        return not has_errors(self.findings)
+
+
+def preflight(loaded: LoadedConfig) -> Preflight:
+    """Check a configuration against the machine, the model and the data; starts nothing and writes nothing."""
+    config = loaded.config
+    device = device_of(loaded)
+    model, findings = find_model(loaded)
+    layout, plan = check_layout(loaded)
+    findings += layout
+    tokenizer = model.tokenizer if model else None
+    prompts: dict[str, list[Prompt]] = {"train_dataset": [], "valid_dataset": []}
+    for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
+        if dataset is not None and tokenizer is not None:
+            prompts[key], problems = _prompts(loaded, key, dataset, tokenizer)
+            findings += problems
+    n_train = len(prompts["train_dataset"])
+    for check in (
+        _packages,
+        _run_directory,
+        _ports,
+        _cpu,
+        _overrides,
+        _server_arguments,
+        _recompute,
+        _batches,
+        _held_out,
+    ):
+        findings += check(loaded)
+    findings += _machine(loaded, plan)
+    findings += _weight_update(loaded, plan)
+    findings += _lengths(loaded, model, plan)
+    findings += _steps(loaded, n_train) if n_train else []
+    return Preflight(
+        findings=tuple(findings),
+        device=device,
+        plan=plan,
+        model=model,
+        tokenizer=tokenizer,
+        train_prompts=tuple(prompts["train_dataset"]),
+        valid_prompts=tuple(prompts["valid_dataset"]),
+        steps=training_steps(config, n_train),
+    )
+
+
+def device_of(loaded: LoadedConfig) -> Literal["cpu", "cuda"]:
+    """What `device: auto` means here: CUDA where this host has an NVIDIA GPU."""
+    if loaded.config.device == "auto":
+        return "cuda" if _gpu_count() else "cpu"
+    return loaded.config.device
+
+
+def _gpu_count() -> int:
+    """NVIDIA GPUs that a process of this host would see."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return present if visible is None else min(present, len([gpu for gpu in visible.split(",") if gpu.strip()]))
+
+
+def _prompts(
+    loaded: LoadedConfig, key: str, dataset: DatasetConfig, tokenizer: Tokenizer
+) -> tuple[list[Prompt], list[Finding]]:
+    try:
+        return load_prompts(dataset, tokenizer), []
+    except DatasetError as error:
+        where = f"{key}.{error.field}"
+        return [], [loaded.origins.finding("RUN-DATASET", where, error.problem, error.remedy)]
+
+
+def _packages(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Only what this run imports has to be there."""
+    bridge = loaded.config.actor.megatron.bridge_type
+    needed = {
+        "scheduler.type": ("ray", "ray"),
+        "actor.backend": ("megatron.core", "megatron-core"),
+        "rollout.backend": ("sglang", "sglang"),
+        "actor.megatron.bridge_type": ("megatron.bridge", bridge)
+        if bridge == "megatron-bridge"
+        else ("mbridge", bridge),
+        "reward.type": ("math_verify", "math-verify"),
+    }
+    if loaded.config.stats_logger.tensorboard:
+        needed["stats_logger.tensorboard"] = ("tensorboard", "tensorboard")
+    for key, (module, package) in needed.items():
+        if not _installed(module):
+            yield loaded.origins.finding(
+                "RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it"
+            )
+
+
+def _installed(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    return (not parent or _installed(parent)) and importlib.util.find_spec(module) is not None
+
+
+def _run_directory(loaded: LoadedConfig) -> Iterator[Finding]:
+    """A run writes into a directory of its own and never over another's files."""
+    directory = loaded.config.run_dir
+    if directory.is_dir():
+        if (directory / CONFIG_FILE).exists():
+            message = f"{directory} holds the results of another run"
+        elif any(directory.iterdir()):
+            message = f"{directory} holds files that are no run's"
+        else:
+            return
+        yield loaded.origins.finding("RUN-DIRECTORY", "trial_name", message, "choose another trial_name")
+        return
+    above = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        message = f"{directory} cannot be made: {above} is not a directory that may be written to"
+        yield loaded.origins.finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
+
+
+def _ports(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Only this host can be asked; the servers of other nodes find out when they start."""
+    first = loaded.config.sglang.port
+    if first is None:
+        return
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", first))
+        except OSError as error:
+            message = f"port {first} cannot be used on this host: {error.strerror}"
+            yield loaded.origins.finding(
+                "RUN-PORT", "sglang.port", message, "choose another port, or null for a free one"
+            )
+
+
+def _machine(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
+    """A private cluster is this host alone."""
+    config, origins = loaded.config, loaded.origins
+    if config.scheduler.type == "ray":
+        return
+    if config.cluster.n_nodes > 1:
+        message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
+        yield origins.finding(
+            "RUN-MACHINE", "cluster.n_nodes", message, "write scheduler.type=ray, or cluster.n_nodes=1"
+        )
+    elif device_of(loaded) == "cuda" and plan is not None and plan.n_gpus > (present := _gpu_count()):
+        key = "allocation_mode" if config.allocation_mode else "actor.backend + rollout.backend"
+        message = f"{plan.n_gpus} GPUs are asked for, this host has {present}"
+        yield origins.finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")
+
+
+def _weight_update(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
+    """NCCL refuses a group with two processes on one GPU (`Duplicate GPU detected`); rank 0 sends to the servers."""
+    config = loaded.config
+    if plan is None or config.weight_update.mode != "collective" or device_of(loaded) == "cpu":
+        return
+    if plan.engine("actor").devices[0] in plan.engine("rollout").devices:
+        message = (
+            "the trainer's rank 0 shares its GPU with a server, and NCCL does not connect two processes on one GPU"
+        )
+        yield loaded.origins.finding("RUN-WEIGHTS", "weight_update.mode", message, nearest=["disk"])
+
+
+def _cpu(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Options that servers on CPU cannot honour."""
+    config, origins = loaded.config, loaded.origins
+    if device_of(loaded) == "cuda":
+        return
+    if config.sglang.attention_backend not in (None, "torch_native"):
+        message = f"SGLang has no {config.sglang.attention_backend} attention on CPU"
+        yield origins.finding("RUN-CPU", "sglang.attention_backend", message, nearest=["torch_native"])
+    if "sglang.mem_fraction_static" in origins:
+        message = "does nothing on CPU: the KV cache holds what the run can have in flight"
+        yield origins.finding("RUN-CPU", "sglang.mem_fraction_static", message, severity=Severity.WARNING)
+
+
+def _overrides(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Names that Megatron-core knows, less those that the run decides."""
+    key = "actor.megatron.override_transformer_config"
+    overrides = loaded.config.actor.megatron.override_transformer_config
+    for name, problem in check_overrides(overrides, device=device_of(loaded)).items():
+        yield loaded.origins.finding("RUN-MEGATRON", f"{key}.{name}", problem)
+
+
+def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
+    for name in sorted(_SERVER_OWNS & loaded.config.sglang.extra_args.keys()):
+        yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", f"{name} is set by the run itself")
+
+
+def _recompute(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Megatron-core's TransformerConfig wants method and number of layers with `full`, and neither without."""
+    megatron, key = loaded.config.actor.megatron, "actor.megatron.recompute"
+    full = megatron.recompute_granularity == "full"
+    for name, value in (("method", megatron.recompute_method), ("num_layers", megatron.recompute_num_layers)):
+        if full and value is None:
+            yield loaded.origins.finding(
+                "RUN-MEGATRON", f"{key}_{name}", "must be set with recompute_granularity: full"
+            )
+        if not full and value is not None:
+            yield loaded.origins.finding("RUN-MEGATRON", f"{key}_{name}", "goes with recompute_granularity: full only")
+
+
+def _batches(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Batch arithmetic that needs no layout."""
+    config, origins = loaded.config, loaded.origins
+    prompts, samples, parts = config.train_dataset.batch_size, config.gconfig.n_samples, config.actor.ppo_n_minibatches
+    if prompts * samples % parts:
+        message = f"{prompts} prompts × {samples} samples = {prompts * samples} do not divide into {parts} mini-batches"
+        yield origins.finding("RUN-BATCH", "actor.ppo_n_minibatches", message)
+    if samples < 2:
+        message = "one sample per prompt has advantage 0: a group is compared with itself"
+        yield origins.finding("RUN-BATCH", "gconfig.n_samples", message, "sample at least 2")
+    in_flight = config.rollout.max_concurrent_rollouts
+    if in_flight is not None and in_flight < samples:
+        message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
+        yield origins.finding("RUN-BATCH", "rollout.max_concurrent_rollouts", message, f"allow at least {samples}")
+
+
+def _held_out(loaded: LoadedConfig) -> Iterator[Finding]:
+    """What is measured on held-out prompts needs some."""
+    config = loaded.config
+    if config.valid_dataset is not None:
+        return
+    for key, asked in (("warm_start", config.warm_start), ("evaluator.freq_steps", config.evaluator.freq_steps)):
+        if asked is not None:
+            yield loaded.origins.finding("RUN-HELD-OUT", key, "needs held-out prompts", "set valid_dataset")
+
+
+def _lengths(loaded: LoadedConfig, model: Model | None, plan: Plan | None) -> Iterator[Finding]:
+    """A prompt and its response must fit the server, the model and one micro-batch."""
+    config, origins = loaded.config, loaded.origins
+    longest, context = config.longest_sequence, config.context_length
+    asked = f"the longest prompt and response (max_prompt_length + gconfig.max_new_tokens) have {longest} tokens"
+    if context < longest + SERVER_RESERVE:
+        message = f"{asked}, and SGLang keeps {SERVER_RESERVE}: they do not fit into {context}"
+        yield origins.finding(
+            "RUN-LENGTH", "sglang.context_length", message, f"use at least {longest + SERVER_RESERVE}"
+        )
+    if model and model.max_positions is not None and model.max_positions < context:
+        key = "gconfig.max_new_tokens" if config.sglang.context_length is None else "sglang.context_length"
+        message = f"the server's context of {context} tokens exceeds the model's {model.max_positions} positions"
+        yield origins.finding("RUN-LENGTH", key, message)
+    multiple = plan.engine("actor").packing_multiple if plan else 1
+    padded, most = -(-longest // multiple) * multiple, config.actor.mb_spec.max_tokens_per_mb
+    if padded > most:
+        message = f"{asked}, padded to {padded} (a multiple of {multiple}): more than {most}"
+        yield origins.finding("RUN-LENGTH", "actor.mb_spec.max_tokens_per_mb", message, f"use at least {padded}")
+
+
+def _steps(loaded: LoadedConfig, n_prompts: int) -> Iterator[Finding]:
+    config, origins = loaded.config, loaded.origins
+    steps = training_steps(config, n_prompts)
+    if steps < 1:
+        message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
+        yield origins.finding("RUN-STEPS", "train_dataset.batch_size", message, "lower it or raise total_train_epochs")
+    elif config.total_train_steps is not None and steps < config.total_train_steps:
+        message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
+        yield origins.finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
+    if 0 < steps <= config.actor.optimizer.warmup_steps:
+        message = f"the run has {steps} steps: the learning rate would never reach its peak"
+        yield origins.finding("RUN-STEPS", "actor.optimizer.warmup_steps", message, f"use fewer than {steps}")

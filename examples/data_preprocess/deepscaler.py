@@ -1,0 +1,59 @@
+"""Write DeepScaleR's competition problems as `train.parquet` and `test.parquet`.
+
+Fields, as in GSM8K: `question`, the problem followed by an instruction on how to give the answer; `answer`, `#### `
+and the reference answer, which may be LaTeX. The dataset has one split; `test` is a seeded choice of its rows.
+
+    python examples/data_preprocess/deepscaler.py --output-dir data/deepscaler
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow
+import typer
+from pyarrow import parquet
+
+from areal_like.config.schema import DatasetConfig
+from areal_like.data.dataset import DatasetError, Record, read_records
+
+INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
+
+
+def main(
+    output_dir: Annotated[Path, typer.Option(help="Directory for train.parquet and test.parquet.")],
+    input: Annotated[
+        str, typer.Option(help="Dataset on the hub, or a .jsonl or .parquet file with `problem` and `answer`.")
+    ] = "agentica-org/DeepScaleR-Preview-Dataset",
+    instruction: Annotated[str, typer.Option(help="Text after each problem; empty for none.")] = INSTRUCTION,
+    test_size: Annotated[int, typer.Option(min=1, help="Problems to hold out.")] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the choice.")] = 0,
+) -> None:
+    """Write DeepScaleR's problems as Parquet, ready to train from."""
+    try:
+        rows = [row(record, instruction, n) for n, record in enumerate(read_records(DatasetConfig(path=input)), 1)]
+        if test_size >= len(rows):
+            raise DatasetError("path", f"{input} has only {len(rows)} problems", "hold out fewer with --test-size")
+    except DatasetError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    random.Random(seed).shuffle(rows)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for split, part in (("train", rows[test_size:]), ("test", rows[:test_size])):
+        file = output_dir / f"{split}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(part), file)
+        typer.echo(f"{file}: {len(part)} problems")
+
+
+def row(record: Record, instruction: str, number: int) -> dict[str, str]:
+    """One problem; raises DatasetError where a field is missing."""
+    problem, answer = record.get("problem"), record.get("answer")
+    if not isinstance(problem, str) or not isinstance(answer, str | int | float):
+        raise DatasetError("path", f"row {number} is not a DeepScaleR problem", "it needs `problem` and `answer`")
+    return {"question": f"{problem} {instruction}".strip(), "answer": f"#### {answer}"}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,68 @@
+"""Write GSM8K as `train.parquet` and `test.parquet`.
+
+Fields: `question`, the problem followed by an instruction on how to give the answer; `answer`, the reference solution,
+which ends in `#### N`.
+
+    python examples/data_preprocess/gsm8k.py --output-dir data/gsm8k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow
+import typer
+from pyarrow import parquet
+
+from areal_like.config.schema import DatasetConfig
+from areal_like.data.dataset import DatasetError, Record, read_records
+
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
+
+def main(
+    output_dir: Annotated[Path, typer.Option(help="Directory for train.parquet and test.parquet.")],
+    input: Annotated[
+        str, typer.Option(help="Dataset on the hub, or a directory with train and test as .jsonl or .parquet.")
+    ] = "openai/gsm8k",
+    instruction: Annotated[str, typer.Option(help="Text after each problem; empty for none.")] = INSTRUCTION,
+) -> None:
+    """Write GSM8K's two splits as Parquet, ready to train from."""
+    try:
+        splits = {
+            split: [row(record, instruction, n) for n, record in enumerate(read(input, split), 1)]
+            for split in ("train", "test")
+        }
+    except DatasetError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        file = output_dir / f"{split}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        typer.echo(f"{file}: {len(rows)} problems")
+
+
+def read(source: str, split: str) -> Sequence[Record]:
+    """The rows of one split of a local directory or of a dataset on the hub."""
+    for suffix in (".jsonl", ".parquet"):
+        file = Path(source, split + suffix)
+        if file.is_file():
+            return read_records(DatasetConfig(path=str(file)))
+    return read_records(DatasetConfig(path=source, name="main", split=split))
+
+
+def row(record: Record, instruction: str, number: int) -> dict[str, str]:
+    """One problem; raises DatasetError where the answer is not in GSM8K's form."""
+    question, answer = record.get("question"), record.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
+        raise DatasetError(
+            "path", f"row {number} is not a GSM8K problem", "it needs `question`, and `answer` with `#### N`"
+        )
+    return {"question": f"{question} {instruction}".strip(), "answer": answer}
+
+
+if __name__ == "__main__":
+    typer.run(main)
