@@ -1,0 +1,125 @@
+import itertools
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
+from areal_like.data.dataset import DatasetError, PromptStream, load_prompts
+from areal_like.data.init_model import make_tokenizer
+from areal_like.types import Prompt
+
+BYTES = make_tokenizer("bytes")
+ROWS = [{"question": "1 + 1?", "answer": "#### 2", "level": 1}, {"question": "2 + 2 + 2?", "answer": "#### 6", "level": 2}]
+
+
+def write_jsonl(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def write_parquet(file, rows):
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return str(file)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
+def test_files_become_prompts(write, name, tmp_path):
+    prompts = load_prompts(DatasetConfig(path=write(tmp_path / name, ROWS)), BYTES)
+    assert [BYTES.decode(prompt.tokens) for prompt in prompts] == ["1 + 1?", "2 + 2 + 2?"]
+    assert [prompt.sample_id for prompt in prompts] == [0, 1]
+    assert prompts[1].record == ROWS[1]
+
+
+def test_other_field_names(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "solution": "1"}])
+    (prompt,) = load_prompts(DatasetConfig(path=path, prompt_field="problem", answer_field="solution"), BYTES)
+    assert BYTES.decode(prompt.tokens) == "1?"
+
+
+def test_max_samples_takes_the_first(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    assert [p.sample_id for p in load_prompts(ValidDatasetConfig(path=path, max_samples=1), BYTES)] == [0]
+
+
+def test_arithmetic_needs_no_file():
+    config = DatasetConfig(path="arithmetic", split="test", arithmetic=ArithmeticConfig(size=5))
+    assert len(load_prompts(config, make_tokenizer("arithmetic"))) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "words"),
+    [
+        ("", "path", ["no rows"]),
+        ('{"question": "1"', "path", ["line 1", "not JSON"]),
+        ('{"question": "1", "answer": "1"}\n[3]\n', "path", ["line 2", "not an object"]),
+        ('{"question": "1", "answer": "1"}\n{"question": "1"}\n', "answer_field", ["row 2", "'answer'", "question"]),
+        ('{"question": 3, "answer": "1"}\n', "prompt_field", ["row 1", "'question'"]),
+        ('{"question": "12345678", "answer": "1"}\n', "max_prompt_length", ["row 1", "8 tokens", "more than 5"]),
+    ],
+)
+def test_a_fault_names_file_row_and_remedy(content, field, words, tmp_path):
+    file = tmp_path / "faulty.jsonl"
+    file.write_text(content)
+    with pytest.raises(DatasetError) as caught:
+        load_prompts(DatasetConfig(path=str(file), max_prompt_length=5), BYTES)
+    assert caught.value.field == field and caught.value.remedy
+    assert all(word in str(caught.value) for word in ["faulty.jsonl", *words])
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet"])
+def test_a_missing_file_is_named(name, tmp_path):
+    with pytest.raises(DatasetError, match="does not exist"):
+        load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
+
+
+def test_what_is_not_parquet_is_refused(tmp_path):
+    (tmp_path / "a.parquet").write_text("not parquet")
+    with pytest.raises(DatasetError, match="cannot be read as Parquet"):
+        load_prompts(DatasetConfig(path=str(tmp_path / "a.parquet")), BYTES)
+
+
+def test_words_unknown_to_the_tokenizer_are_refused(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "Zoe has 3 zebras.", "answer": "#### 3"}])
+    with pytest.raises(DatasetError, match="tokenizer does not know"):
+        load_prompts(DatasetConfig(path=path), make_tokenizer("arithmetic"))
+
+
+def test_an_unknown_split_of_arithmetic_is_refused():
+    with pytest.raises(DatasetError, match="no split dev"):
+        load_prompts(DatasetConfig(path="arithmetic", split="dev"), make_tokenizer("arithmetic"))
+
+
+PROMPTS = [Prompt(i, [i], {}) for i in range(7)]
+
+
+def ids(stream, count):
+    return [prompt.sample_id for prompt in itertools.islice(stream, count)]
+
+
+def test_every_pass_gives_each_prompt_once_in_another_order():
+    stream = PromptStream(PROMPTS, shuffle=True, seed=1)
+    first, second = ids(stream, 7), ids(stream, 7)
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second
+    assert ids(PromptStream(PROMPTS, shuffle=True, seed=1), 7) == first
+
+
+def test_without_shuffling_the_order_is_the_datasets():
+    assert ids(PromptStream(PROMPTS, shuffle=False, seed=1), 9) == [0, 1, 2, 3, 4, 5, 6, 0, 1]
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7, 10])
+def test_a_restored_stream_goes_on_where_it_stood(taken):
+    stream = PromptStream(PROMPTS, shuffle=True, seed=1)
+    ids(stream, taken)
+    restored = PromptStream(PROMPTS, shuffle=True, seed=1)
+    restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert ids(restored, 20) == ids(stream, 20)
+
+
+def test_a_place_in_another_dataset_is_refused():
+    state = PromptStream(PROMPTS, shuffle=True, seed=1).state_dict()
+    with pytest.raises(ValueError, match="7 prompts, the dataset now has 3"):
+        PromptStream(PROMPTS[:3], shuffle=True, seed=1).load_state_dict(state)

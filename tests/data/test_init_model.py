@@ -1,0 +1,56 @@
+import pytest
+
+from areal_like.config.schema import InitModelConfig
+from areal_like.data import arithmetic
+from areal_like.data.init_model import make_tokenizer, write_init_model
+from areal_like.data.tokenizer import Tokenizer
+
+DENSE = InitModelConfig()
+MOE = InitModelConfig(tokenizer="bytes", vocab_size=300, num_experts=4, tie_word_embeddings=False)
+
+
+def test_the_arithmetic_tokenizer_knows_every_problem():
+    tokenizer = make_tokenizer("arithmetic")
+    assert tokenizer.vocab_size < 60
+    for record in arithmetic.generate(500, max_number=999, seed=0, split="train"):
+        text = f"{record['question']}{record['answer']}"
+        tokens = tokenizer.encode(text)
+        assert tokenizer.unk_token_id not in tokens
+        assert tokenizer.decode(tokens) == text
+
+
+def test_arithmetic_answers_are_short():
+    tokenizer = make_tokenizer("arithmetic")
+    assert len(tokenizer.encode_response("#### 17")) == 4  # mark, two digits, end
+
+
+def test_words_outside_the_problems_are_noticed():
+    tokenizer = make_tokenizer("arithmetic")
+    assert tokenizer.unk_token_id in tokenizer.encode("Zoe has 3 apples.")
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [(DENSE, "float32"), (MOE, "bfloat16")], ids=["dense", "moe"])
+def test_transformers_loads_the_model_and_its_tokenizer(shape, dtype, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_init_model(shape, tmp_path, seed=1, dtype=dtype)
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())  # no key missing, unexpected or of another shape
+    assert model.dtype == getattr(torch, dtype)
+    assert model.config.rope_parameters["rope_theta"] == 1_000_000.0
+    text = "Tom has 12 apples and buys 7 more."
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.load(str(tmp_path))
+    tokens = ours.encode(text)
+    assert theirs(text).input_ids == tokens and theirs.decode(tokens) == text
+    assert (theirs.eos_token_id,) == ours.eos_token_ids and theirs.pad_token_id is not None
+    logits = model(torch.tensor([tokens])).logits
+    assert logits.shape[-1] == (shape.vocab_size or ours.vocab_size) and logits.isfinite().all()
+    assert 0.01 < model.get_parameter("model.layers.0.self_attn.q_proj.weight").std() < 0.03
+
+
+def test_the_seed_decides_the_weights(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_init_model(DENSE, tmp_path / name, seed=seed)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from areal_like.config.schema import InitModelConfig
+from areal_like.data.init_model import make_tokenizer, write_init_model
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_init_model(InitModelConfig(tokenizer="bytes", num_hidden_layers=1), tmp_path, seed=0)
+    return tmp_path
+
+
+def edit(file, **changes):
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_plain_prompt_is_the_text_itself(model):
+    tokenizer = Tokenizer.load(str(model))
+    assert tokenizer.decode(tokenizer.encode_prompt("1 + 1 = é?")) == "1 + 1 = é?"
+
+
+def test_a_response_ends_with_the_end_token(model):
+    tokenizer = Tokenizer.load(str(model))
+    tokens = tokenizer.encode_response("#### 2")
+    assert tokens[-1] == tokenizer.eos_token_ids[0] and tokenizer.decode(tokens) == "#### 2"
+
+
+def test_the_chat_template_gives_what_transformers_gives(model):
+    edit(model / "tokenizer_config.json", chat_template=TEMPLATE)
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(model)
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "é"}]
+    wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    ours = Tokenizer.load(str(model))
+    assert ours.encode_chat(messages) == wanted
+    assert ours.encode_prompt("é") == theirs.apply_chat_template(
+        [{"role": "user", "content": "é"}], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+
+
+def test_end_tokens_come_from_the_generation_config_first(model):
+    edit(model / "generation_config.json", eos_token_id=[5, 7])
+    assert Tokenizer.load(str(model)).eos_token_ids == (5, 7)
+    for name in ("generation_config.json", "config.json"):
+        (model / name).unlink()
+    assert Tokenizer.load(str(model)).eos_token_ids == (make_tokenizer("bytes").eos_token_ids[0],)
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+        Tokenizer.load(str(tmp_path))
+
+
+def test_a_template_that_refuses_is_a_tokenizer_error(model):
+    edit(model / "tokenizer_config.json", chat_template="{{ raise_exception('no') }}")
+    with pytest.raises(TokenizerError, match="no"):
+        Tokenizer.load(str(model)).encode_prompt("x")
