@@ -31,7 +31,8 @@ def prepare_imports(cuda: bool) -> None:
         kernels.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None)
         kernels.__getattr__ = _refusal  # type: ignore[method-assign]
         sys.modules["sgl_kernel"] = kernels
-        os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+        # "none": tensor parallelism would start NCCL, whose library torch brings along
+        os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_NCCL_SO_PATH": "none"}
 
 
 def _refusal(name: str) -> Callable[..., Never]:

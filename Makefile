@@ -1,0 +1,49 @@
+# make demo | test | lint set themselves up; PYTHON=/path/to/python3.12 names the Python that .venv is made with.
+VENV := .venv
+RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+PYTEST_ARGS ?= tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-gpu demo test lint format lock clean
+
+help:
+	@echo "make demo    train a small model on this machine's CPU, a few minutes"
+	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
+	@echo "make lint    ruff and mypy"
+	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
+
+setup: $(VENV)/.cpu-installed
+
+$(VENV)/.cpu-installed: requirements/cpu.lock requirements/uv.txt requirements/install pyproject.toml
+	@PYTHON="$(PYTHON)" requirements/install cpu && touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.cpu-installed requirements/dev.lock
+	@requirements/install dev && touch $@
+
+setup-gpu: $(VENV)/.gpu-installed
+
+$(VENV)/.gpu-installed: $(VENV)/.cpu-installed requirements/gpu.txt
+	@requirements/install gpu && touch $@
+
+demo: setup
+	@$(RUN) python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml $(ARGS)
+
+test: $(VENV)/.dev-installed
+	@$(RUN) OMP_NUM_THREADS=1 python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev-installed
+	@$(RUN) ruff check
+	@$(RUN) ruff format --check
+	@$(RUN) mypy
+
+format: $(VENV)/.dev-installed
+	@$(RUN) ruff check --fix
+	@$(RUN) ruff format
+
+# Pins to pins with hashes: resolves nothing.
+lock: $(VENV)/.cpu-installed
+	@for set in cpu dev; do $(RUN) python -m uv pip compile -q --generate-hashes --no-deps --no-annotate --no-header \
+		--no-emit-index-url --python-version 3.12 requirements/$$set.txt -o requirements/$$set.lock; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
