@@ -1,8 +1,8 @@
 """The last process of a run: waits for the process that started it to end, then removes what the run left.
 
-Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY`, with the read end of a pipe as standard input. Nothing is ever written
-to the pipe; it ends when its owner closes it or dies, SIGKILL included. A member of the run is a process whose
-environment was given `AREAL_LIKE_RUN=RUN_ID` at its start.
+Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY`, with two pipes. Nothing is written to standard
+input, which ends when its owner closes it or dies, SIGKILL included; standard output ends when all is done. A member of
+the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 def main() -> None:
     run_id, directory = sys.argv[1:]
+    owner = psutil.Process(os.getppid())
+    if os.fork():  # Ray kills the children of a worker that ends
+        os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    owner = os.getppid()
     shared_memory = SharedMemoryWatch()
     # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
-    while not select.select([sys.stdin], [], [], 0.2)[0] and os.getppid() == owner:
+    while not select.select([sys.stdin], [], [], 0.2)[0] and owner.is_running():
         shared_memory.look(lambda: members(run_id))
     shared_memory.look(lambda: members(run_id))
-    end_members(run_id, spared={os.getpid(), owner})
+    end_members(run_id, spared={os.getpid(), owner.pid})
     shared_memory.remove()
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,18 +32,15 @@ def run_lifetime(run_id: str) -> Iterator[Path]:
     directory.mkdir(mode=0o700, exist_ok=True)
     variables = _variables(run_id)
     before = {name: os.environ.get(name) for name in variables}
-    reader, writer = os.pipe()
-    command = [sys.executable, "-P", "-m", janitor.__name__, run_id, str(directory)]
     keeper = subprocess.Popen(
-        command,
+        [sys.executable, "-P", "-m", janitor.__name__, run_id, str(directory)],
         env=_without_run({**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}),
-        stdin=reader,
-        stdout=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd="/",
         start_new_session=True,
     )
-    os.close(reader)
     os.environ.update(variables)
     try:
         yield directory
@@ -51,8 +50,8 @@ def run_lifetime(run_id: str) -> Iterator[Path]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        os.close(writer)
-        keeper.wait(JANITOR_LIMIT_S)
+        with uninterrupted():
+            keeper.communicate(timeout=JANITOR_LIMIT_S)
 
 
 def _without_run(environment: dict[str, str]) -> dict[str, str]:
@@ -64,6 +63,19 @@ def temporary_directory(run_id: str) -> Path:
     """Where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
     root = tempfile.gettempdir()
     return Path(root if len(root) <= LONGEST_TMP else "/tmp") / f"areal-{run_id}"
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C while something short has to be finished; it counts in the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Caretaker:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from areal_like.cluster.errors import ClusterError
+from areal_like.cluster.lifetime import uninterrupted
 from areal_like.config.schema import SchedulerConfig
 
 LOOPBACK = "127.0.0.1"
@@ -64,7 +65,8 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
     try:
         yield
     finally:
-        ray.shutdown()
+        with uninterrupted():
+            ray.shutdown()
 
 
 def _configure(settings: dict[str, str]) -> None:
@@ -74,10 +76,10 @@ def _configure(settings: dict[str, str]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host:  # `auto`
+    if address == "auto":
         return
-    if not port.isdigit():
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
         raise ClusterError(f"scheduler.address: {address!r} is not `auto` or HOST:PORT, such as 10.0.0.1:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()

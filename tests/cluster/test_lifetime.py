@@ -123,12 +123,11 @@ def test_a_rank_that_dies_while_the_other_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
-        ((signal.SIGINT,), -signal.SIGINT),
         ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
         ((signal.SIGTERM,), 128 + signal.SIGTERM),
         ((signal.SIGKILL,), -signal.SIGKILL),
     ],
-    ids=["ctrl-c", "ctrl-c twice", "SIGTERM", "SIGKILL"],
+    ids=["ctrl-c twice", "SIGTERM", "SIGKILL"],
 )
 def test_a_run_that_is_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...], code: int) -> None:
     with job("wait", tmp_path) as run:
