@@ -9,8 +9,10 @@
 from allocation.compiler import Result, check, compile
 from allocation.diagnostics import RULES, AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid
+from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
 from allocation.reading import parse
+from allocation.settings import BatchSpec, MegatronSettings
 from allocation.syntax import Allocation
 
 
@@ -26,10 +28,14 @@ __all__ = [
     "RULES",
     "Allocation",
     "AllocationError",
+    "BatchSpec",
     "Cluster",
     "Device",
     "EnginePlan",
     "Finding",
+    "MegatronSettings",
+    "ModelError",
+    "ModelSpec",
     "ParallelSizes",
     "Plan",
     "RankGrid",
@@ -41,6 +47,7 @@ __all__ = [
     "check",
     "compile",
     "format",
+    "load_model",
     "parse",
     "render",
 ]

@@ -7,17 +7,19 @@ text -> reading -> tree -> resolve -> engines -> placement -> plan
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from allocation import rules as rules  # registers its rules
-from allocation import words as words
-from allocation.diagnostics import AllocationError, Finding, Problem, Severity, Source, has_errors, rule, run_rules
+import allocation.rules as _rules  # noqa: F401  (registers the rules)
+from allocation.diagnostics import AllocationError, Finding, Problem, Source, has_errors, rule, run_rules
 from allocation.grid import DEFAULT_ORDER
+from allocation.model_spec import ModelError, ModelSpec, load_model
+from allocation.nearest import with_nearest
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.reading import read
 from allocation.resolve import SERVER, Engine, resolve
+from allocation.settings import BatchSpec, MegatronSettings
 from allocation.syntax import Allocation, Dim, Group, Layout, Member, Word
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")
@@ -38,46 +40,107 @@ class Result:
         return self.plan is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known besides the string. `model` None: rules about the model have nothing to say; likewise `batch`."""
+
+    cluster: Cluster | None = None
+    model: ModelSpec | str | None = None
+    batch: BatchSpec | None = None
+    megatron: MegatronSettings = field(default_factory=MegatronSettings)
+    order: str = DEFAULT_ORDER
+
+
 def check(
     spec: Spec,
     *,
     cluster: Cluster | None = None,
+    model: ModelSpec | str | None = None,
+    batch: BatchSpec | None = None,
+    megatron: MegatronSettings | None = None,
     order: str = DEFAULT_ORDER,
     key: str | None = None,
 ) -> Result:
-    """Checks an allocation against everything that is known.
+    """Checks an allocation against everything that is known, and plans it when nothing is wrong.
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
-    findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `order` is Megatron's
-    rank order. Wrong input never raises; it is in the findings.
+    findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
+    or a name; `order` is Megatron's rank order. Wrong input never raises; it is in the findings.
     """
-    request, source, findings = _request(spec, cluster, key)
-    if has_errors(findings) and not request.groups:
-        return Result(tuple(findings), None)
-    request, star_findings = fill_stars(request, source)
-    findings += star_findings
-    for engine in request.engines:
-        findings += run_rules(engine.backend.kind, engine.source, engine, order)
-    placed: tuple[Gpus, ...] = ()
-    if not any(f.code == "ALLOC-GPU-RANGE" for f in findings) and not has_errors(star_findings):
-        placed, placement_findings = place(request, source)
-        findings += placement_findings
-    plan = None if has_errors(findings) else _plan(request, placed, order)
-    return Result(tuple(findings), plan)
+    context = Context(cluster, model, batch, megatron or MegatronSettings(), order)
+    if isinstance(model, str):
+        try:
+            context = replace(context, model=load_model(model))
+        except ModelError as error:
+            result = judge(spec, replace(context, model=None), key)
+            return Result((*run_rules("model file", Source(model, "model"), error), *result.findings), None)
+    result = judge(spec, context, key)
+    if result.plan is None:
+        result = Result(
+            with_nearest(spec, key, result.findings, lambda other: judge(other, context, key).findings), None
+        )
+    return result
 
 
 def compile(
     spec: Spec,
     *,
     cluster: Cluster | None = None,
+    model: ModelSpec | str | None = None,
+    batch: BatchSpec | None = None,
+    megatron: MegatronSettings | None = None,
     order: str = DEFAULT_ORDER,
     key: str | None = None,
 ) -> Plan:
-    """The plan of an allocation. Raises `AllocationError` with all findings when one is an error."""
-    result = check(spec, cluster=cluster, order=order, key=key)
+    """The plan of an allocation; arguments as for `check`. Raises `AllocationError` with all findings."""
+    result = check(spec, cluster=cluster, model=model, batch=batch, megatron=megatron, order=order, key=key)
     if result.plan is None:
         raise AllocationError(result.findings)
     return result.plan
+
+
+def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
+    """`check` without suggestions, with the model already read."""
+    request, source, findings = _request(spec, context.cluster, key)
+    if not request.groups:
+        return Result(tuple(findings), None)
+    request, star_findings = fill_stars(request, source)
+    findings += star_findings
+    for engine in request.engines:
+        findings += _engine_findings(engine, context)
+    placed: tuple[Gpus, ...] = ()
+    if not has_errors(star_findings) and not any(finding.code == "ALLOC-GPU-RANGE" for finding in findings):
+        placed, placement_findings = place(request, source)
+        findings += placement_findings
+    plan = None if has_errors(findings) else _plan(request, placed, context.order)
+    return Result(tuple(findings), plan)
+
+
+def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
+    """The findings of every rule that has what it needs."""
+    kind, source, model, batch = engine.backend.kind, engine.source, context.model, context.batch
+    settings = context.megatron
+    findings = run_rules(kind, source, engine, context.order)
+    if isinstance(model, ModelSpec):
+        findings += run_rules("model", source, engine, model)
+        findings += run_rules(f"{kind} model", source, engine, model)
+    if kind == SERVER:
+        return findings
+    if engine.backend.name == "megatron":
+        findings += run_rules("settings", source, engine, settings)
+        if isinstance(model, ModelSpec):
+            findings += run_rules("settings model", source, engine, settings, model)
+    if batch is None:
+        return findings
+    wrong = run_rules("batch", source, engine, batch)
+    findings += wrong
+    if not wrong:
+        findings += run_rules("good batch", source, engine, batch)
+        if engine.backend.name == "megatron":
+            findings += run_rules("settings batch", source, engine, settings, batch)
+        if isinstance(model, ModelSpec):
+            findings += run_rules("batch model", source, engine, batch, model)
+    return findings
 
 
 def _request(spec: Spec, cluster: Cluster | None, key: str | None) -> tuple[Request, Source, list[Finding]]:
@@ -116,6 +179,12 @@ def _fields(fields: list[tuple[str, str]]) -> tuple[Source, list[Finding], list[
         return source, findings, groups
     text = " + ".join(text for _, text in fields)
     return Source(text, " + ".join(f"{role}.backend" for role, _ in fields)), findings, groups
+
+
+@rule("ALLOC-MODEL", "model file", source="the model's config.json")
+def model_readable(error: ModelError) -> Iterator[Problem]:
+    """The model must be found and its config complete; wrong and unknown fields are named."""
+    yield Problem(str(error))
 
 
 @rule("ALLOC-FIELD-MEMBERS", "field", source="AReaL's per-engine fields")

@@ -7,7 +7,7 @@ Every finding belongs to a rule. A rule is a small generator function of `Proble
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -89,10 +89,6 @@ class Finding:
     def span(self) -> Span | None:
         """The span that the finding is mainly about."""
         return self.spans[0] if self.spans else None
-
-    def with_nearest(self, nearest: tuple[str, ...]) -> Finding:
-        """The same finding with suggestions."""
-        return replace(self, nearest=nearest)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""

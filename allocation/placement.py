@@ -62,10 +62,10 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
         if any(engine.starred for engine in group):
             try:
                 room = _room(request, group)
+                findings += run_rules("star room", source, request, group, room)
+                group = tuple(_fill(engine, room) if engine.starred else engine for engine in group)
             except UnknownSize:
                 return request, findings
-            findings += run_rules("star room", source, request, group, room)
-            group = tuple(_fill(engine, room) if engine.starred else engine for engine in group)
         groups.append(group)
     return Request(tuple(groups), request.cluster), findings
 
@@ -95,6 +95,7 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
 def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Finding]]:
     """GPU ids of every engine, left to right, and the findings; without sizes nothing is placed."""
     try:
+        _ = [engine.world for engine in request.engines]
         needs = [group_size(group) for group in request.groups]
     except UnknownSize:
         return (), []

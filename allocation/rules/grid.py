@@ -20,7 +20,7 @@ def expert_grid_divides_world(engine: Engine, order: str) -> Iterator[Problem]:
     rest is expert data parallelism. The smallest world is pp·lcm(tp·cp, etp·ep)."""
     if engine.backend.folds and engine.world % engine.expert_block:
         product = f"{engine.ep}·{engine.etp}·{engine.pp} = {engine.expert_block}"
-        message = f"`{engine.says('ep')}` does not fit: e·t·p = {product} does not divide {engine.world} GPUs"
+        message = f"`{engine.says('ep')}` does not fit: e·t·p = {product} does not divide {engine.world} GPU{'s' * (engine.world > 1)}"
         help = f"this layout needs a multiple of {engine.smallest_world} GPUs"
         yield Problem(message, engine.spans("ep", "etp", "pp"), help)
 

@@ -1,0 +1,172 @@
+"""Nearest valid strings: small changes of the layouts that have errors, each checked before it is offered.
+
+The distance of a change is the sum of |log2(new / old)| over the counts that change; see `_distance`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+from allocation.diagnostics import RULES, Finding, Severity, Source, has_errors
+from allocation.reading import parse
+from allocation.resolve import ATTN_LETTERS, BACKENDS, FFN_LETTERS, count
+from allocation.syntax import Allocation, Dim, Group, Layout, Member
+
+OFFERED = 2
+MOST_CHECKS = 60
+LONGEST_TEXT = 160
+# Scopes of the rules that other counts can satisfy; a wrong word they cannot.
+CURABLE = frozenset(
+    ("trainer", "server", "model", "trainer model", "server model", "settings model", "settings", "good batch",
+     "settings batch", "placement", "placed", "star room")
+)  # fmt: skip
+# Changing the experts or the data-parallel size leaves the model's own split as the user wrote it.
+_PREFERENCE = "edctpv"
+
+Spec = str | Mapping[str, str]
+Findings = tuple[Finding, ...]
+Judge = Callable[[Spec], Findings]
+
+
+def with_nearest(spec: Spec, key: str | None, findings: Findings, judge: Judge) -> Findings:
+    """The findings; errors get up to two valid strings where changing counts is enough to reach them."""
+    checks = iter(range(MOST_CHECKS))
+    if isinstance(spec, str):
+        return _attach(findings, Source(spec, key), judge, checks)
+    for role, text in spec.items():
+        others = {f"{name}.backend" for name in spec if name != role}
+
+        def judge_field(other: str, role: str = role, others: set[str] = others) -> Findings:
+            return tuple(finding for finding in judge({**spec, role: other}) if finding.key not in others)
+
+        findings = _attach(findings, Source(text, f"{role}.backend"), judge_field, checks)
+    return findings
+
+
+def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings], checks: Iterator[int]) -> Findings:
+    wrong = [finding for finding in findings if finding.severity is Severity.ERROR and finding.source == source]
+    curable = all(RULES[f.code].scope in CURABLE and f.spans for f in wrong if f.code != "ALLOC-FOLD-PIPELINE")
+    if not wrong or not curable or len(source.text) > LONGEST_TEXT:
+        return findings
+    nearest = _search(source.text, judge, checks)
+    return tuple(replace(finding, nearest=nearest) if finding in wrong else finding for finding in findings)
+
+
+def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) -> tuple[str, ...]:
+    """Valid strings near `text`: one member after the other is changed until nothing is wrong with it.
+
+    Each candidate takes one of `checks`; when there are none left, what was found has to do.
+    """
+    tree = parse(text)
+    members = list(tree.members)
+    current = [(text, members)]
+    for number, member in enumerate(members):
+        kept: list[tuple[str, list[Member]]] = []
+        for base_text, base in current:
+            if not _wrong(judge(base_text), base_text, number):
+                kept.append((base_text, base))
+                continue
+            for variant, _ in zip(_variants(member), checks, strict=False):
+                changed = [*base[:number], variant, *base[number + 1 :]]
+                candidate = _text(tree, changed)
+                if not _wrong(judge(candidate), candidate, number):
+                    kept.append((candidate, changed))
+                    if len(kept) == OFFERED:
+                        break
+        current = kept[:OFFERED]
+    valid = tuple(candidate for candidate, _ in current if not has_errors(judge(candidate)))
+    return valid or _smaller(tree, judge)
+
+
+def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, ...]:
+    """The allocation with every data-parallel size halved until it fits, and with two groups colocated."""
+    members = list(tree.members)
+    found = []
+    if len(tree.groups) == 2 and len(members) == 2:
+        found.append(str(Allocation((Group(tuple(members)),))))
+    for step in range(1, 8):
+        sizes = [{d.letter: count(d) or 0 for d in member.layout.attn} for member in members]
+        if any(size.get("d", 1) % 2**step for size in sizes):
+            break
+        halved = [_changed(m, {("attn", "d"): s["d"] // 2**step}) for m, s in zip(members, sizes, strict=True)]
+        found.append(_text(tree, halved))
+    return tuple(text for text in found if not has_errors(judge(text)))[:OFFERED]
+
+
+def _wrong(findings: Iterable[Finding], text: str, number: int) -> bool:
+    """Whether an error lies in member `number` of `text`."""
+    span = list(parse(text).members)[number].span
+    return any(
+        f.severity is Severity.ERROR and (f.span is None or span.start <= f.span.start < span.end) for f in findings
+    )
+
+
+def _text(tree: Allocation, members: Iterable[Member]) -> str:
+    remaining = iter(members)
+    return str(Allocation(tuple(Group(tuple(next(remaining) for _ in group.members)) for group in tree.groups)))
+
+
+def _variants(member: Member) -> Iterator[Member]:
+    """Members with one or two counts changed, nearest first."""
+    backend = BACKENDS.get(member.backend.text)
+    if backend is None or any(count(dim) is None and dim.count != "*" for dim in _dims(member)):
+        return
+    present = {(part, dim.letter): count(dim) for part, dim in _parts(member) if dim.count != "*"}
+    present.setdefault(("attn", "d"), 1)
+    single = []
+    for (part, letter), value in present.items():
+        if value is None or letter not in (ATTN_LETTERS if part == "attn" else FFN_LETTERS):
+            continue
+        if part == "ffn" and letter in "dp":
+            continue
+        single += [(_distance(value, new), letter, (part, letter), new) for new in _near(value)]
+    single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1])))
+    if any(part == "ffn" for part, _ in present):
+        yield _changed(member, {})
+    for _, _, place, new in single[:40]:
+        yield _changed(member, {place: new})
+    for rounded in (math.floor, math.ceil):
+        yield _changed(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
+    pairs = [(a[0] + b[0], a, b) for a, b in combinations(single[:16], 2) if a[2] != b[2]]
+    for _, a, b in sorted(pairs, key=lambda pair: pair[0]):
+        yield _changed(member, {a[2]: a[3], b[2]: b[3]})
+
+
+def _near(value: int) -> list[int]:
+    steps = [value * 2, value * 4, value // 2, value // 4, value + 1, value - 1, value + 2, value - 2, 1]
+    return [new for new in dict.fromkeys(steps) if new >= 1 and new != value]
+
+
+def _distance(old: int, new: int) -> float:
+    """Sizes that are no power of two come last: few models and clusters divide by them."""
+    return abs(math.log2(new / old)) + (2 if new & (new - 1) else 0)
+
+
+def _dims(member: Member) -> Iterator[Dim]:
+    return (dim for _, dim in _parts(member))
+
+
+def _parts(member: Member) -> Iterator[tuple[str, Dim]]:
+    yield from (("attn", dim) for dim in member.layout.attn)
+    yield from (("ffn", dim) for dim in member.layout.ffn or ())
+
+
+def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
+    """The member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
+    attn = [Dim(d.letter, str(changes.get(("attn", d.letter), d.count))) for d in member.layout.attn]
+    if ("attn", "d") in changes and all(d.letter != "d" for d in attn):
+        attn.insert(0, Dim("d", str(changes["attn", "d"])))
+    if member.layout.ffn is None:
+        return replace(member, layout=Layout(tuple(attn)))
+    size = {d.letter: count(d) or 1 for d in attn}
+    ffn = [Dim(d.letter, str(changes.get(("ffn", d.letter), d.count))) for d in member.layout.ffn]
+    expert = {d.letter: count(d) or 1 for d in ffn}
+    derived = {
+        "p": size.get("p", 1),
+        "d": size.get("d", 1) * size.get("t", 1) * size.get("c", 1) // (expert.get("t", 1) * expert.get("e", 1)) or 1,
+    }
+    ffn = [Dim(d.letter, str(derived.get(d.letter, d.count))) for d in ffn]
+    return replace(member, layout=Layout(tuple(attn), tuple(ffn)))

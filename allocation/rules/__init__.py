@@ -1,0 +1,8 @@
+"""Every constraint: one small function each, with its reason in the docstring and its source.
+
+Importing this package registers them all.
+"""
+
+from allocation.rules import batch, grid, model, settings, words
+
+__all__ = ["batch", "grid", "model", "settings", "words"]

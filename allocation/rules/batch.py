@@ -1,0 +1,113 @@
+"""Rules that need the batch: how a step's sequences come out per rank and micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from allocation.diagnostics import Problem, Severity, rule
+from allocation.model_spec import ModelSpec
+from allocation.resolve import Engine
+from allocation.settings import BatchSpec, MegatronSettings
+
+_MICROBATCHES = "Megatron-LM core/num_microbatches_calculator.py"
+_SCHEDULES = "Megatron-LM core/pipeline_parallel/schedules.py"
+
+
+def packing_multiple(engine: Engine) -> int:
+    """What a packed sequence is padded to a multiple of, in tokens: 2·c·t with context parallelism, else t."""
+    return (2 * engine.cp if engine.cp > 1 else 1) * engine.tp
+
+
+def _breakdown(batch: BatchSpec) -> str:
+    steps = f" / {batch.n_minibatches} mini-batches" if batch.n_minibatches > 1 else ""
+    return f"{batch.n_prompts} prompts · {batch.n_samples} samples{steps}"
+
+
+@rule("ALLOC-BATCH-SIZES", "batch", source="a batch counts things")
+def batch_positive(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """Every number of a batch is at least 1."""
+    for name in batch.__slots__:
+        value = getattr(batch, name)
+        if value is not None and value < 1:
+            yield Problem(f"{name} must be at least 1, not {value}")
+
+
+@rule("ALLOC-BATCH-MINIBATCHES", "good batch", source="mini-batches of one step are equal")
+def minibatches_divide(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """The optimizer steps of one batch train on equally many sequences."""
+    if batch.sequences % batch.n_minibatches:
+        message = f"{batch.sequences} sequences ({batch.n_prompts} · {batch.n_samples}) are not divisible by "
+        yield Problem(f"{message}{batch.n_minibatches} mini-batches")
+
+
+@rule("ALLOC-BATCH-DP", "good batch", source=_MICROBATCHES, megatron="global_batch_size")
+def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """Every data-parallel rank trains in every optimizer step: with a fixed micro-batch on equally many
+    sequences, with packing on at least one."""
+    sequences = batch.sequences // batch.n_minibatches
+    if batch.micro_batch is not None and sequences % (batch.micro_batch * engine.dp):
+        message = (
+            f"{sequences} sequences ({_breakdown(batch)}) are not divisible by "
+            f"micro-batch {batch.micro_batch} · `{engine.says('dp')}` = {batch.micro_batch * engine.dp}"
+        )
+        yield Problem(message, engine.spans("dp"))
+    elif batch.micro_batch is None and sequences < engine.dp:
+        message = f"{sequences} sequences ({_breakdown(batch)}) leave some of `{engine.says('dp')}` without work"
+        yield Problem(message, engine.spans("dp"))
+
+
+@rule("ALLOC-BATCH-VPP", "settings batch", source=_SCHEDULES, megatron="microbatch_group_size_per_vp_stage")
+def virtual_microbatches(engine: Engine, settings: MegatronSettings, batch: BatchSpec) -> Iterator[Problem]:
+    """The interleaved schedule runs micro-batches in groups of pp to M, and the last group must not be
+    smaller than the pipeline."""
+    if engine.vpp == 1 or batch.micro_batch is None:
+        return
+    count = batch.sequences // batch.n_minibatches // (batch.micro_batch * engine.dp)
+    group = settings.microbatch_group_size_per_vp_stage or engine.pp
+    if not engine.pp <= group <= count:
+        message = f"micro-batch group {group} is not between p = {engine.pp} and the {count} micro-batches of a rank"
+        yield Problem(message, engine.spans("pp", "vpp"))
+    elif 0 < count % group < engine.pp:
+        message = f"{count} micro-batches in groups of {group} leave a last group of {count % group}, smaller than p"
+        yield Problem(message, engine.spans("pp", "vpp"))
+
+
+@rule("ALLOC-BATCH-BUBBLE", "good batch", source=_SCHEDULES, severity=Severity.WARNING)
+def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """With fewer sequences per rank than stages the pipeline is never full."""
+    per_rank = batch.sequences // batch.n_minibatches // engine.dp
+    if engine.pp > 1 and 0 < per_rank < engine.pp:
+        message = f"a rank has at most {per_rank} micro-batches for `{engine.says('pp')}`: stages wait"
+        yield Problem(message, engine.spans("pp", "dp"))
+
+
+@rule("ALLOC-SEQUENCE-CP", "good batch", source=f"{_MICROBATCHES}; training/arguments.py, seq_length")
+def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t.
+    Packed sequences are padded to that; unpacked ones have to fit."""
+    multiple = packing_multiple(engine)
+    if batch.micro_batch is not None and batch.max_length and batch.max_length % multiple:
+        product = "2·c·t" if engine.cp > 1 else "t"
+        padded = -(-batch.max_length // multiple) * multiple
+        message = f"sequences of {batch.max_length} tokens are not a multiple of {product} = {multiple}"
+        yield Problem(message, engine.spans("cp", "tp"), f"use {padded} tokens, or pack the sequences")
+
+
+@rule("ALLOC-PACKED-LENGTH", "good batch", source="Megatron-LM core/utils.py: packed sequences with CP")
+def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+    """The longest sequence, padded for packing, must fit in a micro-batch by itself."""
+    if batch.max_tokens_per_mb is None or batch.max_length is None or batch.micro_batch is not None:
+        return
+    multiple = packing_multiple(engine)
+    padded = -(-batch.max_length // multiple) * multiple
+    if padded > batch.max_tokens_per_mb:
+        message = f"a sequence of {batch.max_length} tokens is {padded} when padded to a multiple of {multiple}; "
+        message += f"max_tokens_per_mb is {batch.max_tokens_per_mb}"
+        yield Problem(message, engine.spans("cp", "tp"), f"set max_tokens_per_mb to {padded} or more")
+
+
+@rule("ALLOC-SEQUENCE-POSITIONS", "batch model", source="the model's config", megatron="max_position_embeddings")
+def positions_suffice(engine: Engine, batch: BatchSpec, model: ModelSpec) -> Iterator[Problem]:
+    """A sequence must not be longer than the model's positions."""
+    if batch.max_length and model.max_positions and batch.max_length > model.max_positions:
+        yield Problem(f"sequences of {batch.max_length} tokens exceed the {model.max_positions} of {model.name}")

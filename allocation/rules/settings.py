@@ -1,0 +1,171 @@
+"""Rules that need Megatron options: pipeline splits, MoE dispatch, recomputation, optimizer, determinism."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from allocation.diagnostics import Problem, Severity, rule
+from allocation.model_spec import ModelSpec
+from allocation.resolve import Engine
+from allocation.settings import MegatronSettings
+
+_CONFIG = "Megatron-LM core/transformer/transformer_config.py"
+_ARGUMENTS = "Megatron-LM training/arguments.py"
+DISPATCHERS = ("allgather", "alltoall", "flex")
+
+
+@rule("ALLOC-LAYERS", "settings model", source=f"{_CONFIG}, num_layers", megatron="num_layers")
+def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+    """Stages hold equally many layers, or the first and last say how many and the rest is even. Virtual
+    stages divide a rank's layers again."""
+    if settings.pipeline_model_parallel_layout is not None:
+        return
+    ends = [settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage]
+    given = [value for value in ends if value is not None]
+    layers, stages = model.layers - sum(given), engine.pp - len(given)
+    if stages < 1 or layers < 1:
+        if given and (stages or layers):
+            message = f"{model.layers} layers on {engine.pp} stages leave {layers} for {stages} stages in the middle"
+            yield Problem(message, engine.spans("pp"))
+        return
+    if layers % stages:
+        rest = f" left for {stages} middle stages" if given else ""
+        message = f"{layers} layers{rest} cannot be split evenly by `{engine.says('pp')}`"
+        help = "set num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage for an uneven split"
+        yield Problem(message, engine.spans("pp"), help)
+    for held in {layers // stages, *given} if engine.vpp > 1 and not layers % stages else ():
+        if held % engine.vpp:
+            message = f"{held} layers of a stage cannot be split by `{engine.says('vpp')}`"
+            yield Problem(message, engine.spans("vpp", "pp"))
+
+
+@rule("ALLOC-PIPELINE-LAYOUT", "settings model",
+      source="Megatron-LM core/transformer/pipeline_parallel_layer_layout.py",
+      megatron="pipeline_model_parallel_layout")  # fmt: skip
+def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+    """A layout string has one E first, one L last, a t per layer, m after the last t, and pp·v stages."""
+    text = settings.pipeline_model_parallel_layout
+    if text is None:
+        return
+    if settings.num_layers_in_first_pipeline_stage or settings.num_layers_in_last_pipeline_stage:
+        yield Problem("pipeline_model_parallel_layout excludes num_layers_in_first/last_pipeline_stage")
+    stages = _expand(text)
+    if stages is None:
+        yield Problem(f"pipeline_model_parallel_layout {text[:60]!r} is not made of E, t, m, L, `|` and (…)*n")
+        return
+    order = "".join(stages)
+    counts = Counter(order)
+    wanted = engine.pp * engine.vpp
+    if len(stages) != wanted:
+        message = f"pipeline_model_parallel_layout has {len(stages)} stages, p·v = {wanted}"
+        yield Problem(message, engine.spans("pp", "vpp"))
+    if counts["t"] != model.layers:
+        yield Problem(f"pipeline_model_parallel_layout has {counts['t']} decoder layers, {model.name} {model.layers}")
+    if counts["E"] != 1 or not order.startswith("E") or counts["L"] != 1 or not order.endswith("L"):
+        yield Problem("pipeline_model_parallel_layout starts with its only E and ends with its only L")
+    if "m" in order and order.index("m") < order.rfind("t"):
+        yield Problem("pipeline_model_parallel_layout has an MTP layer before the last decoder layer")
+
+
+_REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL]))\*([0-9]{1,3})")
+
+
+def _expand(text: str) -> list[str] | None:
+    """The stages of a layout string with all repetitions written out, None when it is malformed or absurd."""
+    while match := _REPEAT.search(text):
+        text = text[: match.start()] + (match[1] or match[2] or "") * int(match[3]) + text[match.end() :]
+        if len(text) > 10_000:
+            return None
+    text = re.sub(r"[,\s]", "", text)
+    return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
+
+
+@rule("ALLOC-VPP-OVERLAP", "settings", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage",
+      megatron="overlap_p2p_comm")  # fmt: skip
+def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Without overlapped sends the interleaved schedule needs more than two stages, or it deadlocks."""
+    if engine.vpp > 1 and engine.pp == 2 and not settings.overlap_p2p_comm:
+        yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
+
+
+@rule("ALLOC-SEQUENCE-PARALLEL", "settings", source="Megatron-LM core/model_parallel_config.py",
+      megatron="sequence_parallel")  # fmt: skip
+def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""
+    if settings.sequence_parallel and engine.tp == 1:
+        yield Problem("sequence_parallel is on, but t is 1", engine.spans("tp"), "leave it out: it follows t")
+
+
+@rule("ALLOC-MOE-SEQUENCE-PARALLEL", "settings model", source="Megatron-LM core/transformer/moe/moe_layer.py",
+      megatron="sequence_parallel")  # fmt: skip
+def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+    """MoE layers with TP refuse to train without sequence parallelism, and only in the first forward."""
+    if model.experts and engine.tp > 1 and settings.sequence_parallel is False:
+        message = f"{model.name} has experts: `{engine.says('tp')}` needs sequence_parallel"
+        yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
+
+
+@rule("ALLOC-DISPATCHER", "settings model", source=f"{_CONFIG}, moe_token_dispatcher_type",
+      megatron="moe_token_dispatcher_type")  # fmt: skip
+def dispatcher(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+    """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
+    name = settings.moe_token_dispatcher_type
+    if not model.experts:
+        return
+    if name not in DISPATCHERS:
+        yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
+    elif name == "allgather":
+        yield Problem("the allgather dispatcher takes no variable sequence lengths", help="use alltoall or flex")
+    if settings.moe_enable_deepep and name != "flex":
+        yield Problem(f"moe_enable_deepep needs the flex dispatcher, not {name}", help="use flex")
+
+
+@rule("ALLOC-RECOMPUTE", "settings", source=f"{_CONFIG}, recompute_granularity", megatron="recompute_granularity")
+def recomputation(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Full recomputation says how and how many layers; selective names modules instead."""
+    kind, method, layers = settings.recompute_granularity, settings.recompute_method, settings.recompute_num_layers
+    if kind not in (None, "full", "selective"):
+        yield Problem(f"unknown recompute_granularity {kind!r}", help="full or selective")
+    if kind == "full":
+        if method not in ("uniform", "block") or not layers:
+            yield Problem("full recomputation needs recompute_method (uniform or block) and recompute_num_layers")
+        if settings.moe_layer_recompute or settings.recompute_modules:
+            yield Problem("full recomputation already covers the modules that recompute_modules names")
+    elif method or layers:
+        option = "recompute_method" if method else "recompute_num_layers"
+        yield Problem(f"{option} is for full recomputation only", help="leave it out")
+
+
+@rule("ALLOC-RECOMPUTE-MOE", "settings", source=f"{_CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
+def moe_recompute_renamed(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """The old option still works, with a newer name."""
+    if settings.moe_layer_recompute:
+        yield Problem("moe_layer_recompute is deprecated", help='write recompute_modules ["moe"]')
+
+
+@rule("ALLOC-OPTIMIZER-INSTANCES", "settings", source="Megatron-LM core/parallel_state.py, initialize_model_parallel",
+      megatron="num_distributed_optimizer_instances")  # fmt: skip
+def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c."""
+    instances = settings.num_distributed_optimizer_instances
+    if instances < 1 or engine.dp * engine.cp % instances:
+        message = f"{instances} distributed-optimizer instances do not divide d·c = {engine.dp * engine.cp}"
+        yield Problem(message, engine.spans("dp", "cp"))
+
+
+@rule("ALLOC-OVERLAP-GATHER", "settings", source=f"{_ARGUMENTS}, overlap_param_gather", megatron="overlap_param_gather")
+def gather_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Overlapped parameter gathering is a part of the distributed optimizer with overlapped reduction."""
+    if settings.overlap_param_gather and not (settings.use_distributed_optimizer and settings.overlap_grad_reduce):
+        yield Problem("overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce")
+
+
+@rule("ALLOC-DETERMINISTIC-NCCL", "settings", source="Megatron-LM training/arguments.py, deterministic_mode",
+      megatron="deterministic_mode")  # fmt: skip
+def deterministic_nccl(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Deterministic training needs an NCCL algorithm that always adds in the same order."""
+    accepted = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+    if settings.deterministic_mode and settings.nccl_algo not in accepted:
+        yield Problem(f"deterministic_mode with NCCL_ALGO {settings.nccl_algo!r}", help=f"one of {', '.join(accepted)}")

@@ -1,0 +1,57 @@
+"""What an engine's configuration says beyond the layout, as far as rules need it: Megatron options and batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronSettings:
+    """Megatron options, by Megatron's names and with the defaults of this project.
+
+    `sequence_parallel` None means: on whenever TP is more than 1. `pipeline_model_parallel_layout` is Megatron's
+    string, stages split by `|` (`Et*3|(tt|)*29,m|L`).
+    """
+
+    sequence_parallel: bool | None = None
+    moe_token_dispatcher_type: str = "alltoall"
+    moe_enable_deepep: bool = False
+    num_layers_in_first_pipeline_stage: int | None = None
+    num_layers_in_last_pipeline_stage: int | None = None
+    pipeline_model_parallel_layout: str | None = None
+    recompute_granularity: str | None = None
+    recompute_method: str | None = None
+    recompute_num_layers: int | None = None
+    recompute_modules: tuple[str, ...] = ()
+    moe_layer_recompute: bool = False
+    use_distributed_optimizer: bool = True
+    num_distributed_optimizer_instances: int = 1
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    overlap_p2p_comm: bool = True
+    microbatch_group_size_per_vp_stage: int | None = None
+    make_vocab_size_divisible_by: int = 128
+    nccl_algo: str | None = None
+    deterministic_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """The batch of one training step.
+
+    `n_prompts` prompts with `n_samples` responses each are split into `n_minibatches` optimizer steps. `max_length` is
+    the longest sequence in tokens, prompt and response. Sequences are packed up to `max_tokens_per_mb` tokens, unless
+    `micro_batch` gives a fixed number of sequences per micro-batch.
+    """
+
+    n_prompts: int
+    n_samples: int = 1
+    n_minibatches: int = 1
+    max_length: int | None = None
+    max_tokens_per_mb: int | None = None
+    micro_batch: int | None = None
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step."""
+        return self.n_prompts * self.n_samples
