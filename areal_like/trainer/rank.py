@@ -25,7 +25,7 @@ class TrainerRank:
 
     def listen(self) -> tuple[str, int]:
         """Open the socket at which the ranks will meet; returns its address and port."""
-        from areal_like.trainer.megatron.parallel import open_listener
+        from areal_like.trainer.rendezvous import open_listener
 
         self._listener = open_listener(self._address)
         return self._address, self._listener.getsockname()[1]
@@ -33,7 +33,7 @@ class TrainerRank:
     def build(self, address: str, port: int, timeout_s: float, arguments: dict[str, Any]) -> None:
         """Meet the other ranks and build the engine with `arguments`, MegatronEngine's own."""
         from areal_like.trainer.megatron.engine import MegatronEngine
-        from areal_like.trainer.megatron.parallel import Rendezvous
+        from areal_like.trainer.rendezvous import Rendezvous
         from areal_like.weights.broadcast import Broadcaster
 
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s)

@@ -59,7 +59,7 @@ class TELayerNormColumnParallelLinear(ColumnParallelLinear):
 def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, Parameter | None]:
     def parameter(value: float) -> Parameter:
         p = Parameter(torch.full((size,), value, dtype=config.params_dtype))
-        p.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # read by finalize_model_grads
+        p.sequence_parallel = config.sequence_parallel  # read by finalize_model_grads
         return p
 
     weight = parameter(0.0 if config.layernorm_zero_centered_gamma else 1.0)
@@ -164,7 +164,7 @@ def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[_Sequences]
         lengths = pack.cu_seqlens_q.diff()
         kind = torch.ceil(torch.log2(lengths.float())).int()
         groups = [_sequences(pack, torch.nonzero(kind == k).flatten(), cp, cp_rank) for k in kind.unique()]
-        pack._groups = groups  # type: ignore[attr-defined]
+        pack._groups = groups
     return groups
 
 
@@ -242,7 +242,7 @@ class _GroupedLinear(torch.nn.Module):
         for i in range(num_gemms):
             weight = Parameter(torch.empty(shape, dtype=config.params_dtype))
             set_tensor_model_parallel_attributes(weight, True, self.axis, 1)
-            weight.allreduce = not _has_own_groups(config)  # type: ignore[attr-defined]
+            weight.allreduce = not _has_own_groups(config)
             with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
                 init_method(weight)
             self.register_parameter(f"weight{i}", weight)

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from areal_like.trainer import packing
 from areal_like.trainer.megatron import cpu, environment
 from areal_like.trainer.megatron.transformer_options import transformer_options
+from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, Floats, LossSpec
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
     from areal_like.config.schema import ActorConfig
     from areal_like.trainer.megatron.hf_export import Bucket
-    from areal_like.trainer.megatron.parallel import Rendezvous
 
 __all__ = ["MegatronEngine", "NonFiniteError"]
 
@@ -54,7 +54,7 @@ class MegatronEngine:
         """Joins the other ranks, builds this rank's part of the model at `path` (Hugging Face form) and loads it.
 
         `device` is "cpu" or "cuda" (the current one); `total_steps` is the number of optimizer steps that the
-        learning-rate schedule spans; `listener` is rank 0's socket from `parallel.open_listener`.
+        learning-rate schedule spans; `listener` is rank 0's socket from `rendezvous.open_listener`.
         """
         self.actor, self.sizes, self.path = actor, sizes, Path(path)
         deterministic = actor.megatron.use_deterministic_algorithms

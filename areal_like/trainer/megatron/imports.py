@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 _NAME = "transformer_engine"
 
@@ -51,7 +51,7 @@ def root_logging_kept() -> Iterator[None]:
 
 
 class _Placeholder(ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
     __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +71,9 @@ class _NotInstalled:
 
 
 class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] == _NAME else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

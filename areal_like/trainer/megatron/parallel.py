@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -12,29 +11,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from areal_like.trainer.rendezvous import Rendezvous
+
 if TYPE_CHECKING:
     from allocation import ParallelSizes
 
 ORDER = "tp-cp-ep-dp-pp"
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the ranks of one engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-    timeout_s: float = 600.0
-
-
-def open_listener(address: str) -> socket.socket:
-    """A listening socket on a free port of `address` alone; torch's own store would listen on every interface.
-
-    Rank 0 opens it, tells the others its port, and passes it to the engine.
-    """
-    return socket.create_server((address, 0), backlog=1024)
 
 
 def initialize(

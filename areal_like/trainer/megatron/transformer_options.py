@@ -11,7 +11,10 @@ import functools
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
 
 _SOURCES = ("core/model_parallel_config.py", "core/transformer/transformer_config.py")
 _CLASSES = ("ModelParallelConfig", "TransformerConfig")
@@ -94,6 +97,16 @@ def check_overrides(overrides: Mapping[str, Any], *, device: str) -> dict[str, s
         elif device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
             problems[name] = f"{name} needs a GPU"
     return problems
+
+
+def check_bridge(bridge_type: str, sizes: ParallelSizes, *, experts: bool) -> str | None:
+    """Why this bridge cannot serve this layout, or None."""
+    if bridge_type == "mbridge" and experts and sizes.ep == 1 and sizes.etp != sizes.tp:
+        return (
+            f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
+            f"({sizes.tp}) without expert parallelism; set actor.megatron.bridge_type to megatron-bridge"
+        )
+    return None
 
 
 def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:

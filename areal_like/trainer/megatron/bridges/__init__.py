@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from areal_like.trainer.megatron.transformer_options import check_bridge
+
 if TYPE_CHECKING:
     from allocation import ParallelSizes
 
@@ -54,8 +56,12 @@ class ModelSource:
 def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     """The bridge named by `actor.megatron.bridge_type`.
 
-    Raises ValueError for an unknown name and ModuleNotFoundError when its library is not installed.
+    Raises ValueError for an unknown name, or a layout that the bridge cannot serve, and ModuleNotFoundError when its
+    library is not installed.
     """
+    experts = any(getattr(source.hf_config(), name, None) for name in ("num_experts", "n_routed_experts"))
+    if problem := check_bridge(bridge_type, source.sizes, experts=experts):
+        raise ValueError(problem)
     match bridge_type:
         case "mbridge":
             from areal_like.trainer.megatron.bridges.mbridge import MBridge

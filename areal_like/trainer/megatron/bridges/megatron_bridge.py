@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ with placeholder_transformer_engine(), root_logging_kept():
 if TYPE_CHECKING:
     from megatron.bridge.models.gpt_provider import GPTModelProvider
 
+_VOCABULARY_WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight")
+
 
 class MegatronBridge:
     """Builds, loads and exports models of the families that Megatron Bridge registers."""
@@ -27,7 +31,9 @@ class MegatronBridge:
     def __init__(self, source: ModelSource) -> None:
         self._vpp = source.sizes.vpp
         self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
-        self._bridge.hf_pretrained.config = source.hf_config()
+        config = source.hf_config()
+        self._bridge.hf_pretrained.config = config
+        self._vocab_size = config.vocab_size
         self._provider = self._configure(source)
 
     def build(self) -> list[torch.nn.Module]:
@@ -37,12 +43,13 @@ class MegatronBridge:
 
     def load(self, models: list[torch.nn.Module]) -> None:
         """See Bridge.load."""
-        self._bridge.load_hf_weights(models)
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # it draws a progress bar
+            self._bridge.load_hf_weights(models)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """See Bridge.export."""
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
-            yield name, weight
+            yield name, weight[: self._vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
     def _configure(self, source: ModelSource) -> GPTModelProvider:
         """A provider that builds the layers, sizes and types that mbridge's config says by itself."""

@@ -1,0 +1,101 @@
+"""Loss equality as the proof of a layout: every one trains as one rank does, and one rank as Hugging Face does."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from trainer_jobs import TEMPERATURE, Outcome, Setting, make_batch, three_steps
+from transformers import AutoModelForCausalLM
+
+from allocation import ParallelSizes
+
+TOLERANCE = 1e-5
+
+LAYOUTS = [
+    ("tied", ParallelSizes(dp=2, edp=2)),
+    ("tied", ParallelSizes(tp=2, etp=2)),
+    ("tied", ParallelSizes(pp=2)),
+    ("tied", ParallelSizes(pp=2, vpp=2)),
+    ("tied", ParallelSizes(cp=2, edp=2)),
+    ("tied", ParallelSizes(tp=2, pp=2, etp=2)),
+    ("moe", ParallelSizes(dp=2, ep=2)),
+    ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2)),
+    ("moe", ParallelSizes(tp=2, cp=2, ep=4)),
+    ("moe", ParallelSizes(pp=2, dp=2, ep=2)),
+]
+
+
+def world(sizes: ParallelSizes) -> int:
+    return sizes.tp * sizes.cp * sizes.dp * sizes.pp
+
+
+def assembled(outcomes: list[Outcome]) -> np.ndarray:
+    """The log-probs of all ranks, each place set exactly once."""
+    values = np.full(len(make_batch().tokens), np.nan)
+    for places, part in (o.log_probs for o in outcomes if o.log_probs is not None):
+        assert np.isnan(values[places]).all()
+        values[places] = part
+    return values
+
+
+@pytest.fixture(scope="module")
+def one_rank(ranks, models):
+    return cache(lambda model, bridge="mbridge": ranks.run(three_steps, 1, Setting(models[model], bridge=bridge)))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"), LAYOUTS, ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes")
+)
+def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes):
+    reference, outcomes = one_rank(model), ranks.run(three_steps, world(sizes), Setting(models[model], sizes))
+    np.testing.assert_allclose(assembled(outcomes), assembled(reference), atol=TOLERANCE)
+    for outcome in outcomes:
+        for step, expected in zip(outcome.steps, reference[0].steps, strict=True):
+            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+    assert outcomes[0].weights.keys() == reference[0].weights.keys()
+    for name, weight in outcomes[0].weights.items():
+        np.testing.assert_allclose(weight, reference[0].weights[name], atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+@pytest.mark.parametrize("model", ["tied", "untied", "moe"])
+def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridge):
+    batch, outcome = make_batch(), one_rank(model, bridge)
+    hf = AutoModelForCausalLM.from_pretrained(models[model], dtype=torch.float32)
+    log_probs, expected = assembled(outcome), []
+    for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
+        predicted = torch.log_softmax(hf(tokens[None]).logits[0] / TEMPERATURE, -1)[:-1]
+        expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
+    expected = torch.cat(expected)
+    np.testing.assert_allclose(log_probs, expected.detach().numpy(), atol=1e-4)
+
+    trained_on = torch.from_numpy(batch.fields["loss_mask"] > 0) & ~expected.isnan()
+    loss = -expected[trained_on].mean()
+    loss.backward()
+    gradient = torch.stack([p.grad.norm() for p in hf.parameters() if p.grad is not None]).norm()
+    first = outcome[0].steps[0]
+    assert first["loss_tokens"] == trained_on.sum()
+    assert first["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert first["grad_norm"] == pytest.approx(gradient.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("tied", ParallelSizes(tp=2, pp=2, etp=2)),
+        ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2)),
+        ("moe", ParallelSizes(tp=2, edp=2)),
+    ],
+    ids=["tied", "moe", "moe-etp1"],
+)
+def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
+    setting = Setting(models[model], sizes, bridge="megatron-bridge")
+    outcomes, reference = ranks.run(three_steps, world(sizes), setting), one_rank(model)
+    for step, expected in zip(outcomes[0].steps, reference[0].steps, strict=True):
+        assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+    assert outcomes[0].weights.keys() == reference[0].weights.keys()
+    for name, weight in outcomes[0].weights.items():
+        np.testing.assert_allclose(weight, reference[0].weights[name], atol=TOLERANCE, err_msg=name)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_like.trainer import packing
+
+sizes = st.fixed_dictionaries(
+    {"tp": st.integers(1, 4), "cp": st.integers(1, 4), "dp": st.integers(1, 8), "multiple": st.integers(1, 4)}
+)
+lengths_of = st.lists(st.integers(1, 200), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(lengths_of, sizes, st.integers(256, 2048))
+def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
+    dp, multiple = sizes["dp"], sizes["multiple"]
+    alignment = packing.sequence_alignment(sizes["tp"], sizes["cp"])
+    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=max_tokens, alignment=alignment, multiple=multiple)
+
+    members = [i for rank in schedule.micro_batches for bin_ in rank for i in bin_]
+    assert sorted(members) == list(range(len(lengths)))
+    assert len(schedule.micro_batches) == dp
+    assert {len(rank) for rank in schedule.micro_batches} == {schedule.n_micro_batches}
+    assert schedule.n_micro_batches % multiple == 0
+    for rank in schedule.micro_batches:
+        for bin_ in rank:
+            assert sum(-(-lengths[i] // alignment) * alignment for i in bin_) <= max_tokens
+
+
+@settings(deadline=None)
+@given(lengths_of, st.integers(1, 8))
+def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengths, dp):
+    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=512, alignment=1)
+    loads = [sum(lengths[i] for bin_ in rank for i in bin_) for rank in schedule.micro_batches]
+    assert max(loads) - min(loads) <= max(lengths) * schedule.n_micro_batches
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 4), st.randoms())
+def test_context_parallel_shares_together_hold_every_prediction_once(lengths, tp, cp, random):
+    lengths = np.array(lengths, np.int32)
+    tokens = np.arange(lengths.sum(), dtype=np.int32) + 7
+    members = random.sample(range(len(lengths)), k=random.randint(1, len(lengths)))
+    alignment = packing.sequence_alignment(tp, cp)
+    shares = [packing.pack(tokens, lengths, members, alignment, cp=cp, cp_rank=r) for r in range(cp)]
+
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    expected = [t for i in members for t in range(starts[i] + 1, starts[i + 1])]
+    targets = np.concatenate([share.targets for share in shares])
+    assert sorted(targets[targets != packing.NO_TARGET]) == sorted(expected)
+    for share in shares:
+        assert len(share.tokens) % tp == 0
+        assert len({len(other.tokens) for other in shares}) == 1
+        predicting = share.targets != packing.NO_TARGET
+        assert (share.tokens[predicting] == tokens[share.targets[predicting] - 1]).all()
+        owner = np.searchsorted(starts, share.targets[predicting], side="right") - 1
+        assert (share.positions[predicting] == share.targets[predicting] - 1 - starts[owner]).all()
+
+
+def test_chunks_are_cut_from_both_ends():
+    tokens = np.arange(16, dtype=np.int32)
+    shares = [packing.pack(tokens, np.array([16]), [0], 8, cp=4, cp_rank=r).tokens.tolist() for r in range(4)]
+    assert shares == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
+
+
+def test_a_rank_without_sequences_gets_a_dummy_that_is_trained_on_nowhere():
+    lengths = np.array([3], np.int32)
+    schedule = packing.make_schedule(lengths, dp=2, max_tokens=16, alignment=4)
+    assert sorted(rank[0] for rank in schedule.micro_batches) == [(), (0,)]
+    dummy = packing.pack(np.arange(3, dtype=np.int32), lengths, (), 4)
+    assert len(dummy.tokens) == 4
+    assert (dummy.targets == packing.NO_TARGET).all()
+
+
+def test_as_few_micro_batches_as_the_limit_allows():
+    schedule = packing.make_schedule([25] * 512, dp=2, max_tokens=16384, alignment=1)
+    assert schedule.n_micro_batches == 1
+    schedule = packing.make_schedule([600] * 8, dp=1, max_tokens=1024, alignment=1)
+    assert schedule.n_micro_batches == 8
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([10, 300], ["300", "max_tokens_per_mb", "256"]),
+        ([], ["at least one sequence"]),
+        ([4, 0], ["at least one token"]),
+    ],
+)
+def test_what_cannot_be_packed_is_named(lengths, words):
+    with pytest.raises(packing.PackingError) as error:
+        packing.make_schedule(lengths, dp=1, max_tokens=256, alignment=1)
+    assert all(word in str(error.value) for word in words)

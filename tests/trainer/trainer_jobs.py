@@ -1,0 +1,167 @@
+"""What ranks do in these tests; each job runs in every rank and makes, uses and ends an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allocation import ParallelSizes
+from areal_like.algorithms import losses
+from areal_like.config.schema import ActorConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig
+from areal_like.trainer.megatron.engine import MegatronEngine, NonFiniteError
+from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.types import Batch, LossSpec
+
+VOCABULARY = 101
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One engine: a model in one layout. The large epsilon keeps Adam from blowing rounding errors up to whole steps."""
+
+    model: Path
+    sizes: ParallelSizes = field(default_factory=ParallelSizes)
+    bridge: str = "mbridge"
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-2, eps=1e-2))
+    total_steps: int | None = None
+    max_tokens_per_mb: int = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank saw of three training steps."""
+
+    log_probs: tuple[np.ndarray, np.ndarray] | None
+    steps: list[dict[str, float]]
+    weights: dict[str, np.ndarray]
+
+
+def make_batch(seed: int = 0, lengths: tuple[int, ...] = (5, 17, 9, 30, 3, 12, 8, 21, 1)) -> Batch:
+    """Sequences of uneven length with masks and made-up advantages."""
+    rng = np.random.default_rng(seed)
+    total = sum(lengths)
+    fields = {
+        "loss_mask": (rng.random(total) < 0.7).astype(np.float32),
+        "advantages": rng.normal(size=total).astype(np.float32),
+        "behaviour_logprobs": np.log(rng.random(total) * 0.05).astype(np.float32),
+        "on_policy": np.ones(total, np.float32),
+    }
+    return Batch(np.array(lengths, np.int32), rng.integers(0, VOCABULARY, total).astype(np.int32), fields)
+
+
+POLICY = LossSpec("policy", {"eps_clip": 0.2, "eps_clip_higher": 0.3, "behave_imp_weight_cap": 5.0})
+
+
+@contextlib.contextmanager
+def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Iterator[MegatronEngine]:
+    """An engine that leaves the process group in the end, so that the next one finds the process as new."""
+    actor = ActorConfig(
+        dtype="float32",
+        optimizer=setting.optimizer,
+        megatron=MegatronConfig(bridge_type=setting.bridge),
+        mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
+    )
+    made = MegatronEngine(
+        actor,
+        setting.model,
+        setting.sizes,
+        rendezvous,
+        device="cpu",
+        seed=1,
+        total_steps=setting.total_steps,
+        listener=listener,
+    )
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def exported(made: MegatronEngine) -> dict[str, np.ndarray]:
+    """All weights by Hugging Face name; a name that comes twice is an error."""
+    weights: dict[str, np.ndarray] = {}
+    for bucket in made.weights(bucket_mb=1):
+        for name, tensor in bucket:
+            assert name not in weights
+            weights[name] = tensor.numpy().copy()
+    return weights
+
+
+def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """Log-probs, two supervised steps, one policy step, and the weights then; weights from rank 0 only."""
+    with engine(rendezvous, listener, setting) as made:
+        log_probs = made.log_probs(make_batch(), TEMPERATURE)
+        steps = [made.train(make_batch(seed), LossSpec("sft"), temperature=TEMPERATURE) for seed in (0, 1)]
+        steps.append(made.train(make_batch(2), POLICY))
+        weights = exported(made)
+    return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
+
+
+def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, np.ndarray]:
+    """The weights as loaded."""
+    with engine(rendezvous, listener, setting) as made:
+        return exported(made) if rendezvous.rank == 0 else list(exported(made)) and {}
+
+
+def save_after_two_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> list[dict[str, float]]:
+    """Two steps, both kinds of checkpoint, a third step."""
+    with engine(rendezvous, listener, setting) as made:
+        for seed in (0, 1):
+            made.train(make_batch(seed), LossSpec("sft"))
+        made.save(folder / "state")
+        made.save_hf(folder / "hf")
+        return [made.train(make_batch(2), LossSpec("sft"))]
+
+
+def resume(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> list[dict[str, float]]:
+    """The third step, from the checkpoint."""
+    with engine(rendezvous, listener, setting) as made:
+        made.load(folder / "state")
+        return [made.train(make_batch(2), LossSpec("sft"))]
+
+
+def learning_rates(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, override_at: int
+) -> list[float]:
+    """The learning rate of each of six steps, the one at `override_at` being replaced."""
+    with engine(rendezvous, listener, setting) as made:
+        batch = make_batch(lengths=(4, 4))
+        return [
+            made.train(batch, LossSpec("sft"), learning_rate=0.5 if i == override_at else None)["lr"] for i in range(6)
+        ]
+
+
+def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, str]:
+    """What the engine says of batches that it cannot train on."""
+    batch = make_batch()
+    losses.LOSSES["infinite"] = lambda logprobs, entropy, fields, parameters: (logprobs * np.inf, {})
+    losses.LOSSES["steep"] = lambda logprobs, entropy, fields, parameters: (
+        (logprobs * 1e30).square() * 0 - logprobs,
+        {},
+    )
+    masked = Batch(batch.lengths, batch.tokens, {"loss_mask": np.zeros(len(batch.tokens), np.float32)})
+    cases: dict[str, tuple[Batch, str, type[Exception]]] = {
+        "no loss token": (masked, "sft", ValueError),
+        "too long": (make_batch(lengths=(200,)), "sft", ValueError),
+        "infinite loss": (batch, "infinite", NonFiniteError),
+        "infinite gradient": (batch, "steep", NonFiniteError),
+    }
+    said: dict[str, Any] = {}
+    with engine(rendezvous, listener, setting) as made:
+        for case, (bad, loss, kind) in cases.items():
+            try:
+                said[case] = made.train(bad, LossSpec(loss))
+            except kind as error:
+                said[case] = str(error)
+    return said

@@ -1,0 +1,85 @@
+"""Four processes that play the ranks of one engine after another; started once, because Megatron takes long to import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest import mock
+
+from areal_like.trainer.rendezvous import Rendezvous, open_listener
+
+_LIMIT_S = 120
+
+
+class Ranks:
+    """`run(job, n, ...)` calls `job(rendezvous, listener, ...)` in n processes at once and returns what each returned."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["trainer_preload"])
+        self._processes, self._pipes = [], []
+        # the fork server looks for what it preloads on PYTHONPATH alone
+        with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}):
+            for _ in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,))
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(ours)
+
+    def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
+        """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
+        port = self._ask([(_listen, ())])[0]
+        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=60) for rank in range(n)]
+        return self._ask([(_with_listener, (job, r, *args)) for r in rendezvous])
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+    def _ask(self, calls: list[tuple[Callable, tuple]]) -> list[Any]:
+        pipes = self._pipes[: len(calls)]
+        for pipe, call in zip(pipes, calls, strict=True):
+            pipe.send(call)
+        answers = [pipe.recv() if pipe.poll(_LIMIT_S) else (False, "no answer") for pipe in pipes]
+        failures = [f"rank {rank}: {answer}" for rank, (good, answer) in enumerate(answers) if not good]
+        assert not failures, "\n".join(failures)
+        return [answer for _, answer in answers]
+
+
+_listener: socket.socket | None = None
+
+
+def _listen() -> int:
+    global _listener
+    _listener = open_listener("127.0.0.1")
+    return _listener.getsockname()[1]
+
+
+def _with_listener(job: Callable[..., Any], rendezvous: Rendezvous, *args: Any) -> Any:
+    return job(rendezvous, _listener if rendezvous.rank == 0 else None, *args)
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException:  # noqa: BLE001  # whatever it is, the test that asked must hear of it
+            pipe.send((False, traceback.format_exc()))
