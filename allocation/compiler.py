@@ -109,7 +109,7 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
     for engine in request.engines:
         findings += _engine_findings(engine, context)
     placed: tuple[Gpus, ...] = ()
-    if not has_errors(star_findings) and not any(finding.code == "ALLOC-GPU-RANGE" for finding in findings):
+    if not has_errors(star_findings):
         placed, placement_findings = place(request, source)
         findings += placement_findings
     plan = None if has_errors(findings) else _plan(request, placed, context.order)

@@ -40,8 +40,11 @@ def n_gpus(gpus: Gpus) -> int:
 
 
 def explicit(engine: Engine) -> Gpus:
-    """The ids that the string gives to `engine`."""
-    return tuple(range(int(r.first), int(r.last) + 1) for r in engine.node.gpus)
+    """The ids that the string gives to `engine`. Raises `UnknownSize` when they are unusable."""
+    bounds = [(int(r.first), int(r.last)) for r in engine.node.gpus]
+    if any(first > last or last > LARGEST for first, last in bounds):
+        raise UnknownSize("gpus")
+    return tuple(range(first, last + 1) for first, last in bounds)
 
 
 def group_size(group: Sequence[Engine]) -> int:
@@ -95,7 +98,8 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
 def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Finding]]:
     """GPU ids of every engine, left to right, and the findings; without sizes nothing is placed."""
     try:
-        _ = [engine.world for engine in request.engines]
+        for engine in request.engines:
+            _ = engine.world, explicit(engine)
         needs = [group_size(group) for group in request.groups]
     except UnknownSize:
         return (), []

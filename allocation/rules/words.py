@@ -143,7 +143,7 @@ def star_on_d(engine: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-GPU-RANGE", "word", source=_LANGUAGE)
 def gpu_ranges(engine: Engine) -> Iterator[Problem]:
-    """GPU ids are given upwards and once: their order is the rank order."""
+    """A range of GPU ids runs upwards and names each GPU once; the order of the ranges is the rank order."""
     seen: list[tuple[int, int]] = []
     for gpus in engine.node.gpus:
         first, last = int(gpus.first), int(gpus.last)
