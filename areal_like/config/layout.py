@@ -2,33 +2,89 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from pydantic import TypeAdapter, ValidationError
 
 import allocation
-from allocation import Finding, Plan
+from allocation import Finding, Plan, Source
 from allocation.diagnostics import has_errors
+from allocation.model_spec import ModelSpec
+from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.load import LoadedConfig
+from areal_like.config.schema import RunConfig
+from areal_like.trainer.megatron.environment import rank_environment
 
 _BACKENDS = {"actor": "megatron", "rollout": "sglang"}
+_KEYS = {
+    "ALLOC-BATCH-MINIBATCHES": "actor.ppo_n_minibatches",
+    "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
+    "ALLOC-SEQUENCE-POSITIONS": "gconfig.max_new_tokens",
+    "ALLOC-RECOMPUTE": "actor.megatron.recompute_granularity",
+    "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
+}
 _KINDS = {"actor": "trainer", "rollout": "server"}
 
 
-def check_layout(loaded: LoadedConfig) -> tuple[list[Finding], Plan | None]:
+def check_layout(loaded: LoadedConfig, model: ModelSpec | None) -> tuple[list[Finding], Plan | None]:
     """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan."""
     config = loaded.config
     findings = list(_fields(loaded))
     if findings:
         return findings, None
-    cluster = allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node)
-    if config.allocation_mode is not None:
-        result = allocation.check(config.allocation_mode, cluster=cluster, key="allocation_mode")
-    else:
-        members = {"actor": str(config.actor.backend), "rollout": str(config.rollout.backend)}
-        result = allocation.check(members, cluster=cluster)
-    findings = [loaded.origins.locate(finding) for finding in result.findings]
+    whole = config.allocation_mode
+    settings, findings = _megatron(loaded)
+    result = allocation.check(
+        whole or {"actor": str(config.actor.backend), "rollout": str(config.rollout.backend)},
+        key="allocation_mode" if whole else None,
+        cluster=allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node),
+        model=model,
+        batch=_batch(config),
+        megatron=settings,
+    )
+    findings += [loaded.origins.locate(_keyed(finding)) for finding in result.findings]
     if result.plan is not None:
         findings += _roles(loaded, result.plan)
     return findings, None if has_errors(findings) else result.plan
+
+
+def _batch(config: RunConfig) -> BatchSpec:
+    return BatchSpec(
+        n_prompts=config.train_dataset.batch_size,
+        n_samples=config.gconfig.n_samples,
+        n_minibatches=config.actor.ppo_n_minibatches,
+        max_length=config.longest_sequence,
+        max_tokens_per_mb=config.actor.mb_spec.max_tokens_per_mb,
+    )
+
+
+def _megatron(loaded: LoadedConfig) -> tuple[MegatronSettings, list[Finding]]:
+    """The Megatron settings that the rules know; overrides that they do not know are Megatron-core's to judge."""
+    config, section = loaded.config.actor.megatron, "actor.megatron.override_transformer_config"
+    known = {field.name for field in fields(MegatronSettings)}
+    settings = {
+        **{name: value for name, value in config.override_transformer_config.items() if name in known},
+        "recompute_granularity": config.recompute_granularity,
+        "recompute_method": config.recompute_method,
+        "recompute_num_layers": config.recompute_num_layers,
+        "use_distributed_optimizer": config.use_distributed_optimizer,
+        "deterministic_mode": config.use_deterministic_algorithms,
+        "nccl_algo": os.environ.get("NCCL_ALGO") or rank_environment(device="cuda", deterministic=True)["NCCL_ALGO"],
+    }
+    try:
+        return TypeAdapter(MegatronSettings).validate_python(settings), []
+    except ValidationError as error:
+        problems = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
+        findings = [loaded.origins.finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
+        return MegatronSettings(), findings
+
+
+def _keyed(finding: Finding) -> Finding:
+    """The finding about the key that is to be changed, where that is not the layout."""
+    key = _KEYS.get(finding.code)
+    return finding if key is None else replace(finding, source=Source("", key), spans=())
 
 
 def _fields(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -90,11 +90,9 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise _error(place, f"not YAML: {getattr(error, 'problem', None) or error}", "correct this line") from error
     except OmegaConfBaseException as error:
         raise _error(name, f"not a configuration: {_first_line(error)}", "correct it") from error
-    data = OmegaConf.to_container(tree)
-    if not isinstance(data, dict):
+    if not isinstance(tree, DictConfig):
         raise _error(name, "not a mapping of keys to values", "begin with a line such as `experiment_name: demo`")
-    places = dict(_lines(node, "", name))
-    return {str(key): value for key, value in data.items()}, places
+    return _plain(tree), dict(_lines(node, "", name))
 
 
 def _error(place: str, message: str, help: str) -> ConfigError:
@@ -152,7 +150,7 @@ def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
 def _parse(value: str, annotation: Any) -> Any:
     """An override's value: text where the key takes text, else as YAML would read it."""
     if not takes_text(annotation):
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+        return _plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]
     if value == "null" and types.NoneType in members(annotation):
         return None
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":  # quotes that Hydra would have wanted
@@ -163,11 +161,18 @@ def _parse(value: str, annotation: Any) -> Any:
 def _resolve(data: dict[str, Any], origins: Origins) -> dict[str, Any]:
     """Replace `${...}` by what it refers to; raises ConfigError."""
     try:
-        return OmegaConf.to_container(OmegaConf.create(data), resolve=True)
+        return _plain(OmegaConf.create(data), resolve=True)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or ""
         help = "refer to a key by its full dotted name, such as ${gconfig.n_samples}"
         raise ConfigError([origins.finding("CONFIG-REFERENCE", key, _first_line(error), help)]) from error
+
+
+def _plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    """A configuration as plain mappings and values, with `${...}` replaced if `resolve`."""
+    return {
+        str(key): value for key, value in cast("dict[Any, Any]", OmegaConf.to_container(tree, resolve=resolve)).items()
+    }
 
 
 def _findings(error: ValidationError, values: dict[str, Any], origins: Origins) -> Iterator[Finding]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from allocation.diagnostics import Finding
+from allocation import Finding
+from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
 from areal_like.data.init_model import make_tokenizer, model_config
@@ -17,38 +16,35 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
 @dataclass(frozen=True)
 class Model:
-    """`config` is the model's config.json; `tokenizer` is None where a finding says why."""
+    """What is known of the model; a part is None where a finding says why."""
 
-    config: Mapping[str, Any]
+    spec: ModelSpec | None
     tokenizer: Tokenizer | None
 
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence that the model was made for, in tokens."""
-        return self.config.get("max_position_embeddings")
 
-
-def find_model(loaded: LoadedConfig) -> tuple[Model | None, list[Finding]]:
+def find_model(loaded: LoadedConfig) -> tuple[Model, list[Finding]]:
     """Look at `actor.path`, or at the shape of `actor.init_model`; exactly one of them has to be set."""
-    actor, origins = loaded.config.actor, loaded.origins
-    if (actor.path is None) == (actor.init_model is None):
-        which = "neither is set" if actor.path is None else "both are set"
-        help = "set actor.path=null or actor.init_model=null" if actor.path else "name a model directory"
-        return None, [origins.finding("RUN-MODEL", "actor.path", f"the model is path or init_model, and {which}", help)]
-    if actor.init_model is not None:
-        findings = list(_shape(loaded, actor.init_model))
-        config = model_config(actor.init_model, actor.dtype)
-        tokenizer: Tokenizer | None = make_tokenizer(actor.init_model.tokenizer)
-        if loaded.config.tokenizer_path is not None:
-            tokenizer, problems = _tokenizer(loaded, loaded.config.tokenizer_path)
-            findings += problems
-        return Model(config, tokenizer), findings
-    path = str(actor.path)
-    config, findings = _read_config(loaded, path)
-    if config is None:
-        return None, findings
-    tokenizer, findings = _tokenizer(loaded, loaded.config.tokenizer_path or path)
-    return Model(config, tokenizer), findings
+    config, origins = loaded.config, loaded.origins
+    path, shape = config.actor.path, config.actor.init_model
+    if shape is not None and path is None:
+        findings = list(_shape(loaded, shape))
+        made = from_config(model_config(shape, config.actor.dtype), "actor.init_model")
+        if config.tokenizer_path is None:
+            return Model(made, make_tokenizer(shape.tokenizer)), findings
+        tokenizer, problems = _tokenizer(loaded, "tokenizer_path", config.tokenizer_path)
+        return Model(made, tokenizer), findings + problems
+    if path is None or shape is not None:
+        which, help = (
+            ("neither is set", "name a model directory") if path is None else ("both are set", "set one to null")
+        )
+        message = f"the model comes from path or init_model, and {which}"
+        return Model(None, None), [origins.finding("RUN-MODEL", "actor.path", message, help)]
+    spec, findings = _spec(loaded, path)
+    if spec is None and config.tokenizer_path is None:
+        return Model(None, None), findings
+    key = "actor.path" if config.tokenizer_path is None else "tokenizer_path"
+    tokenizer, problems = _tokenizer(loaded, key, config.tokenizer_path or path)
+    return Model(spec, tokenizer), findings + problems
 
 
 def is_local(path: str) -> bool:
@@ -56,37 +52,24 @@ def is_local(path: str) -> bool:
     return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
-def _tokenizer(loaded: LoadedConfig, path: str) -> tuple[Tokenizer | None, list[Finding]]:
-    key = "actor.path" if loaded.config.tokenizer_path is None else "tokenizer_path"
+def _spec(loaded: LoadedConfig, path: str) -> tuple[ModelSpec | None, list[Finding]]:
+    if is_local(path) and not Path(path, "config.json").is_file():
+        message, help = (
+            f"{path} is not a model directory: it has no config.json",
+            "name a directory in Hugging Face form",
+        )
+        return None, [loaded.origins.finding("RUN-MODEL", "actor.path", message, help)]
+    try:
+        return load_model(path), []
+    except ModelError as error:
+        return None, [loaded.origins.finding("RUN-MODEL", "actor.path", str(error))]
+
+
+def _tokenizer(loaded: LoadedConfig, key: str, path: str) -> tuple[Tokenizer | None, list[Finding]]:
     try:
         return Tokenizer.load(path), []
     except TokenizerError as error:
         return None, [loaded.origins.finding("RUN-TOKENIZER", key, str(error))]
-
-
-def _read_config(loaded: LoadedConfig, path: str) -> tuple[dict[str, Any] | None, list[Finding]]:
-    origins = loaded.origins
-    try:
-        file = Path(path) / "config.json" if is_local(path) else _download_config(path)
-        config = json.loads(file.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        message = f"{path} is not a model directory: it has no config.json"
-        return None, [origins.finding("RUN-MODEL", "actor.path", message, "name a directory in Hugging Face form")]
-    except (OSError, ValueError) as error:
-        message = f"the config.json of {path} cannot be read: {str(error).strip().splitlines()[0]}"
-        return None, [
-            origins.finding("RUN-MODEL", "actor.path", message, "name a model directory, or a model on the hub")
-        ]
-    if not isinstance(config, dict):
-        return None, [origins.finding("RUN-MODEL", "actor.path", f"the config.json of {path} is not an object")]
-    return config, []
-
-
-def _download_config(name: str) -> Path:
-    """config.json of a model on the hub or in its cache; raises OSError or ValueError, as the hub's errors are."""
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(name, "config.json"))
 
 
 def _shape(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from areal_like.config.layout import check_layout
 from areal_like.config.load import LoadedConfig
 from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
-from areal_like.data.dataset import DatasetError, load_prompts, training_steps
+from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.trainer.megatron.transformer_options import check_overrides
 from areal_like.types import Prompt
@@ -27,8 +27,11 @@ from areal_like.types import Prompt
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
 
 _SERVER_OWNS = frozenset(
-    "model_path device dtype context_length tp_size pp_size ep_size dp_size nnodes host port api_key admin_api_key "
-    "random_seed skip_tokenizer_init mem_fraction_static attention_backend max_running_requests".split()
+    {
+        *("model_path", "device", "dtype", "context_length", "tp_size", "pp_size", "ep_size", "dp_size", "nnodes"),
+        *("host", "port", "api_key", "admin_api_key", "random_seed", "skip_tokenizer_init", "mem_fraction_static"),
+        *("attention_backend", "max_running_requests"),
+    }
 )
 
 
@@ -39,7 +42,6 @@ class Preflight:
     findings: tuple[Finding, ...]
     device: Literal["cpu", "cuda"]
     plan: Plan | None
-    model: Model | None
     tokenizer: Tokenizer | None
     train_prompts: tuple[Prompt, ...]
     valid_prompts: tuple[Prompt, ...]
@@ -56,13 +58,12 @@ def preflight(loaded: LoadedConfig) -> Preflight:
     config = loaded.config
     device = device_of(loaded)
     model, findings = find_model(loaded)
-    layout, plan = check_layout(loaded)
+    layout, plan = check_layout(loaded, model.spec)
     findings += layout
-    tokenizer = model.tokenizer if model else None
     prompts: dict[str, list[Prompt]] = {"train_dataset": [], "valid_dataset": []}
     for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
-        if dataset is not None and tokenizer is not None:
-            prompts[key], problems = _prompts(loaded, key, dataset, tokenizer)
+        if dataset is not None:
+            prompts[key], problems = _prompts(loaded, key, dataset, model.tokenizer)
             findings += problems
     n_train = len(prompts["train_dataset"])
     for check in (
@@ -72,21 +73,18 @@ def preflight(loaded: LoadedConfig) -> Preflight:
         _cpu,
         _overrides,
         _server_arguments,
-        _recompute,
         _batches,
         _held_out,
     ):
         findings += check(loaded)
     findings += _machine(loaded, plan)
-    findings += _weight_update(loaded, plan)
-    findings += _lengths(loaded, model, plan)
+    findings += _context(loaded, model)
     findings += _steps(loaded, n_train) if n_train else []
     return Preflight(
         findings=tuple(findings),
         device=device,
         plan=plan,
-        model=model,
-        tokenizer=tokenizer,
+        tokenizer=model.tokenizer,
         train_prompts=tuple(prompts["train_dataset"]),
         valid_prompts=tuple(prompts["valid_dataset"]),
         steps=training_steps(config, n_train),
@@ -108,9 +106,12 @@ def _gpu_count() -> int:
 
 
 def _prompts(
-    loaded: LoadedConfig, key: str, dataset: DatasetConfig, tokenizer: Tokenizer
+    loaded: LoadedConfig, key: str, dataset: DatasetConfig, tokenizer: Tokenizer | None
 ) -> tuple[list[Prompt], list[Finding]]:
     try:
+        if tokenizer is None:
+            read_problems(dataset)
+            return [], []
         return load_prompts(dataset, tokenizer), []
     except DatasetError as error:
         where = f"{key}.{error.field}"
@@ -192,18 +193,6 @@ def _machine(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
         yield origins.finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")
 
 
-def _weight_update(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
-    """NCCL refuses a group with two processes on one GPU (`Duplicate GPU detected`); rank 0 sends to the servers."""
-    config = loaded.config
-    if plan is None or config.weight_update.mode != "collective" or device_of(loaded) == "cpu":
-        return
-    if plan.engine("actor").devices[0] in plan.engine("rollout").devices:
-        message = (
-            "the trainer's rank 0 shares its GPU with a server, and NCCL does not connect two processes on one GPU"
-        )
-        yield loaded.origins.finding("RUN-WEIGHTS", "weight_update.mode", message, nearest=["disk"])
-
-
 def _cpu(loaded: LoadedConfig) -> Iterator[Finding]:
     """Options that servers on CPU cannot honour."""
     config, origins = loaded.config, loaded.origins
@@ -230,30 +219,13 @@ def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
         yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", f"{name} is set by the run itself")
 
 
-def _recompute(loaded: LoadedConfig) -> Iterator[Finding]:
-    """Megatron-core's TransformerConfig wants method and number of layers with `full`, and neither without."""
-    megatron, key = loaded.config.actor.megatron, "actor.megatron.recompute"
-    full = megatron.recompute_granularity == "full"
-    for name, value in (("method", megatron.recompute_method), ("num_layers", megatron.recompute_num_layers)):
-        if full and value is None:
-            yield loaded.origins.finding(
-                "RUN-MEGATRON", f"{key}_{name}", "must be set with recompute_granularity: full"
-            )
-        if not full and value is not None:
-            yield loaded.origins.finding("RUN-MEGATRON", f"{key}_{name}", "goes with recompute_granularity: full only")
-
-
 def _batches(loaded: LoadedConfig) -> Iterator[Finding]:
-    """Batch arithmetic that needs no layout."""
+    """Batch arithmetic beyond the allocation's."""
     config, origins = loaded.config, loaded.origins
-    prompts, samples, parts = config.train_dataset.batch_size, config.gconfig.n_samples, config.actor.ppo_n_minibatches
-    if prompts * samples % parts:
-        message = f"{prompts} prompts × {samples} samples = {prompts * samples} do not divide into {parts} mini-batches"
-        yield origins.finding("RUN-BATCH", "actor.ppo_n_minibatches", message)
+    samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
     if samples < 2:
         message = "one sample per prompt has advantage 0: a group is compared with itself"
         yield origins.finding("RUN-BATCH", "gconfig.n_samples", message, "sample at least 2")
-    in_flight = config.rollout.max_concurrent_rollouts
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
         yield origins.finding("RUN-BATCH", "rollout.max_concurrent_rollouts", message, f"allow at least {samples}")
@@ -269,25 +241,19 @@ def _held_out(loaded: LoadedConfig) -> Iterator[Finding]:
             yield loaded.origins.finding("RUN-HELD-OUT", key, "needs held-out prompts", "set valid_dataset")
 
 
-def _lengths(loaded: LoadedConfig, model: Model | None, plan: Plan | None) -> Iterator[Finding]:
-    """A prompt and its response must fit the server, the model and one micro-batch."""
+def _context(loaded: LoadedConfig, model: Model) -> Iterator[Finding]:
+    """A server's context holds the longest prompt and response, and the model's positions hold the context."""
     config, origins = loaded.config, loaded.origins
     longest, context = config.longest_sequence, config.context_length
-    asked = f"the longest prompt and response (max_prompt_length + gconfig.max_new_tokens) have {longest} tokens"
+    positions = model.spec.max_positions if model.spec else 0
     if context < longest + SERVER_RESERVE:
-        message = f"{asked}, and SGLang keeps {SERVER_RESERVE}: they do not fit into {context}"
-        yield origins.finding(
-            "RUN-LENGTH", "sglang.context_length", message, f"use at least {longest + SERVER_RESERVE}"
-        )
-    if model and model.max_positions is not None and model.max_positions < context:
+        message = f"{context} tokens do not hold max_prompt_length + gconfig.max_new_tokens = {longest}"
+        help = f"use at least {longest + SERVER_RESERVE}: SGLang keeps {SERVER_RESERVE}"
+        yield origins.finding("RUN-CONTEXT", "sglang.context_length", message, help)
+    if longest <= positions < context:
+        message = f"a server's context of {context} tokens exceeds the model's {positions} positions"
         key = "gconfig.max_new_tokens" if config.sglang.context_length is None else "sglang.context_length"
-        message = f"the server's context of {context} tokens exceeds the model's {model.max_positions} positions"
-        yield origins.finding("RUN-LENGTH", key, message)
-    multiple = plan.engine("actor").packing_multiple if plan else 1
-    padded, most = -(-longest // multiple) * multiple, config.actor.mb_spec.max_tokens_per_mb
-    if padded > most:
-        message = f"{asked}, padded to {padded} (a multiple of {multiple}): more than {most}"
-        yield origins.finding("RUN-LENGTH", "actor.mb_spec.max_tokens_per_mb", message, f"use at least {padded}")
+        yield origins.finding("RUN-CONTEXT", key, message)
 
 
 def _steps(loaded: LoadedConfig, n_prompts: int) -> Iterator[Finding]:

@@ -36,12 +36,23 @@ def load_prompts(config: DatasetConfig, tokenizer: Tokenizer) -> list[Prompt]:
 
     `Prompt.record` is the row as it stands, so the reference answer is `prompt.record[config.answer_field]`.
     """
+    prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(read_problems(config))]
+    _check_lengths(config, prompts)
+    return prompts
+
+
+def read_problems(config: DatasetConfig) -> Sequence[Record]:
+    """The rows of a dataset that a run uses, each with a problem and an answer; raises DatasetError."""
     records = read_records(config)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
-    prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(records)]
-    _check_lengths(config, prompts)
-    return prompts
+    for row, record in enumerate(records):
+        for field in ("prompt_field", "answer_field"):
+            name = getattr(config, field)
+            if not isinstance(record.get(name), str):
+                problem = f"{config.path}, row {row + 1} has no text in field {name!r}"
+                raise DatasetError(field, problem, f"its fields are {', '.join(map(str, record))}")
+    return records
 
 
 def read_records(config: DatasetConfig) -> Sequence[Record]:
@@ -49,12 +60,13 @@ def read_records(config: DatasetConfig) -> Sequence[Record]:
     path = config.path
     if path == "arithmetic":
         return _read_arithmetic(config)
-    if path.endswith((".jsonl", ".parquet")):
-        if not Path(path).is_file():
-            raise DatasetError(
-                "path", f"{path} does not exist", "name a JSONL or Parquet file, or a dataset on the hub"
-            )
-        records = _read_jsonl(path) if path.endswith(".jsonl") else _read_parquet(path)
+    if path.endswith((".jsonl", ".parquet")) and not Path(path).is_file():
+        raise DatasetError("path", f"{path} does not exist", "name a JSONL or Parquet file, or a dataset on the hub")
+    records: Sequence[Record]
+    if path.endswith(".jsonl"):
+        records = _read_jsonl(path)
+    elif path.endswith(".parquet"):
+        records = _read_parquet(path)
     else:
         records = _read_hub(config)
     if not records:
@@ -156,11 +168,6 @@ def _read_hub(config: DatasetConfig) -> Sequence[Record]:
 
 
 def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record) -> Prompt:
-    for field in ("prompt_field", "answer_field"):
-        name = getattr(config, field)
-        if not isinstance(record.get(name), str):
-            problem = f"{config.path}, row {row + 1} has no text in field {name!r}"
-            raise DatasetError(field, problem, f"its fields are {', '.join(map(str, record))}")
     tokens = tokenizer.encode_prompt(record[config.prompt_field])
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens:
         problem = f"{config.path}, row {row + 1} has words that the tokenizer does not know"

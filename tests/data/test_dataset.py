@@ -11,7 +11,10 @@ from areal_like.data.init_model import make_tokenizer
 from areal_like.types import Prompt
 
 BYTES = make_tokenizer("bytes")
-ROWS = [{"question": "1 + 1?", "answer": "#### 2", "level": 1}, {"question": "2 + 2 + 2?", "answer": "#### 6", "level": 2}]
+ROWS = [
+    {"question": "1 + 1?", "answer": "#### 2", "level": 1},
+    {"question": "2 + 2 + 2?", "answer": "#### 6", "level": 2},
+]
 
 
 def write_jsonl(file, rows):

@@ -38,7 +38,11 @@ def test_the_chat_template_gives_what_transformers_gives(model):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(model)
-    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "é"}]
+    messages = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "é"},
+    ]
     wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     ours = Tokenizer.load(str(model))
     assert ours.encode_chat(messages) == wanted
@@ -56,7 +60,7 @@ def test_end_tokens_come_from_the_generation_config_first(model):
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(TokenizerError, match="no tokenizer.json"):
+    with pytest.raises(TokenizerError, match="no tokenizer"):
         Tokenizer.load(str(tmp_path))
 
 

@@ -73,7 +73,7 @@ def test_unequal_numbers_of_responses_and_answers_are_refused():
         async with RewardPool(REWARDS["gsm8k"], timeout_s=5, workers=1) as pool:
             await pool.score(["#### 1"], [])
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="shorter"):
         asyncio.run(run())
 
 
