@@ -27,6 +27,7 @@ CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 
 def main() -> None:
+    """Wait for the owner's end, then clean up."""
     run_id, directory = sys.argv[1:]
     owner = psutil.Process(os.getppid())
     if os.fork():  # Ray kills the children of a worker that ends

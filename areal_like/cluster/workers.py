@@ -71,6 +71,9 @@ class Member:
     log_file: Path
 
 
+type Failures = dict[Member, BaseException]
+
+
 class WorkerGroup:
     """The workers of one role, in rank order.
 
@@ -115,9 +118,9 @@ class WorkerGroup:
             await asyncio.wait(
                 waits.values(), timeout=None if math.isinf(limit) else limit, return_when=asyncio.FIRST_EXCEPTION
             )
-            if any(wait.done() and wait.exception() for wait in waits.values()):
+            if first := _failures(waits):
                 await asyncio.wait(waits.values(), timeout=AFTERMATH_S)
-                raise self._first_failure(waits, phase)
+                raise self._explain(first, _failures(waits), phase)
             if late := [member for member, wait in waits.items() if not wait.done()]:
                 ranks = ", ".join(str(member.rank) for member in late)
                 raise self._error(late[0], phase, f"no answer from rank {ranks} within {limit:g} s")
@@ -126,14 +129,12 @@ class WorkerGroup:
             for wait in waits.values():
                 wait.cancel()
 
-    def _first_failure(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> WorkerError:
-        """Of the failures so far the one that explains the others: a death before an exception."""
+    def _explain(self, first: Failures, later: Failures, phase: str) -> WorkerError:
+        """The failure that explains the others: a death, else the earliest exception."""
         from ray.exceptions import RayTaskError
 
-        failures = {member: wait.exception() for member, wait in waits.items() if wait.done() and wait.exception()}
-        deaths = {member: error for member, error in failures.items() if not isinstance(error, RayTaskError)}
-        member, error = next(iter((deaths or failures).items()))
-        assert error is not None
+        deaths = {member: error for member, error in later.items() if not isinstance(error, RayTaskError)}
+        member, error = next(iter((deaths or first).items()))
         if not isinstance(error, RayTaskError):
             return self._error(member, phase, _death(error))
         cause = "".join(traceback.format_exception_only(error.cause)).strip()
@@ -141,6 +142,11 @@ class WorkerGroup:
 
     def _error(self, member: Member, phase: str, cause: str, remote_traceback: str = "") -> WorkerError:
         return WorkerError(self.role, member.rank, phase, cause, member.log_file, remote_traceback)
+
+
+def _failures(waits: Mapping[Member, asyncio.Future[Any]]) -> Failures:
+    failures = {member: wait.exception() for member, wait in waits.items() if wait.done()}
+    return {member: error for member, error in failures.items() if error is not None}
 
 
 async def _result(call: Awaitable[Any]) -> Any:

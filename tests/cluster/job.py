@@ -44,6 +44,9 @@ class Trainer:
     def pid(self) -> int:
         return os.getpid()
 
+    def gpus(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
     def add(self, left: int, right: int) -> int:
         return left + right + self._rank
 
@@ -62,6 +65,7 @@ class Server:
     """Starts a program with a port and a temporary file; listens for its end in a coroutine."""
 
     def __init__(self, log_file: Path) -> None:
+        assert os.environ["SERVER_VARIABLE"] == "1"
         self._port = free_port("127.0.0.1")
         self._memory = [f"areal-test-{os.getpid()}-{kind}" for kind in ("tracked", "untracked")]
         command = [sys.executable, "-c", LISTENER, str(self._port), *self._memory]
@@ -74,12 +78,11 @@ class Server:
         while not os.path.exists(f"/dev/shm/{self._memory[1]}"):
             await asyncio.sleep(0.1)
         await asyncio.sleep(1)
-        visible = os.environ["CUDA_VISIBLE_DEVICES"]
         return {
             "pid": self._process.pid,
             "port": self._port,
             "memory": [f"/dev/shm/{name}" for name in self._memory],
-            "visible": visible,
+            "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
         }
 
 
@@ -97,7 +100,7 @@ async def start(cluster: Cluster) -> tuple[Any, Any]:
             [devices[1:]],
             lambda rank, host: {"log_file": log_file},
             call_timeout_s=60,
-            env={"CUDA_VISIBLE_DEVICES": "5"},
+            env={"SERVER_VARIABLE": "1"},
         ),
     )
 
@@ -122,7 +125,7 @@ async def main() -> None:
     how, kind, address, log_dir = sys.argv[1:]
     scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=3 if how == "ask" else 100)  # type: ignore[arg-type]
     devices = [Device(0, number) for number in range(99 if how == "ask" else 2)]
-    async with run_cluster(scheduler, devices, uses_gpus=False, log_dir=Path(log_dir)) as cluster:
+    async with run_cluster(scheduler, devices, uses_gpus=kind == "ray", log_dir=Path(log_dir)) as cluster:
         trainer, server = await start(cluster)
         pool = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
         pool.start()
@@ -130,6 +133,7 @@ async def main() -> None:
             "run_id": cluster.run_id,
             "directory": str(cluster.directory),
             "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
+            "gpus": await trainer.call_all("gpus", phase="start-up"),
             "sums": await trainer.call_all("add", 1, 2, phase="adding"),
             "server": await server.call_one(0, "describe", phase="start-up"),
             "failures": await report_failures(trainer) if how == "finish" else [],

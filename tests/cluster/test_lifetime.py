@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_run_that_finishes(tmp_path: Path) -> None:
         assert run.end()[0] == 0
         assert run.remains() == []
         assert run.facts["sums"] == [3, 4]
-        assert run.facts["server"]["visible"] == "5"
+        assert run.facts["server"]["gpus"] == ""
         assert "rank 1 is up" in (tmp_path / "actor-1.log").read_text()
         raised, late, refused = run.facts["failures"]
         assert "actor rank 1 failed during training: ValueError: no luck on 1" in raised
@@ -141,18 +142,18 @@ def test_a_run_that_is_stopped(tmp_path: Path, signals: tuple[signal.Signals, ..
 @pytest.fixture
 def existing_cluster() -> Iterator[tuple[str, dict[str, str]]]:
     """Address of a cluster that is not the run's, and the environment that may use it."""
+    # Ray takes a loopback address for the host's own, where this cluster does not listen.
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = subprocess.Popen(
         [sys.executable, str(HERE / "head.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **secret, **loopback},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    address, token = head.stdout.readline().split()  # type: ignore[union-attr]
-    # Ray takes a loopback address for the host's own, where this cluster does not listen.
-    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    yield address, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} | loopback
+    yield head.stdout.readline().strip(), secret | loopback  # type: ignore[union-attr]
     head.communicate()
     assert head.returncode == 0
 
@@ -165,10 +166,12 @@ def test_an_existing_cluster(tmp_path: Path, existing_cluster: tuple[str, dict[s
     greedy = start("ask", tmp_path, "ray", address, env=env)
     errors = greedy.communicate(timeout=60)[1]
     assert "not granted within 3 s (scheduler.startup_timeout_s)" in errors
-    assert "the plan asks for node 0: 99 CPU" in errors
-    assert "free now: 4 CPU" in errors
+    assert "the plan asks for node 0: 99 CPU, 99 GPU" in errors
+    assert "free now: 4 CPU, 2 GPU" in errors
 
     with job("crash", tmp_path, "ray", address, env=env) as run:
+        assert run.facts["gpus"] == ["0", "1"]
+        assert run.facts["server"]["gpus"] == "1"  # colocated with rank 1
         assert "actor rank 1 failed during training: the process died" in run.end()[1]
         assert run.remains() == []
     with job("wait", tmp_path, "ray", address, env=env) as run:
