@@ -60,11 +60,13 @@ class ConfigError(Exception):
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     """Known dotted keys that `key` may have meant: misspelt, or right but in another section."""
     known = list(known)
+    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
     same_depth = [other for other in known if other.count(".") == key.count(".")]
-    leaf = key.rpartition(".")[2]
+    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
     return (
         difflib.get_close_matches(key, same_depth, n=1, cutoff=0.75)
-        or [other for other in known if other.rpartition(".")[2] == leaf][:3]
+        or [other for other in same_leaf if other.startswith(f"{section}.")]
+        or same_leaf[:3]
         or nearest_words(key, known)
     )
 

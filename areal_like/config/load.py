@@ -119,7 +119,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         return _unknown(key, here)
     try:
         parsed = _parse(value, annotation)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         return here.finding("CONFIG-OVERRIDE", key, f"{value} is not a YAML value: {_first_line(error)}")
     node = data
     *sections, leaf = key.split(".")
@@ -133,18 +133,26 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
 
 
 def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
-    """Unset what only the file says where the command line says the alternative."""
+    """Unset what only the file says where the command line gives the alternative."""
     said = [key for key, place in places.items() if place == COMMAND_LINE]
-
-    def overridden(key: str) -> bool:
-        return any(other == key or other.startswith(f"{key}.") for other in said)
-
     for pair in _ALTERNATIVES:
         for key, other in (pair, pair[::-1]):
-            section, _, leaf = other.rpartition(".")
-            node = data.get(section) if section else data
-            if overridden(key) and not overridden(other) and isinstance(node, dict) and leaf in node:
-                node[leaf] = None
+            given = _below(said, key) and _value(data, key) is not None
+            if given and not _below(said, other) and _value(data, other) is not None:
+                section, _, leaf = other.rpartition(".")
+                (data[section] if section else data)[leaf] = None
+
+
+def _below(keys: Sequence[str], section: str) -> bool:
+    """Whether one of the dotted keys is `section` or lies in it."""
+    return any(key == section or key.startswith(f"{section}.") for key in keys)
+
+
+def _value(data: Any, key: str) -> Any:
+    """The value at a dotted key, None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def _parse(value: str, annotation: Any) -> Any:

@@ -1,0 +1,52 @@
+import shlex
+from pathlib import Path
+
+import pytest
+
+from areal_like.config.layout import check_layout
+from areal_like.config.load import load
+from areal_like.config.model import find_model
+from areal_like.config.preflight import preflight
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
+
+# As AReaL's tutorial prints it, with the shell's quotes.
+PUBLISHED = """
+scheduler.type=ray experiment_name=moe trial_name=first rollout.backend=sglang:d4t4
+actor.backend='megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' cluster.n_nodes=4 cluster.n_gpus_per_node=8
+actor.path=Qwen/Qwen3-30B-A3B actor.megatron.use_deterministic_algorithms=True
+"""
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_loads_and_its_layout_compiles(file):
+    loaded = load(file)
+    shape = find_model(loaded)[0].spec if loaded.config.actor.init_model else None
+    findings, plan = check_layout(loaded, shape)
+    assert plan is not None, list(map(str, findings))
+    assert plan.n_gpus == loaded.config.cluster.n_nodes * loaded.config.cluster.n_gpus_per_node
+
+
+def test_the_cpu_example_passes_every_check(tmp_path):
+    checked = preflight(load(ROOT / "examples/math/gsm8k_grpo_cpu.yaml", [f"cluster.fileroot={tmp_path}"]))
+    assert checked.ok, list(map(str, checked.findings))
+
+
+@pytest.mark.parametrize("name", ["gsm8k_grpo.yaml", "gsm8k_grpo_moe.yaml"])
+def test_the_published_command_line_works_as_printed(name):
+    loaded = load(ROOT / "examples/math" / name, shlex.split(PUBLISHED))
+    findings, plan = check_layout(loaded, None)
+    assert plan is not None, list(map(str, findings))
+    config = loaded.config
+    assert (config.scheduler.type, config.experiment_name, config.trial_name) == ("ray", "moe", "first")
+    assert (config.actor.path, config.actor.init_model) == ("Qwen/Qwen3-30B-A3B", None)
+    assert config.actor.megatron.use_deterministic_algorithms is True
+    actor, rollout = plan.engine("actor"), plan.engine("rollout")
+    assert (actor.sizes.tp, actor.sizes.cp, actor.sizes.pp, actor.sizes.ep, actor.sizes.etp) == (2, 2, 4, 4, 1)
+    assert (rollout.sizes.dp, rollout.sizes.tp) == (4, 4)
+    assert plan.n_gpus == 32

@@ -1,0 +1,175 @@
+import re
+
+import pytest
+
+from areal_like.config.findings import ConfigError
+from areal_like.config.load import dump, load
+
+FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
+
+
+def findings(file, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides)
+    return caught.value.findings
+
+
+def test_values_come_from_file_then_command_line(write):
+    config = load(write(), ["gconfig.n_samples=4", "actor.optimizer.lr=3e-5", "valid_dataset=null"]).config
+    assert config.train_dataset.batch_size == 4
+    assert config.gconfig.n_samples == 4
+    assert config.actor.optimizer.lr == 3e-5
+    assert config.valid_dataset is None
+
+
+@pytest.mark.parametrize("value", [FOLDED, "megatron:attn:d1p4t2c2/ffn:d1p4t1e4", "megatron:d2 @ 0-1", "megatron:d*"])
+@pytest.mark.parametrize("quotes", ["{}", "'{}'", '"{}"'])
+def test_an_allocation_survives_the_command_line(write, value, quotes):
+    assert load(write(), ["actor.backend=" + quotes.format(value)]).config.actor.backend == value
+
+
+def test_an_allocation_needs_no_quotes_in_yaml(write):
+    file = write()
+    file.write_text(file.read_text().replace("megatron:d2", FOLDED))
+    assert load(file).config.actor.backend == FOLDED
+
+
+@pytest.mark.parametrize("name", ["2024_08", "1e3", "true", "007", "1:30", "no"])
+def test_a_text_stays_as_it_was_typed(write, name):
+    overrides = [f"experiment_name={name}"] if ":" not in name else [f"tokenizer_path={name}"]
+    config = load(write(), overrides).config
+    assert name in (config.experiment_name, config.tokenizer_path)
+
+
+def test_null_unsets_a_text_that_may_be_unset(write):
+    assert load(write(), ["tokenizer_path=x", "tokenizer_path=null"]).config.tokenizer_path is None
+
+
+def test_references_are_resolved(write):
+    file = write()
+    file.write_text(file.read_text() + "seed: ${gconfig.n_samples}\n")
+    assert load(file, ["gconfig.n_samples=5", "reward.workers=${seed}"]).config.reward.workers == 5
+
+
+def test_sections_are_made_where_there_were_none(write):
+    config = load(
+        write(), ["warm_start.steps=3", "sglang.extra_args.schedule_policy=lpm", "sglang.extra_args.x=2"]
+    ).config
+    assert config.warm_start.steps == 3
+    assert config.sglang.extra_args == {"schedule_policy": "lpm", "x": 2}
+
+
+def test_everything_wrong_is_reported_together(write):
+    file = write("""
+        experiment_name: 12
+        train_dataset:
+          path: arithmetic
+          batch_sise: 3
+        actor:
+          path: m
+          dtype: float16
+          optimizer: {lr: fast, weight_decay: -1}
+        reward: 3
+    """)
+    found = {f.key: f for f in findings(file, "scheduler.type=rya", "actor.lr=3", "seed=x", "batch_size", "+seed=3")}
+    file = str(file)
+    assert {key.replace(file, "run.yaml") for key in found} == {
+        "experiment_name (run.yaml:2)",
+        "train_dataset.batch_sise (run.yaml:5)",
+        "actor.dtype (run.yaml:8)",
+        "actor.optimizer.lr (run.yaml:9)",
+        "actor.optimizer.weight_decay (run.yaml:9)",
+        "reward (run.yaml:10)",
+        "scheduler.type (command line)",
+        "actor.lr (command line)",
+        "seed (command line)",
+        "batch_size (command line)",
+        "+seed (command line)",
+    }
+    assert found[f"train_dataset.batch_sise ({file}:5)"].nearest == ("train_dataset.batch_size",)
+    assert found[f"actor.dtype ({file}:8)"].nearest == ("bfloat16",)
+    assert found["scheduler.type (command line)"].nearest == ("ray",)
+    assert "'local' or 'ray'" in found["scheduler.type (command line)"].message
+    assert found["actor.lr (command line)"].nearest == ("actor.optimizer.lr",)
+    assert found["+seed (command line)"].nearest == ("seed",)
+    assert found[f"experiment_name ({file}:2)"].help == 'write it in quotes: "12"'
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=1.5", "1.5 should be a whole number"),
+        ("seed=true", "True should be a whole number"),
+        ("seed=", "None should be a whole number"),
+        ("gconfig.temperature=0", "0 should be greater than 0"),
+        ("train_dataset.shuffle=1", "1 should be true or false"),
+        ("sglang.extra_args.x=[1]", "[1] should be true or false or a whole number or a number or text"),
+        ("sglang.extra_args={", "{ is not a YAML value: while parsing a flow node"),
+        ("experiment_name=a/b", "'a/b' should be letters, digits, `_`, `.` and `-` only"),
+        ("train_dataset=null", "None should be a section of keys"),
+    ],
+)
+def test_a_wrong_value_is_explained(write, override, message):
+    (finding,) = findings(write(), override)
+    assert finding.message == message
+    assert finding.key == f"{override.split('=')[0]} (command line)"
+
+
+def test_a_missing_key_is_named(write):
+    (finding,) = findings(write("experiment_name: a\ntrain_dataset: {path: arithmetic}\n"))
+    assert finding.key == "actor (default)"
+    assert finding.code == "CONFIG-MISSING"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("seed: [1\n", ":2"), ("seed: 1\nseed: 2\n", ":2"), ("- 1\n", ""), ("a: {b: 1\n\n\n", ":4")],
+)
+def test_broken_yaml_is_located(write, text, place):
+    file = write(text)
+    (finding,) = findings(file)
+    assert (finding.code, finding.key) == ("CONFIG-YAML", f"{file}{place}")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    (finding,) = findings(tmp_path / "none.yaml")
+    assert "none.yaml" in finding.message
+
+
+@pytest.mark.parametrize("reference", ["${nothing}", "${seed}", "${no:1}", "${seed"])
+def test_a_reference_that_leads_nowhere_is_named(write, reference):
+    (finding,) = findings(write(), f"seed={reference}")
+    assert finding.key == "seed (command line)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unset"),
+    [
+        (["actor.path=m"], "init_model"),
+        (["actor.path=m", "actor.init_model.hidden_size=64"], None),
+        (["actor.path=null"], None),
+    ],
+)
+def test_the_command_line_decides_between_alternatives(write, overrides, unset):
+    actor = load(write(), overrides).config.actor
+    assert (actor.init_model is None) == (unset == "init_model")
+
+
+def test_allocation_mode_and_backends_are_alternatives(write):
+    config = load(write(), ["allocation_mode=sglang:d1|megatron:d1"]).config
+    assert config.actor.backend is None
+    assert config.rollout.backend is None
+    file = write()
+    file.write_text(file.read_text() + "allocation_mode: sglang:d1|megatron:d1\n")
+    assert load(file, ["actor.backend=megatron:d1"]).config.allocation_mode is None
+
+
+def test_without_a_trial_name_the_time_is_taken(write):
+    assert re.fullmatch(r"\d{8}-\d{6}", load(write(), ["trial_name="]).config.trial_name)
+
+
+def test_the_resolved_configuration_loads_as_itself(write, tmp_path):
+    config = load(write(), [f"actor.backend={FOLDED}", "warm_start.steps=3", "sglang.extra_args.x=1.5"]).config
+    file = tmp_path / "resolved.yaml"
+    file.write_text(dump(config))
+    assert load(file).config == config

@@ -1,0 +1,199 @@
+import socket
+from unittest import mock
+
+import pytest
+
+from areal_like.config import preflight as module
+from areal_like.config.load import load
+from areal_like.config.preflight import CONFIG_FILE, preflight
+
+FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
+
+
+def check(file, *overrides):
+    return preflight(load(file, overrides))
+
+
+def errors(file, *overrides):
+    checked = check(file, *overrides)
+    assert not checked.ok
+    return [finding for finding in checked.findings if finding.severity == "error"]
+
+
+def test_a_run_that_may_start_has_all_its_parts(write, tmp_path):
+    checked = check(write())
+    assert checked.ok
+    assert not checked.findings
+    assert checked.device == "cpu"
+    assert checked.plan.engine("actor").world_size == 2
+    assert [len(checked.train_prompts), len(checked.valid_prompts)] == [16, 4]
+    assert checked.steps == 4
+    assert checked.tokenizer.decode(checked.train_prompts[0].tokens) == checked.train_prompts[0].record["question"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.yaml"]  # nothing was written
+
+
+def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
+    file = write()
+    file.write_text(file.read_text().replace("megatron:d2", "megatron:(attn:d1t2|ffn:d1p4t1e2)"))
+    (finding,) = [f for f in errors(file) if f.code == "ALLOC-FOLD-PIPELINE"]
+    assert finding.key == f"actor.backend ({file}:14)"
+    assert finding.source.text == "megatron:(attn:d1t2|ffn:d1p4t1e2)"
+    assert finding.span is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (["actor.backend=sglang:d1"], "actor.backend", "sglang cannot be the actor"),
+        (["rollout.backend=megatron:d1"], "rollout.backend", "megatron cannot be the rollout"),
+        (["actor.backend=fsdp:d2"], "actor.backend", "fsdp is known to the compiler only"),
+        (["rollout.backend=vllm:d1"], "rollout.backend", "vllm is known to the compiler only"),
+        (["actor.backend=null"], "actor.backend", "no layout is given"),
+        (["allocation_mode=sglang:d1"], "allocation_mode", "no trainer for the actor"),
+        (
+            ["allocation_mode=sglang:d1+megatron:d1", "actor.backend=megatron:d1"],
+            "actor.backend",
+            "gives the layout already",
+        ),
+        (
+            ["allocation_mode=sglang[rollout]:d1|megatron[actor]:d1|megatron[critic]:d1"],
+            "allocation_mode",
+            "has no critic",
+        ),
+        (["actor.backend=megatron:d4"], "rollout.backend", "the cluster has 3"),
+        (["actor.backend=megatron:t3"], "actor.backend", "4"),
+        (["cluster.n_nodes=2"], "cluster.n_nodes", "this host alone"),
+        (["actor.path=/nowhere"], "actor.path", "no config.json"),
+        (["tokenizer_path=/nowhere"], "tokenizer_path", "/nowhere"),
+        (["actor.init_model=null"], "actor.path", "neither is set"),
+        (["actor.init_model.vocab_size=10"], "actor.init_model.vocab_size", "10 rows"),
+        (["actor.init_model.num_key_value_heads=3"], "actor.init_model.num_key_value_heads", "4 query heads"),
+        (
+            ["actor.init_model.num_experts=2", "actor.init_model.num_experts_per_tok=3"],
+            "actor.init_model.num_experts_per_tok",
+            "3",
+        ),
+        (["train_dataset.path=/none.jsonl"], "train_dataset.path", "/none.jsonl does not exist"),
+        (["valid_dataset.split=dev"], "valid_dataset.split", "no split dev"),
+        (["train_dataset.max_prompt_length=5"], "train_dataset.max_prompt_length", "row 1 has"),
+        (["train_dataset.batch_size=17"], "train_dataset.batch_size", "16 prompts do not fill"),
+        (["actor.ppo_n_minibatches=3"], "actor.ppo_n_minibatches", "3 mini-batches"),
+        (["gconfig.n_samples=1"], "gconfig.n_samples", "advantage 0"),
+        (["rollout.max_concurrent_rollouts=1"], "rollout.max_concurrent_rollouts", "group of 2"),
+        (["gconfig.max_new_tokens=60"], "gconfig.max_new_tokens", "64"),
+        (["sglang.context_length=40"], "sglang.context_length", "40 tokens"),
+        (["sglang.context_length=100"], "sglang.context_length", "64 positions"),
+        (["actor.mb_spec.max_tokens_per_mb=39"], "actor.mb_spec.max_tokens_per_mb", "40"),
+        (["actor.megatron.recompute_granularity=full"], "actor.megatron.recompute_granularity", "recompute_method"),
+        (
+            ["actor.megatron.override_transformer_config.num_layres=1"],
+            "actor.megatron.override_transformer_config.num_layres",
+            "did you mean num_layers",
+        ),
+        (
+            ["actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage=x"],
+            "actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage",
+            "integer",
+        ),
+        (
+            ["actor.megatron.override_transformer_config.fp8=hybrid"],
+            "actor.megatron.override_transformer_config.fp8",
+            "GPU",
+        ),
+        (["sglang.attention_backend=triton"], "sglang.attention_backend", "on CPU"),
+        (["sglang.extra_args.port=3000"], "sglang.extra_args.port", "by the run itself"),
+        (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "held-out"),
+        (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "held-out"),
+        (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 steps"),
+        (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
+    ],
+)
+def test_what_is_wrong_is_found_under_its_key(write, overrides, key, words):
+    file = write()
+    found = errors(file, *(text.replace("FILE", str(file)) for text in overrides))
+    assert any(f.key.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
+
+
+def test_the_first_finding_does_not_hide_the_rest(write):
+    overrides = [
+        "actor.backend=megatron:t3",
+        "actor.path=/nowhere",
+        "train_dataset.path=/none.jsonl",
+        "gconfig.n_samples=1",
+    ]
+    codes = {finding.code for finding in errors(write(), *overrides)}
+    assert {"ALLOC-CLUSTER-SIZE", "RUN-MODEL", "RUN-DATASET", "RUN-BATCH"} <= codes
+
+
+def test_another_runs_directory_is_left_alone(write, tmp_path):
+    directory = tmp_path / "runs/demo/first"
+    directory.mkdir(parents=True)
+    assert check(write()).ok
+    (directory / "notes.txt").write_text("mine")
+    (finding,) = errors(write())
+    assert (finding.code, "no run's" in finding.message) == ("RUN-DIRECTORY", True)
+    (directory / CONFIG_FILE).write_text("")
+    (finding,) = errors(write())
+    assert "another run" in finding.message
+    assert (directory / "notes.txt").read_text() == "mine"
+
+
+def test_a_busy_port_is_found(write):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        (finding,) = errors(write(), f"sglang.port={port}")
+    assert finding.key == "sglang.port (command line)"
+    assert str(port) in finding.message
+
+
+@pytest.mark.parametrize(
+    ("missing", "overrides", "key"),
+    [
+        ("sglang", [], "rollout.backend"),
+        ("mbridge", [], "actor.megatron.bridge_type"),
+        ("megatron.bridge", ["actor.megatron.bridge_type=megatron-bridge"], "actor.megatron.bridge_type"),
+    ],
+)
+def test_a_missing_package_is_named(write, missing, overrides, key):
+    with mock.patch.object(module, "_installed", lambda name: name != missing):
+        (finding,) = errors(write(), *overrides)
+    assert finding.key.startswith(f"{key} (")
+    assert finding.code == "RUN-PACKAGE"
+
+
+def test_a_package_that_is_not_chosen_is_not_needed(write):
+    with mock.patch.object(module, "_installed", lambda name: name != "megatron.bridge"):
+        assert check(write()).ok
+
+
+def test_a_model_directory_is_read(write, tmp_path):
+    from areal_like.config.schema import InitModelConfig
+    from areal_like.data.init_model import write_init_model
+
+    write_init_model(InitModelConfig(num_attention_heads=3, num_key_value_heads=3), tmp_path / "model", seed=0)
+    checked = check(write(), f"actor.path={tmp_path / 'model'}")
+    assert checked.ok
+    assert len(checked.train_prompts) == 16
+    found = errors(write(), f"actor.path={tmp_path / 'model'}", "actor.backend=megatron:t2")
+    assert any("3" in f.message and f.key == "actor.backend (command line)" for f in found)
+
+
+def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):
+    with mock.patch.object(module, "_gpu_count", return_value=0):
+        assert check(write(), "device=auto").device == "cpu"
+        found = errors(write(), "device=cuda", "actor.dtype=bfloat16")
+    assert [f.code for f in found] == ["RUN-MACHINE"]
+
+
+def test_with_gpus_auto_means_cuda(write):
+    with mock.patch.object(module, "_gpu_count", return_value=2):
+        found = errors(write(), "device=auto")
+    assert "3 GPUs are asked for, this host has 2" in found[0].message
+
+
+def test_an_option_that_does_nothing_is_a_warning(write):
+    checked = check(write(), "sglang.mem_fraction_static=0.5")
+    assert checked.ok
+    assert [(f.severity, f.key) for f in checked.findings] == [("warning", "sglang.mem_fraction_static (command line)")]
