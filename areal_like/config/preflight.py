@@ -69,7 +69,6 @@ def preflight(loaded: LoadedConfig) -> Preflight:
     for check in (
         _packages,
         _run_directory,
-        _ports,
         _cpu,
         _overrides,
         _server_arguments,
@@ -78,6 +77,7 @@ def preflight(loaded: LoadedConfig) -> Preflight:
     ):
         findings += check(loaded)
     findings += _machine(loaded, plan)
+    findings += _ports(loaded, plan)
     findings += _context(loaded, model)
     findings += _steps(loaded, n_train) if n_train else []
     return Preflight(
@@ -162,19 +162,27 @@ def _run_directory(loaded: LoadedConfig) -> Iterator[Finding]:
         yield loaded.origins.finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
 
 
-def _ports(loaded: LoadedConfig) -> Iterator[Finding]:
+def _ports(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
     """Only this host can be asked; the servers of other nodes find out when they start."""
-    first = loaded.config.sglang.port
-    if first is None:
+    first, origins = loaded.config.sglang.port, loaded.origins
+    if first is None or plan is None or loaded.config.scheduler.type != "local":
         return
+    help = "choose another port, or null for free ones"
+    for port in range(first, first + plan.engine("rollout").sizes.dp):
+        if problem := _port_problem(port):
+            yield origins.finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
+
+
+def _port_problem(port: int) -> str | None:
+    if port > 65535:
+        return "the largest port is 65535"
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
         try:
-            probe.bind(("127.0.0.1", first))
+            probe.bind(("127.0.0.1", port))
         except OSError as error:
-            message = f"port {first} cannot be used on this host: {error.strerror}"
-            yield loaded.origins.finding(
-                "RUN-PORT", "sglang.port", message, "choose another port, or null for a free one"
-            )
+            return error.strerror
+    return None
 
 
 def _machine(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:

@@ -78,28 +78,32 @@ def test_unequal_numbers_of_responses_and_answers_are_refused():
 
 
 SCRIPT = """
-import asyncio
-from areal_like.rewards import REWARDS, RewardPool
+import asyncio, time
+from areal_like.rewards import RewardPool, Verifier
+
+def verify(response, answer):
+    if response == "hang":
+        print("hanging", flush=True)
+        time.sleep(3600)
+    return 1.0
 
 async def main():
-    async with RewardPool(REWARDS["gsm8k"], timeout_s=60, workers=2) as pool:
-        await pool.score(["#### 1.0"] * 2, ["#### 1"] * 2)
-        print("ready", flush=True)
-        await asyncio.sleep(3600)
+    async with RewardPool(Verifier(lambda *_: None, verify), timeout_s=3600, workers=1) as pool:
+        await pool.score(["hang"], [""])
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
 
 
-def test_workers_end_when_the_main_process_is_killed(tmp_path):
+def test_a_hanging_worker_ends_when_the_main_process_is_killed(tmp_path):
     script = tmp_path / "main.py"
     script.write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     main = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
-    assert main.stdout is not None and main.stdout.readline() == "ready\n"
+    assert main.stdout is not None and main.stdout.readline() == "hanging\n"
     children = psutil.Process(main.pid).children(recursive=True)
-    assert len(children) == 3  # two workers and the resource tracker
+    assert len(children) == 2  # the worker and the resource tracker
     main.kill()
     main.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
