@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Never
 
-TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host
+from areal_like.rollout import TOKEN_VARIABLE
 
 
 def prepare_imports(cuda: bool) -> None:
@@ -31,7 +31,7 @@ def prepare_imports(cuda: bool) -> None:
         kernels.__spec__ = importlib.machinery.ModuleSpec("sgl_kernel", None)
         kernels.__getattr__ = _refusal  # type: ignore[method-assign]
         sys.modules["sgl_kernel"] = kernels
-        # "none": tensor parallelism would start NCCL, whose library torch brings along
+        # NCCL "none": SGLang takes its library, which torch brings along, as a sign of CUDA
         os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_NCCL_SO_PATH": "none"}
 
 
@@ -58,8 +58,11 @@ def serve(arguments: list[str], cuda: bool) -> None:
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
+        # every rank may use every core: a trainer's ranks run here too
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))
         multiprocessing.set_start_method("fork")
-        multiprocessing.set_start_method = lambda method, force=False: None  # type: ignore[method-assign]  # SGLang forces spawn
+        multiprocessing.set_start_method = lambda method, force=False: None  # SGLang would force spawn
     try:
         run_server(server)
     finally:

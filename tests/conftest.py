@@ -1,0 +1,93 @@
+"""What every test gets: one thread per process, no CUDA tests where there is none, and one SGLang server for the session."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+
+START_LIMIT_S = 180
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server of the session; who changes its weights loads those of `model` again (POST /update_weights_from_disk)."""
+
+    url: str
+    token: str
+    model: Path  # Hugging Face directory: Qwen3 with random weights and the arithmetic tokenizer
+    log_file: Path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request has to send to be let in."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests that need CUDA."""
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="no CUDA here"))
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One real SGLang server on loopback, as a run on CPU starts it; version and weights are as its last user left them."""
+    from allocation import ParallelSizes
+    from areal_like.cluster.lifetime import free_port
+    from areal_like.config.load import load
+    from areal_like.data.init_model import write_init_model
+    from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
+    from areal_like.rollout.server import server_arguments
+
+    folder = tmp_path_factory.mktemp("sglang")
+    model, log_file, tmp = folder / "model", folder / "server.log", folder / "tmp"
+    tmp.mkdir()
+    config = load(Path(__file__).parents[1] / "examples/math/gsm8k_grpo_cpu.yaml").config
+    write_init_model(config.actor.init_model, model, seed=0)
+    port, token = free_port("127.0.0.1"), secrets.token_hex(16)
+    options = server_arguments(config, model, ParallelSizes(), "cpu")
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", LAUNCHER, *options, "--host", "127.0.0.1", "--port", str(port)],
+            env={**os.environ, TOKEN_VARIABLE: token, "TMPDIR": str(tmp)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    server = RunningServer(f"http://127.0.0.1:{port}", token, model, log_file)
+    try:
+        _wait_until_healthy(server, process)
+        yield server
+    finally:
+        process.kill()  # its children notice and go with it
+        process.wait()
+
+
+def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(server.url + "/health", timeout=5):
+                return
+        except (URLError, TimeoutError, ConnectionError):
+            time.sleep(0.2)
+    pytest.fail(f"SGLang did not start; {server.log_file} ends:\n{server.log_file.read_text()[-3000:]}")

@@ -1,0 +1,62 @@
+"""The launched server: serves, lets nobody in without the token, opens no port beyond loopback, leaves no process."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError
+
+import psutil
+import pytest
+
+
+def generate(url: str, headers: dict[str, str]) -> Any:
+    body = {
+        "input_ids": [3, 4, 5],
+        "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
+        "return_logprob": True,
+    }
+    request = urllib.request.Request(
+        url + "/generate", json.dumps(body).encode(), headers | {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def processes_of(url: str) -> list[psutil.Process]:
+    """The server's main process, found by the port it serves on, and its children."""
+    port = int(url.rsplit(":", 1)[1])
+    for process in psutil.process_iter():
+        try:
+            if any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections("tcp")):
+                return [process, *process.children(recursive=True)]
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue
+    raise LookupError(url)
+
+
+def test_generates_with_logprobs(sglang_server: Any) -> None:
+    answer = generate(sglang_server.url, sglang_server.headers)
+    logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    assert len(answer["output_ids"]) == len(logprobs) == 4
+    assert all(logprob < 0 for logprob in logprobs)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
+def test_refuses_strangers(sglang_server: Any, headers: dict[str, str]) -> None:
+    with pytest.raises(HTTPError, match="401"):
+        generate(sglang_server.url, headers)
+
+
+def test_shows_no_token_to_other_users(sglang_server: Any) -> None:
+    for process in processes_of(sglang_server.url):
+        assert sglang_server.token not in " ".join(process.cmdline())
+
+
+def test_listens_on_loopback_alone(sglang_server: Any) -> None:
+    listening = [
+        c.laddr.ip for p in processes_of(sglang_server.url) for c in p.net_connections("tcp") if c.status == "LISTEN"
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
