@@ -65,8 +65,11 @@ def check(
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
     findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
-    or a name; `order` is Megatron's rank order. Wrong input never raises; it is in the findings.
+    or a name; `order` is Megatron's rank order. Whatever is written in the strings ends up in the findings. Raises
+    `TypeError` for a spec that is neither a string nor a mapping of strings.
     """
+    if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
+        raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
     context = Context(cluster, model, batch, megatron or MegatronSettings(), order)
     if isinstance(model, str):
         try:

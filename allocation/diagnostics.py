@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any, NamedTuple
 
 WIDTH = 80
+# One rule about one engine: beyond this the text is no allocation, and the answer should stay short.
+MOST_PER_RULE = 20
 
 
 class Span(NamedTuple):
@@ -39,11 +42,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a rule found: one sentence, the spans it is about, and what would be right."""
+    """What a rule found: one sentence, the spans it is about, and what would be right.
+
+    `source` is the text that the spans are in, where it is not the one that the rule runs on.
+    """
 
     message: str
     spans: tuple[Span, ...] = ()
     help: str | None = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +151,13 @@ def run_rules(scope: str, source: Source, *arguments: Any) -> list[Finding]:
     findings = []
     for entry in _BY_SCOPE.get(scope, ()):
         try:
-            for problem in entry.check(*arguments):
+            for problem in islice(entry.check(*arguments), MOST_PER_RULE):
                 findings.append(
                     Finding(
                         entry.code,
                         entry.severity,
                         problem.message,
-                        source,
+                        problem.source or source,
                         problem.spans,
                         problem.help,
                         entry.megatron,

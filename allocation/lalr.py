@@ -59,7 +59,7 @@ class Parser:
             if action is None:
                 if state == end and token.kind == END:
                     return values[0]
-                raise Unexpected(token.start, self.expected(state))
+                raise Unexpected(token.start, self._accepted(state_stack))
             if action.__class__ is list:
                 state = action[0]
                 state_stack.append(state)
@@ -83,9 +83,17 @@ class Parser:
             state = states[state_stack[-1]][origin][0]
             state_stack.append(state)
 
-    def expected(self, state: int) -> tuple[str, ...]:
-        """The terminals that may come next in `state`."""
-        return tuple(name for name in self._states[state] if name == END or name in self._terminals)
+    def _accepted(self, state_stack: list[int]) -> tuple[str, ...]:
+        """The terminals that fit next. A LALR table may reduce on others too, so each is tried to its shift."""
+        top = self._states[state_stack[-1]]
+        return tuple(name for name in self._terminals if name in top and self._shifts(name, [*state_stack]))
+
+    def _shifts(self, terminal: str, state_stack: list[int]) -> bool:
+        while isinstance(action := self._states[state_stack[-1]].get(terminal), int):
+            origin, _, size, _ = self._rules[action]
+            del state_stack[-size:]
+            state_stack.append(self._states[state_stack[-1]][origin][0])
+        return action is not None
 
     def _next(self, text: str, position: int, state: int) -> Token:
         match = (self._matchers[state] or self._matcher(state))(text, position)
@@ -93,9 +101,7 @@ class Parser:
         kind = match.lastgroup
         if kind is not None:
             return Token(kind, match[kind], match.start(kind), end)
-        if end == len(text):
-            return Token(END, "", end, end)
-        raise Unexpected(end, self.expected(state))
+        return Token(END if end == len(text) else "", "", end, end)
 
     def _matcher(self, state: int) -> Callable[[str, int], re.Match[str]]:
         terminals = "|".join(f"(?P<{k}>{p})" for k, p in self._terminals.items() if k in self._states[state])

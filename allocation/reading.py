@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from allocation.diagnostics import AllocationError, Finding, Problem, Source, Span, rule, run_rules
-from allocation.lalr import END, Unexpected
+from allocation.lalr import Unexpected
 from allocation.syntax import LONGEST, Allocation, Group, Member, parser
 
 MOST_SYNTAX_FINDINGS = 20
@@ -32,7 +32,6 @@ _TERMINALS = {
     "AT": "`@`",
     "COMMA": "`,`",
     "MINUS": "`-`",
-    END: "the end",
 }
 
 
@@ -97,10 +96,10 @@ def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
             # Cutting the text off at `end` keeps the spans right without moving them.
             groups[-1].append(parser().parse(source.text[:end], "member", start))
         except Unexpected as error:
-            if len(findings) < MOST_SYNTAX_FINDINGS:
-                failure = Failure(source.text, start, end, error.position, error.expected)
-                known = run_rules("syntax", source, failure)
-                findings += known or run_rules("syntax else", source, failure)
+            failure = Failure(source.text, start, end, error.position, error.expected)
+            findings += run_rules("syntax", source, failure) or run_rules("syntax else", source, failure)
+            if len(findings) >= MOST_SYNTAX_FINDINGS:
+                break
     return Allocation(tuple(Group(tuple(members)) for members in groups if members)), findings
 
 
@@ -175,12 +174,13 @@ def _layout(failure: Failure) -> str:
 @rule("ALLOC-SYNTAX", "syntax else", source=_LANGUAGE)
 def unexpected(failure: Failure) -> Iterator[Problem]:
     """The text does not fit the grammar at this place; what would fit is named."""
-    expected = [words for name, words in _TERMINALS.items() if name in failure.expected and name != END]
+    expected = [words for name, words in _TERMINALS.items() if name in failure.expected]
     if not failure.member.strip():
         yield Problem("an engine is missing here", failure.here, "write for example `megatron:d4`")
         return
     wanted = " or ".join(expected) or "nothing more"
+    help = "a count is a positive integer, right after its letter: `d4`" if "DIM" in failure.expected else None
     if failure.position >= failure.end:
         yield Problem(f"the text ends where {wanted} should follow", failure.here)
     else:
-        yield Problem(f"`{failure.text[failure.position]}` does not fit here; {wanted} would", failure.here)
+        yield Problem(f"`{failure.text[failure.position]}` does not fit here; {wanted} would", failure.here, help)

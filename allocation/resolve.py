@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 from allocation.diagnostics import Source, Span, UnknownSize
 from allocation.syntax import LARGEST, Dim, Member
@@ -155,7 +156,8 @@ def resolve(node: Member, source: Source, role: str | None) -> Engine:
             name = names.get(dim.letter)
             if name is None:
                 continue
-            sizes[name] = None if name in written else count(dim)
+            usable = dim.letter in backend.letters and name not in written
+            sizes[name] = count(dim) if usable else None
             written.setdefault(name, dim)
     if backend is UNKNOWN_BACKEND:
         sizes = dict.fromkeys((*ATTN_LETTERS.values(), *FFN_LETTERS.values()))
@@ -173,6 +175,7 @@ def count(dim: Dim) -> int | None:
     return value if value <= LARGEST else None
 
 
+@lru_cache(256)
 def _guess(word: str) -> str:
     close = get_close_matches(word.lower(), BACKENDS, n=1)
     return close[0] if close else ""

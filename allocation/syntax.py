@@ -13,7 +13,7 @@ from typing import Any
 from allocation.diagnostics import Span
 from allocation.lalr import Parser, Token
 
-LONGEST = 4096
+LONGEST = 2048
 LARGEST = 10**18
 LETTERS = "dptcev"
 

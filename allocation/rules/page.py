@@ -14,7 +14,7 @@ CHAPTERS = {
     "Words": ("word", "roles", "field"),
     "Grids of a trainer": ("trainer",),
     "Servers": ("server", "server model"),
-    "Cluster, colocation and GPU ids": ("star", "star room", "placement", "placed"),
+    "Cluster, colocation and GPU ids": ("star", "star room", "world", "placement", "placed"),
     "Model": ("model file", "model", "trainer model"),
     "Megatron options": ("settings", "settings model"),
     "Batch": ("batch", "good batch", "settings batch", "batch model"),

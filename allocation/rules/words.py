@@ -33,6 +33,8 @@ def backend_known(engine: Engine) -> Iterator[Problem]:
         guess = engine.backend.name
         known = ", ".join(f"`{name}`" for name in BACKENDS)
         help = f"did you mean `{guess}`?" if guess else f"the backends are {known}"
+        if word.text == "ffn":
+            help = "a folded layout with `|` stands in parentheses: `megatron:(attn:…|ffn:…)`"
         yield Problem(f"unknown backend `{word}`", (word.span,), help)
 
 
@@ -144,16 +146,16 @@ def star_on_d(engine: Engine) -> Iterator[Problem]:
 @rule("ALLOC-GPU-RANGE", "word", source=_LANGUAGE)
 def gpu_ranges(engine: Engine) -> Iterator[Problem]:
     """A range of GPU ids runs upwards and names each GPU once; the order of the ranges is the rank order."""
-    seen: list[tuple[int, int]] = []
-    for gpus in engine.node.gpus:
+    reached = -1
+    for gpus in sorted(engine.node.gpus, key=lambda gpus: int(gpus.first)):
         first, last = int(gpus.first), int(gpus.last)
         if max(first, last) > LARGEST:
             yield Problem(f"`{_short(str(gpus))}` is not a GPU id", (gpus.span,))
         elif first > last:
             yield Problem(f"`{gpus}` runs backwards", (gpus.span,), f"write `{last}-{first}`")
-        elif any(first <= b and a <= last for a, b in seen):
+        elif first <= reached:
             yield Problem(f"`{gpus}` names a GPU a second time", (gpus.span,))
-        seen.append((first, last))
+        reached = max(reached, last)
 
 
 @rule(

@@ -35,8 +35,7 @@ def test_groups_are_megatrons(generator, order):
                 sizes = {"tp": tp, axis: other, "dp": dp, "pp": pp}
                 theirs = generator(**{"tp": 1, "ep": 1, "dp": 1, "pp": 1, "cp": 1, **sizes}, order=order)
                 ours = RankGrid.from_order(order, sizes)
-                # Large worlds: one- and all-axis groups, which the rest is combined from.
-                for axes in groups.values() if world <= 64 else ((axis,), ("tp", "pp"), ("tp", "dp")):
+                for axes in groups.values():
                     assert ours.groups(*axes).tolist() == theirs.get_ranks("-".join(axes)), (sizes, order, axes)
 
 
@@ -101,8 +100,8 @@ def test_large_worlds_are_quick():
     engine.all_groups()
     elapsed = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         engine.all_groups()
-        elapsed.append(time.perf_counter() - start)
+        elapsed.append(time.process_time() - start)
     assert engine.world_size == 16384
     assert min(elapsed) < 0.05

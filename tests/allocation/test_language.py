@@ -76,7 +76,7 @@ groups = st.builds(Group, st.lists(members, min_size=1, max_size=3).map(tuple))
 allocations = st.builds(Allocation, st.lists(groups, min_size=1, max_size=3).map(tuple))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(allocations)
 def test_printing_loses_nothing(tree):
     assert allocation.parse(str(tree)) == tree

@@ -1,0 +1,179 @@
+"""Rules about GPUs: cluster totals, `d*`, colocation, explicit ids, and servers across nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from allocation.diagnostics import Problem, Severity, Span, rule
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, explicit, n_gpus
+from allocation.resolve import SERVER, Engine
+from allocation.syntax import LARGEST
+
+_LANGUAGE = "the allocation language"
+LARGEST_WORLD = 1 << 20
+
+Spans = tuple[Span, ...]
+
+
+@rule("ALLOC-STAR-CLUSTER", "star", source=_LANGUAGE)
+def star_needs_cluster(request: Request) -> Iterator[Problem]:
+    """`d*` is as many as the cluster leaves, so the cluster must be known."""
+    for group in request.groups:
+        if request.cluster is None and all(e.starred for e in group) and not any(e.node.gpus for e in group):
+            yield _about(
+                group[0], "`d*` needs to know the cluster", group[0].spans("dp"), "give the cluster, for example 1x8"
+            )
+
+
+@rule("ALLOC-STAR-TWICE", "star", source=_LANGUAGE)
+def star_once(request: Request) -> Iterator[Problem]:
+    """Two groups that both take what is left have no single answer."""
+    open_groups = [g for g in request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
+    if len(open_groups) > 1:
+        message = "`d*` stands in two groups; what is left can go to one only"
+        marks = [(group[0], group[0].spans("dp")) for group in (open_groups[1], open_groups[0])]
+        yield _together(message, marks, "write a number in the other")
+
+
+@rule("ALLOC-STAR-ROOM", "star room", source=_LANGUAGE)
+def star_has_room(request: Request, group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
+    """At least one replica must fit into what `d*` may take, and replicas are whole."""
+    for engine in group:
+        if engine.starred and (room == 0 or room % engine.per_replica):
+            left = f"{room} GPUs are there" if room else "too few GPUs are left"
+            message = f"`{engine.label}` needs a multiple of {engine.per_replica} GPUs for `d*`, but {left}"
+            if not room:
+                message = f"`{engine.label}` needs at least {engine.smallest_world} GPUs for `d*`, but {left}"
+            yield _about(engine, message, engine.spans("dp"))
+
+
+@rule("ALLOC-WORLD-LIMIT", "world", source="a bound of this compiler, far above any real cluster")
+def world_bounded(request: Request) -> Iterator[Problem]:
+    """Beyond a million GPUs a count is a typing mistake, and the tables that follow would fill the memory."""
+    for engine in request.engines:
+        if max(engine.world, n_gpus(explicit(engine))) > LARGEST_WORLD:
+            message = f"`{_short(engine.label)}` asks for {_number(engine.world)} GPUs; at most {LARGEST_WORLD:,} are laid out"
+            yield _about(engine, message, (engine.node.layout.span,))
+
+
+@rule("ALLOC-CLUSTER-SIZE", "placement", source="compared here once; workers that wrap around GPUs are the alternative")
+def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """All groups together must fit the cluster; colocated members count once."""
+    cluster = request.cluster
+    if cluster is None or sum(needs) <= cluster.n_gpus:
+        return
+    if len(needs) == 1:
+        engine = max(request.groups[0], key=lambda e: e.world)
+        asked = f"`{_short(engine.label)}` asks for {_number(needs[0])} GPUs"
+        marks = [(engine, engine.spans("dp", "tp", "pp", "cp"))]
+        help = None
+    else:
+        parts = " + ".join(map(_number, needs[:8])) + (" + …" if len(needs) > 8 else "")
+        asked = f"{_number(sum(needs))} GPUs are asked for ({parts})"
+        marks = [(group[0], (group[0].node.span,)) for group in request.groups]
+        help = "colocate engines with `|`, or make them smaller"
+    yield _together(f"{asked}, the cluster has {cluster.n_gpus} ({cluster})", marks, help)
+
+
+@rule("ALLOC-COLOCATE-SIZE", "placement", source=_LANGUAGE)
+def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """Members joined by `|` run on the same GPUs, so they have equally many unless `@` says which."""
+    for group, need in zip(request.groups, needs, strict=True):
+        unplaced = [engine for engine in group if not engine.node.gpus]
+        wrong = [engine for engine in unplaced if engine.world != need]
+        if wrong:
+            sizes = ", ".join(f"`{_short(e.label)}` has {_number(e.world)}" for e in group[:4])
+            message = f"colocated engines need equally many GPUs: {sizes}"
+            help = f"give each {_number(need)} GPUs, or say with `@` which GPUs the smaller one has"
+            others = [engine for engine in group if engine not in wrong]
+            yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
+
+
+@rule("ALLOC-GPU-COUNT", "placement", source=_LANGUAGE)
+def ids_match_world(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """Every rank has one GPU: `@` lists exactly as many as the layout has."""
+    for engine in request.engines:
+        ids = n_gpus(explicit(engine))
+        if ids and ids != engine.world:
+            message = f"`{_short(engine.label)}` has {_number(engine.world)} ranks, but `@` lists {_number(ids)} GPUs"
+            yield _about(engine, message, tuple(r.span for r in engine.node.gpus))
+
+
+@rule("ALLOC-GPU-OUTSIDE", "placement", source=_LANGUAGE)
+def ids_in_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """A GPU id is below the number of GPUs of the cluster; ids never wrap around."""
+    for engine in request.engines:
+        for ids in engine.node.gpus:
+            if request.cluster and int(ids.last) >= request.cluster.n_gpus:
+                message = f"GPU {ids.last} does not exist: the cluster has 0 to {request.cluster.n_gpus - 1}"
+                yield _about(engine, message, (ids.span,))
+
+
+@rule("ALLOC-GPU-OVERLAP", "placement", source=_LANGUAGE)
+def groups_disjoint(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """Groups joined by `+` are on separate GPUs; sharing is said with `|`."""
+    named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
+    last: tuple[int, Engine, range] | None = None
+    for number, engine, ids in sorted(named, key=lambda entry: (entry[2].start, entry[0])):
+        if last and ids.start < last[2].stop and number != last[0]:
+            message = f"GPU {ids.start} is given to `{_short(last[1].label)}` and to `{_short(engine.label)}`"
+            marks = [(e, (e.node.gpus[0].span,)) for e in (engine, last[1])]
+            yield _together(message, marks, "join the two with `|` to share GPUs")
+        if last is None or ids.stop > last[2].stop:
+            last = (number, engine, ids)
+
+
+@rule("ALLOC-CLUSTER-IDLE", "placement", source="GPUs that nobody uses are paid for", severity=Severity.NOTE)
+def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
+    """Says how many GPUs of the cluster the allocation leaves unused."""
+    if request.cluster and sum(needs) < request.cluster.n_gpus:
+        idle = request.cluster.n_gpus - sum(needs)
+        yield Problem(f"{idle} of the cluster's {request.cluster.n_gpus} GPUs stay idle")
+
+
+@rule("ALLOC-SERVER-NODE", "placed", source="SGLang: tensor parallelism needs the links inside a node")
+def server_in_node(request: Request, placed: list[Gpus]) -> Iterator[Problem]:
+    """Tensor parallelism of a server stays inside a node, unless `@` names the GPUs."""
+    per_node = request.cluster.n_gpus_per_node if request.cluster else DEFAULT_GPUS_PER_NODE
+    for engine, gpus in zip(request.engines, placed, strict=True):
+        if engine.backend.kind != SERVER or engine.node.gpus or engine.tp == 1:
+            continue
+        if engine.tp > per_node:
+            message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node"
+            yield _about(
+                engine, message, engine.spans("tp"), "use p across nodes and t inside, or name the GPUs with `@`"
+            )
+        elif split := _first_split(gpus, engine.tp, per_node):
+            message = f"tensor-parallel GPUs {split[0]} to {split[-1]} of `{_short(engine.label)}` are on two nodes"
+            yield _about(engine, message, engine.spans("tp"), "put larger engines first, or name the GPUs with `@`")
+
+
+def _first_split(gpus: Gpus, tp: int, per_node: int) -> range | None:
+    if per_node % tp == 0 and all(r.start % tp == 0 and r.stop % tp == 0 for r in gpus):
+        return None
+    ids = [gpu for r in gpus for gpu in r]
+    for i in range(0, len(ids), tp):
+        if ids[i] // per_node != ids[i + tp - 1] // per_node:
+            return range(ids[i], ids[i + tp - 1] + 1)
+    return None
+
+
+def _about(engine: Engine, message: str, spans: Spans, help: str | None = None) -> Problem:
+    """A problem of one engine, in that engine's text."""
+    return Problem(message, spans, help, engine.source)
+
+
+def _together(message: str, marks: Sequence[tuple[Engine, Spans]], help: str | None = None) -> Problem:
+    """A problem of several engines. Spans are kept when one text has them all; else the request's text stands."""
+    sources = {engine.source for engine, _ in marks}
+    if len(sources) > 1:
+        return Problem(message, (), help)
+    return Problem(message, tuple(span for _, spans in marks for span in spans), help, *sources)
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if value < LARGEST else "more than 10^18"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 48 else text[:40] + "…"

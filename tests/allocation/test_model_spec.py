@@ -1,0 +1,66 @@
+"""Model shapes from Hugging Face configs."""
+
+import json
+
+import pytest
+
+from allocation.model_spec import FAMILIES, ModelError, from_config, known_models, load_model
+
+DENSE = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 128, "vocab_size": 100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_known_models_are_complete(name):
+    model = load_model(name.rpartition("/")[2].lower())
+    assert model.name == name
+    assert model.layers and model.heads % model.kv_heads == 0
+    assert bool(model.experts) == bool(FAMILIES[model.family].experts) == bool(model.expert_ffn)
+
+
+def test_a_config_is_read_from_a_folder_or_a_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    assert load_model(tmp_path) == load_model(str(tmp_path))
+    assert load_model(tmp_path / "config.json").kv_heads == 4
+
+
+def test_a_name_is_found_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(DENSE))
+    assert load_model("someone/tiny").hidden_size == 64
+    with pytest.raises(ModelError, match="offline"):
+        load_model("someone/else")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "JSON object"),
+        ("{}", "unknown model_type None"),
+        ('{"model_type": "lama"}', "did you mean 'llama'"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load_model(tmp_path)
+
+
+def test_experts_of_each_kind():
+    moe = {**DENSE, "num_experts": 8, "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 2}
+    assert from_config({**moe, "model_type": "qwen3_moe"}).experts == 8
+    deepseek = from_config({**moe, "model_type": "deepseek_v3"})
+    assert (deepseek.experts, deepseek.shared_ffn, deepseek.latent_attention) == (16, 64, True)
+    shared = from_config({**moe, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48})
+    assert shared.shared_ffn == 48
+
+
+def test_the_text_part_of_a_multimodal_config():
+    assert from_config({"model_type": "qwen3_vl", "text_config": {**DENSE, "model_type": "qwen3_vl_text"}}).heads == 4

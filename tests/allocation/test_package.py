@@ -1,0 +1,37 @@
+"""The package itself: light to import, quick, and its page of rules is current."""
+
+import subprocess
+import sys
+import time
+
+import allocation
+from allocation.rules.page import PAGE, page
+
+
+def test_checking_a_string_imports_nothing_heavy():
+    code = (
+        "import sys, allocation; allocation.compile('megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)', model='qwen3-30b-a3b');"
+        "print({'torch', 'numpy', 'lark', 'rich', 'typer', 'pydantic', 'transformers'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
+
+
+def test_the_published_string_is_compiled_in_well_under_a_millisecond():
+    elapsed = []
+    for _ in range(50):
+        start = time.process_time()
+        allocation.compile("megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)")
+        elapsed.append(time.process_time() - start)
+    assert min(elapsed) < 0.001
+
+
+def test_page_of_rules_is_current():
+    assert PAGE.read_text() == page(), "run `python -m allocation.rules.page`"
+
+
+def test_every_rule_has_a_reason_and_a_source():
+    for rule in allocation.RULES.values():
+        assert rule.code.startswith("ALLOC-")
+        assert rule.reason.endswith(".")
+        assert rule.source
