@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity, rule
@@ -122,14 +121,3 @@ def server_layers_by_pipeline(engine: Engine, model: ModelSpec) -> Iterator[Prob
     """A server may split layers unevenly, but each stage needs one."""
     if engine.pp > model.layers:
         yield Problem(f"{model.layers} layers cannot fill {engine.pp} stages", engine.spans("pp"))
-
-
-@rule("ALLOC-VOCAB-PADDING", "trainer model", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
-      megatron="make_vocab_size_divisible_by", severity=Severity.NOTE)  # fmt: skip
-def vocabulary_padding(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """The embedding is split over TP, so the vocabulary must be padded when TP does not divide it. The rows
-    added are no tokens and never leave the trainer."""
-    if model.vocab_size % engine.tp:
-        padded = math.ceil(model.vocab_size / (128 * engine.tp)) * 128 * engine.tp
-        message = f"the vocabulary is padded from {model.vocab_size} to {padded} (a multiple of 128·{engine.tp})"
-        yield Problem(message, engine.spans("tp"))

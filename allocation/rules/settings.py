@@ -69,6 +69,19 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
         yield Problem("pipeline_model_parallel_layout has an MTP layer before the last decoder layer")
 
 
+@rule("ALLOC-VOCAB-PADDING", "settings model", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
+      megatron="make_vocab_size_divisible_by", severity=Severity.NOTE)  # fmt: skip
+def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+    """The embedding is split over TP, so the vocabulary must be padded when TP does not divide it. The rows
+    added are no tokens and never leave the trainer."""
+    if model.vocab_size % engine.tp:
+        multiple = settings.make_vocab_size_divisible_by * engine.tp
+        padded = -(-model.vocab_size // multiple) * multiple
+        factors = f"{settings.make_vocab_size_divisible_by}·{engine.tp}"
+        message = f"the vocabulary is padded from {model.vocab_size} to {padded} (a multiple of {factors})"
+        yield Problem(message, engine.spans("tp"))
+
+
 _REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL]))\*([0-9]{1,3})")
 
 
