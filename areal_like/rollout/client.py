@@ -13,7 +13,9 @@ import orjson
 
 from areal_like.types import FinishReason
 
-AFTERMATH_S = 3.0  # a request to a dying server breaks before the server's watcher has said why: let that be heard first
+AFTERMATH_S = (
+    3.0  # a request to a dying server breaks before the server's watcher has said why: let that be heard first
+)
 
 
 class ServerError(RuntimeError):
@@ -62,7 +64,9 @@ class Server:
         headers = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._session.request(method, self.url + path, data=body, headers=headers, timeout=limit) as reply:
+            async with self._session.request(
+                method, self.url + path, data=body, headers=headers, timeout=limit
+            ) as reply:
                 answer = await reply.read()
                 if reply.status != 200:
                     raise ServerError(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
@@ -88,9 +92,9 @@ class ServerPool:
     """
 
     def __init__(self, urls: Sequence[str], token: str, timeout_s: float) -> None:
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"}, connector=aiohttp.TCPConnector(limit=0)
-        )
+        # A kept connection may be closed by the server at the very moment at which it is used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
         self.servers = [Server(f"server {index}", url, self._session) for index, url in enumerate(urls)]
         self.version = -1
         self.tokens_generated = 0
@@ -138,6 +142,8 @@ class ServerPool:
             response.finish_reason = FinishReason(reason["type"])
         elif reason.get("status_code"):
             raise ServerError(f"{server.name} gave up on a request: {reason.get('message')}")
+        elif scored and response.tokens[-1] in sampling.stop_token_ids:
+            response.finish_reason = FinishReason.STOP  # it ended in the very step that the abort reached
         elif len(response.tokens) >= sampling.max_new_tokens:
             response.finish_reason = FinishReason.LENGTH
 

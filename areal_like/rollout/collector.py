@@ -75,8 +75,7 @@ class Collector:
         responses = await self._pool.generate([prompt.tokens] * self._n_samples, self._sampling)
         rewards = await self._score(prompt, [response.tokens for response in responses])
         self._finished[group_id] = [
-            trajectory(prompt, group_id, response, reward)
-            for response, reward in zip(responses, rewards, strict=True)
+            trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
         ]
         self._running -= 1
         self._progress.set()

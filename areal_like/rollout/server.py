@@ -59,11 +59,14 @@ def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, devic
         "attention-backend": sglang.attention_backend,
     }
     if device == "cpu":
-        in_flight = config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
+        in_flight = (
+            config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
+        )
         options |= {
             "device": "cpu",
             "attention-backend": "torch_native",
             "disable-cuda-graph": True,
+            "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
             "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
         }
     else:
