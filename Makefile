@@ -32,9 +32,7 @@ test: $(VENV)/.dev-installed
 	@$(RUN) OMP_NUM_THREADS=1 python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
-	@$(RUN) ruff check
-	@$(RUN) ruff format --check
-	@$(RUN) mypy
+	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed
 
 format: $(VENV)/.dev-installed
 	@$(RUN) ruff check --fix

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from allocation import Finding, Plan, render
 from rich.console import Console
 from rich.table import Table
 
+from allocation import Finding, Plan, render
 from areal_like.cluster.errors import ClusterError, WorkerError
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load

@@ -66,7 +66,12 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
 
 
 async def train_step(
-    actor: ActorConfig, temperature: float, trainer: Trainer, trajectories: Sequence[Trajectory], version: int, record: Record
+    actor: ActorConfig,
+    temperature: float,
+    trainer: Trainer,
+    trajectories: Sequence[Trajectory],
+    version: int,
+    record: Record,
 ) -> dict[str, float]:
     """Move the policy from `version` to the next: one optimizer step per mini-batch; returns their mean statistics."""
     batch = policy_batch(trajectories, version)
@@ -93,7 +98,11 @@ async def train_step(
     mean = {name: float(np.mean([part[name] for part in stats])) for name in stats[0]}
     # The servers' log-probs are compared where both sides used the same weights; a batch may have no such token.
     share, diff = mean.pop("on_policy_share"), mean.pop("on_policy_logprob_diff")
-    return mean | {"on_policy_share": share, "tokens": float(len(batch.tokens))} | ({"logprob_diff": diff / share} if share else {})
+    return (
+        mean
+        | {"on_policy_share": share, "tokens": float(len(batch.tokens))}
+        | ({"logprob_diff": diff / share} if share else {})
+    )
 
 
 async def evaluate(config: RunConfig, parts: Parts) -> float:

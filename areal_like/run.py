@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from allocation import EnginePlan, Plan
-
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.load import dump
@@ -79,7 +78,7 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
         starting = tasks.create_task(_start_servers(cluster, job, model))
         with view.doing("starting the trainer"):
             trainer = await _start_trainer(cluster, job, model)
-        if config.warm_start:
+        if config.warm_start and config.valid_dataset:  # the checks refuse the one without the other
             stream = PromptStream(job.train_prompts, shuffle=True, seed=config.seed)
             steps, reward = await warm_start(
                 config.warm_start,
@@ -213,9 +212,9 @@ def _score(job: Job, rewards: RewardPool) -> Score:
 def _model_directory(config: RunConfig, directory: Path) -> Path:
     """Where the model lies in Hugging Face form; made or downloaded if it does not yet."""
     if config.actor.init_model:
-        path = directory / "initial_model"
-        write_init_model(config.actor.init_model, path, seed=config.seed, dtype=config.actor.dtype)
-        return path.absolute()
+        made = directory / "initial_model"
+        write_init_model(config.actor.init_model, made, seed=config.seed, dtype=config.actor.dtype)
+        return made.absolute()
     path = str(config.actor.path)
     if is_local(path):
         return Path(path).absolute()

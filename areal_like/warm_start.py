@@ -47,7 +47,9 @@ async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) ->
     return float(np.exp(np.bincount(sequence, logprobs)).mean())
 
 
-def examples(prompts: Iterator[Prompt] | Sequence[Prompt], answer_field: str, tokenizer: Tokenizer) -> Iterator[Example]:
+def examples(
+    prompts: Iterator[Prompt] | Sequence[Prompt], answer_field: str, tokenizer: Tokenizer
+) -> Iterator[Example]:
     """Prompts with their reference answers, end token included."""
     for prompt in prompts:
         yield prompt.tokens, tokenizer.encode_response(prompt.record[answer_field])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.algorithms.advantages import group_normalised
 from areal_like.types import Batch, Floats, Ints, Trajectory
@@ -56,7 +57,7 @@ def minibatches(batch: Batch, n: int) -> list[Batch]:
     return [select(batch, np.flatnonzero(owner == part)) for part in range(n) if (owner == part).any()]
 
 
-def select(batch: Batch, sequences: Ints) -> Batch:
+def select(batch: Batch, sequences: NDArray[np.integer]) -> Batch:
     """The given sequences of a batch."""
     ends = np.cumsum(batch.lengths)
     chosen = [np.arange(ends[i] - batch.lengths[i], ends[i]) for i in sequences]

@@ -104,10 +104,11 @@ def _variables(run_id: str) -> dict[str, str]:
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
     """Start a program that dies with the calling thread, in its own session, its output appended to `log_file`.
 
-    `env` is added to this process's environment. Raises OSError if the log file cannot be opened.
+    `env` is added to this process's environment. The log is its owner's alone to read, for programs write their secrets
+    there too. Raises OSError if it cannot be opened.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
+    with open(log_file, "ab", opener=_private) as log:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
             env={**os.environ, **env},
@@ -116,6 +117,10 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def free_port(host: str) -> int:

@@ -81,7 +81,9 @@ class Record:
         draw_rewards(picture, self._title, self._rewards, self._held_out)
         last = max(self._rewards)
         summary = self.directory / "summary.json"
-        summary.write_text(json.dumps({"steps": last, "held_out": self._held_out, "rewards": self._rewards}, indent=1) + "\n")
+        summary.write_text(
+            json.dumps({"steps": last, "held_out": self._held_out, "rewards": self._rewards}, indent=1) + "\n"
+        )
         if self._held_out:
             first, final = self._held_out[min(self._held_out)], self._held_out[max(self._held_out)]
             self._view.say(f"\nheld-out reward: {first:.3f} -> {final:.3f} in {last} steps")

@@ -13,9 +13,8 @@ import orjson
 
 from areal_like.types import FinishReason
 
-AFTERMATH_S = (
-    3.0  # a request to a dying server breaks before the server's watcher has said why: let that be heard first
-)
+# A request to a dying server breaks before the server's watcher has said why: let that be heard first.
+AFTERMATH_S = 3.0
 
 
 class ServerError(RuntimeError):

@@ -64,4 +64,3 @@ def specs(buckets: Iterable[Bucket]) -> list[list[TensorSpec]]:
         [TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in bucket]
         for bucket in buckets
     ]
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from areal_like.rollout.client import Server, ServerPool
 from areal_like.trainer.remote import TensorSpec, Trainer
@@ -14,7 +15,14 @@ class CollectiveSync:
     """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise."""
 
     def __init__(
-        self, trainer: Trainer, pool: ServerPool, *, ranks_per_server: int, backend: str, bucket_mb: int, timeout_s: float
+        self,
+        trainer: Trainer,
+        pool: ServerPool,
+        *,
+        ranks_per_server: int,
+        backend: str,
+        bucket_mb: int,
+        timeout_s: float,
     ) -> None:
         self._trainer = trainer
         self._pool = pool
@@ -22,7 +30,7 @@ class CollectiveSync:
         self._backend = backend
         self._bucket_mb = bucket_mb
         self._timeout_s = timeout_s
-        self._buckets: list[list[TensorSpec]] = []
+        self._buckets: Sequence[Sequence[TensorSpec]] = ()
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""

@@ -29,9 +29,6 @@ class DiskSync:
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
         async with self._pool.interrupted(version):
             await asyncio.gather(
-                *(
-                    server.update("/update_weights_from_disk", body, self._timeout_s)
-                    for server in self._pool.servers
-                )
+                *(server.update("/update_weights_from_disk", body, self._timeout_s) for server in self._pool.servers)
             )
         await asyncio.to_thread(shutil.rmtree, path)

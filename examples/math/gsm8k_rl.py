@@ -1,6 +1,6 @@
 """Teach a language model to solve word problems by asynchronous GRPO.
 
-    python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml [--dry-run] [key=value ...]
+python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml [--dry-run] [key=value ...]
 """
 
 from areal_like.cli import app

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from areal_like.cluster.janitor import members
+from areal_like.cluster.lifetime import spawn
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -184,3 +185,10 @@ def test_no_cluster_at_the_address(tmp_path: Path) -> None:
     assert "scheduler.address: nothing answers at 127.0.0.1:1" in errors
     errors = start("wait", tmp_path, "ray", "nowhere").communicate(timeout=60)[1]
     assert "'nowhere' is not `auto` or HOST:PORT" in errors
+
+
+def test_a_program_s_log_is_its_owner_s_alone_to_read(tmp_path):
+    log = tmp_path / "logs" / "server.log"
+    assert spawn([sys.executable, "-c", "print('secret')"], env={}, log_file=log).wait(30) == 0
+    assert log.read_text() == "secret\n"
+    assert log.stat().st_mode & 0o077 == 0
