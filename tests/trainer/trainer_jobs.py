@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from allocation import ParallelSizes
 from areal_like.algorithms import losses
@@ -165,3 +166,11 @@ def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
             except kind as error:
                 said[case] = str(error)
     return said
+
+
+def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[str]:
+    """The addresses at which this process listens while an engine is up."""
+    with engine(rendezvous, listener, setting) as made:
+        made.train(make_batch(), LossSpec("sft"))
+        connections = psutil.Process().net_connections("inet")
+        return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]

@@ -14,49 +14,60 @@ from unittest import mock
 
 from areal_like.trainer.rendezvous import Rendezvous, open_listener
 
-_LIMIT_S = 120
+_LIMIT_S = 60
 
 
 class Ranks:
     """`run(job, n, ...)` calls `job(rendezvous, listener, ...)` in n processes at once and returns what each returned."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trainer_preload"])
+        self._size = size
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["trainer_preload"])
+        self._start()
+
+    def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
+        """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
+        port = self._ask([(_listen, ())])[0]
+        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=30) for rank in range(n)]
+        return self._ask([(_with_listener, (job, r, *args)) for r in rendezvous])
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _start(self) -> None:
         self._processes, self._pipes = [], []
         # the fork server looks for what it preloads on PYTHONPATH alone
         with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}):
-            for _ in range(size):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs,))
+            for _ in range(self._size):
+                ours, theirs = self._context.Pipe()
+                process = self._context.Process(target=_serve, args=(theirs,))
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(ours)
 
-    def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
-        """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
-        port = self._ask([(_listen, ())])[0]
-        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=60) for rank in range(n)]
-        return self._ask([(_with_listener, (job, r, *args)) for r in rendezvous])
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-
     def _ask(self, calls: list[tuple[Callable, tuple]]) -> list[Any]:
         pipes = self._pipes[: len(calls)]
         for pipe, call in zip(pipes, calls, strict=True):
             pipe.send(call)
-        answers = [pipe.recv() if pipe.poll(_LIMIT_S) else (False, "no answer") for pipe in pipes]
+        answers = [_answer(pipe) for pipe in pipes]
         failures = [f"rank {rank}: {answer}" for rank, (good, answer) in enumerate(answers) if not good]
+        if failures:  # whatever the failure left in the processes must not reach the next test
+            self.close()
+            self._start()
         assert not failures, "\n".join(failures)
         return [answer for _, answer in answers]
+
+
+def _answer(pipe: Connection) -> tuple[bool, Any]:
+    try:
+        return pipe.recv() if pipe.poll(_LIMIT_S) else (False, "no answer")
+    except EOFError:
+        return False, "the process ended"
 
 
 _listener: socket.socket | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 
@@ -47,7 +51,40 @@ def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, 
     state: dict[str, Any] = {}
     for name, model in zip(_chunk_names(models), models, strict=True):
         state[name] = model.sharded_state_dict(metadata=_metadata())
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+    with _gaps_between_buckets(optimizer):
+        state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+    return state
+
+
+@contextlib.contextmanager
+def _gaps_between_buckets(optimizer: MegatronOptimizer) -> Iterator[None]:
+    """Lets the distributed optimizer gather its state with the padding that ends each bucket.
+
+    megatron-core 0.19.2 leaves it out but then looks for parameters where they are with it, so that everything behind
+    a bucket of odd length, such as a tied embedding's, is saved shifted (`get_parameter_state_dp_zero`,
+    `sharded_param_state_fully_reshardable`).
+    """
+    parts = [p for p in getattr(optimizer, "chained_optimizers", [optimizer]) if isinstance(p, DistributedOptimizer)]
+    for part in parts:
+        part.get_parameter_state_dp_zero = partial(_state_with_gaps, part, part.get_parameter_state_dp_zero)
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.get_parameter_state_dp_zero
+
+
+def _state_with_gaps(optimizer: DistributedOptimizer, gather: Callable[..., Any], **kwargs: Any) -> Any:
+    state = gather(**kwargs)
+    for number, buffer in enumerate(optimizer.buffers):
+        for tensors in state[number].values():
+            for name in [name for name, value in tensors.items() if torch.is_tensor(value)]:
+                padded, at = torch.zeros(buffer.numel), 0
+                for bucket in buffer.buckets:
+                    end = at + bucket.numel_unpadded
+                    padded[bucket.offset : bucket.offset + bucket.numel_unpadded] = tensors[name][at:end]
+                    at = end
+                tensors[name] = padded
     return state
 
 

@@ -16,20 +16,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
+from areal_like.algorithms.losses import LOSSES
 from areal_like.trainer import packing
-from areal_like.trainer.megatron import cpu, environment
+from areal_like.trainer.megatron import cpu
+from areal_like.trainer.megatron.environment import apply_environment, rank_environment
+from areal_like.trainer.megatron.hf_export import Bucket, in_buckets, write_checkpoint
 from areal_like.trainer.megatron.transformer_options import transformer_options
 from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, Floats, LossSpec
 
+cpu.install()  # before anything imports megatron.core
+# isort: split
+
+from megatron.core import parallel_state  # noqa: E402
+
+from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
+from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
+from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
+from areal_like.trainer.megatron.forward import forward, forward_backward  # noqa: E402
+from areal_like.trainer.megatron.logprobs import log_probs_and_entropy  # noqa: E402
+from areal_like.trainer.megatron.statistics import means  # noqa: E402
+
 if TYPE_CHECKING:
     from allocation import ParallelSizes
     from areal_like.config.schema import ActorConfig
-    from areal_like.trainer.megatron.hf_export import Bucket
-
-__all__ = ["MegatronEngine", "NonFiniteError"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -57,40 +70,24 @@ class MegatronEngine:
         learning-rate schedule spans; `listener` is rank 0's socket from `rendezvous.open_listener`.
         """
         self.actor, self.sizes, self.path = actor, sizes, Path(path)
-        deterministic = actor.megatron.use_deterministic_algorithms
-        variables = environment.rank_environment(
-            device=device, deterministic=deterministic, model_parallel=sizes.tp * sizes.cp > 1
-        )
-        environment.apply_environment(variables, rendezvous.address)
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-        torch.use_deterministic_algorithms(deterministic)
-        if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
-            logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
-        if device == "cpu":
-            cpu.install()
-
-        from areal_like.trainer.megatron import optimizer, parallel
-        from areal_like.trainer.megatron.bridges import ModelSource, make_bridge
-
-        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
-        dtype = getattr(torch, actor.dtype)
-        interleaved = sizes.vpp > 1
-        options = transformer_options(actor, device=device, pipelined=sizes.pp > 1, interleaved=interleaved)
-        source = ModelSource(self.path, dtype, sizes, options)
-        self._vocab_size = source.hf_config().vocab_size
+        self.device = _prepare_process(device, actor, sizes, rendezvous.address)
+        options = transformer_options(actor, device=device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
+        source = ModelSource(self.path, getattr(torch, actor.dtype), sizes, options)
+        steps = optimizer.schedule_steps(actor.optimizer, total_steps)
         sharded = actor.megatron.use_distributed_optimizer
+        self._vocab_size = source.hf_config().vocab_size
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, seed, listener)
             self._bridge = make_bridge(actor.megatron.bridge_type, source)
             self._models = self._bridge.build()
             self._bridge.load(self._models)
             self._wrapped = optimizer.wrap_models(
-                self._models, dtype=dtype, distributed_optimizer=sharded, overlap=device == "cuda"
+                self._models, dtype=source.dtype, distributed_optimizer=sharded, overlap=device == "cuda"
             )
             self._optimizer = optimizer.make_optimizer(
-                self._wrapped, actor.optimizer, dtype=dtype, distributed_optimizer=sharded
+                self._wrapped, actor.optimizer, dtype=source.dtype, distributed_optimizer=sharded
             )
-            self._scheduler = optimizer.make_schedule(self._optimizer, actor.optimizer, total_steps)
+            self._scheduler = optimizer.make_schedule(self._optimizer, actor.optimizer, steps)
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
         """log p(token | tokens before it in its sequence) of every token but each sequence's first.
@@ -98,7 +95,6 @@ class MegatronEngine:
         Returns places in `batch.tokens` and the values there, of this rank's share, on the last pipeline stage's
         first tensor-parallel ranks, and None elsewhere. Together the results cover the batch.
         """
-        from areal_like.trainer.megatron import forward, parallel
 
         def read(micro_batch: packing.MicroBatch, logits: torch.Tensor) -> tuple[NDArray[np.int64], torch.Tensor]:
             rows = np.flatnonzero(micro_batch.targets != packing.NO_TARGET)
@@ -106,7 +102,7 @@ class MegatronEngine:
             return targets, self._log_probs_at(logits, rows, batch.tokens[targets], temperature)[0]
 
         with cpu.cpu_as_cuda():
-            parts = forward.forward(self._wrapped, self._micro_batches(batch), read)
+            parts = forward(self._wrapped, self._micro_batches(batch), read)
             if not parallel.is_data_source():
                 return None
         return np.concatenate([t for t, _ in parts]), torch.cat([v for _, v in parts]).cpu().numpy()
@@ -120,9 +116,6 @@ class MegatronEngine:
         rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule. Raises
         ValueError when no token is trained on, NonFiniteError when the loss or the gradient norm is inf or nan.
         """
-        from areal_like.algorithms.losses import LOSSES
-        from areal_like.trainer.megatron import forward, statistics
-
         mask = batch.fields["loss_mask"] > 0
         fields = {k: torch.from_numpy(v).to(self.device) for k, v in batch.fields.items() if k != "loss_mask"}
         micro_batches = self._micro_batches(batch)
@@ -142,56 +135,44 @@ class MegatronEngine:
             for model in self._wrapped:
                 model.zero_grad_buffer()
             self._optimizer.zero_grad()
-            parts = forward.forward_backward(self._wrapped, micro_batches, token_loss)
-            means = statistics.means(parts, self.device)
-            if not math.isfinite(means["loss"]):
-                raise NonFiniteError(f"the loss is {means['loss']}")
+            parts = forward_backward(self._wrapped, micro_batches, token_loss)
+            result = means(parts, self.device)
+            if not math.isfinite(result["loss"]):
+                raise NonFiniteError(f"the loss is {result['loss']}")
             grad_norm, lr = self._step(learning_rate)
-        return {**means, "grad_norm": grad_norm, "lr": lr}
+        return {**result, "grad_norm": grad_norm, "lr": lr}
 
     def weights(self, bucket_mb: int = 512) -> Iterator[Bucket]:
         """All weights under their Hugging Face names, in buckets of at most `bucket_mb` MiB; rank 0's count.
 
         Tensors may share the model's memory: use a bucket before the next training step.
         """
-        from areal_like.trainer.megatron.hf_export import in_buckets
-
         return in_buckets(self._exported(), bucket_mb << 20)
 
     def save_hf(self, path: str | Path) -> None:
         """Writes a Hugging Face checkpoint that transformers loads, with the tokenizer of the model it started from."""
-        from areal_like.trainer.megatron.hf_export import write_checkpoint
-
-        if torch.distributed.get_rank() == 0:
+        if dist.get_rank() == 0:
             write_checkpoint(Path(path), self._exported(), self.path, self.actor.dtype)
         else:
             for _ in self._exported():
                 pass
-        torch.distributed.barrier()
+        dist.barrier()
 
     def save(self, path: str | Path) -> None:
         """Writes model, optimizer and schedule to the directory `path`; any layout can load it."""
-        from areal_like.trainer.megatron.checkpoint import save_checkpoint
-
         with cpu.cpu_as_cuda():
             save_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
 
     def load(self, path: str | Path) -> None:
         """Continues from what `save` wrote. Raises FileNotFoundError when nothing is there."""
-        from areal_like.trainer.megatron.checkpoint import load_checkpoint
-
         with cpu.cpu_as_cuda():
             load_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
 
     def shutdown(self) -> None:
         """Leaves the process group."""
-        from areal_like.trainer.megatron import parallel
-
         parallel.shutdown()
 
     def _micro_batches(self, batch: Batch) -> list[packing.MicroBatch]:
-        from megatron.core import parallel_state
-
         sizes = self.sizes
         schedule = packing.make_schedule(
             batch.lengths,
@@ -209,10 +190,6 @@ class MegatronEngine:
     def _log_probs_at(
         self, logits: torch.Tensor, rows: NDArray[np.int64], labels: NDArray[Any], temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        from megatron.core import parallel_state
-
-        from areal_like.trainer.megatron.logprobs import log_probs_and_entropy
-
         return log_probs_and_entropy(
             logits,
             torch.from_numpy(rows).to(self.device),
@@ -243,3 +220,21 @@ class MegatronEngine:
             if item is None:
                 return
             yield item
+
+
+def _prepare_process(device: str, actor: ActorConfig, sizes: ParallelSizes, master_address: str) -> torch.device:
+    """Environment, threads and determinism of this process; returns its device. Raises ValueError without that device."""
+    if (device == "cuda") != torch.cuda.is_available():
+        raise ValueError(
+            "the trainer is to run on cuda, but this process sees no GPU"
+            if device == "cuda"
+            else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
+        )
+    deterministic = actor.megatron.use_deterministic_algorithms
+    variables = rank_environment(device=device, deterministic=deterministic, model_parallel=sizes.tp * sizes.cp > 1)
+    apply_environment(variables, master_address)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.use_deterministic_algorithms(deterministic)
+    if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")

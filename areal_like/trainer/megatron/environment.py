@@ -19,7 +19,7 @@ def rank_environment(
     Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables.
     """
     if device == "cpu":
-        return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1"}
+        return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     variables = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if model_parallel:
         # one hardware queue keeps communication kernels ahead of the computation that they overlap with (before Blackwell)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 _NAME = "transformer_engine"
 
@@ -51,8 +51,10 @@ def root_logging_kept() -> Iterator[None]:
 
 
 class _Placeholder(ModuleType):
-    __path__: ClassVar[list[str]] = []
-    __version__ = "0"
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self.__version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -59,8 +59,8 @@ def make_optimizer(
     return made
 
 
-def make_schedule(optimizer: MegatronOptimizer, section: Any, total_steps: int | None) -> OptimizerParamScheduler:
-    """Warm-up, then constant, linear or cosine over `total_steps` optimizer steps.
+def schedule_steps(section: Any, total_steps: int | None) -> int:
+    """Optimizer steps that the learning-rate schedule spans.
 
     Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
     """
@@ -69,21 +69,26 @@ def make_schedule(optimizer: MegatronOptimizer, section: Any, total_steps: int |
             raise ValueError(
                 f"actor.optimizer.lr_scheduler_type {section.lr_scheduler_type} needs the number of training steps"
             )
-        total_steps = section.warmup_steps + 1
+        return section.warmup_steps + 1
     if section.warmup_steps >= total_steps:
         raise ValueError(
             f"actor.optimizer.warmup_steps is {section.warmup_steps}, but the run has only {total_steps} optimizer steps"
         )
+    return total_steps
+
+
+def make_schedule(optimizer: MegatronOptimizer, section: Any, steps: int) -> OptimizerParamScheduler:
+    """Warm-up, then constant, linear or cosine to the last of `steps` optimizer steps."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=section.lr,
         min_lr=section.lr * section.min_lr_ratio,
         lr_warmup_steps=section.warmup_steps,
-        lr_decay_steps=total_steps,
+        lr_decay_steps=steps,
         lr_decay_style=section.lr_scheduler_type,
         start_wd=section.weight_decay,
         end_wd=section.weight_decay,
-        wd_incr_steps=total_steps,
+        wd_incr_steps=steps,
         wd_incr_style="constant",
     )

@@ -1,0 +1,97 @@
+"""What is written can be read: by transformers, and by an engine in another layout."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps
+from transformers import AutoModelForCausalLM
+
+from allocation import ParallelSizes
+from areal_like.trainer.megatron.hf_export import in_buckets, write_checkpoint
+
+ONE = ParallelSizes()
+DP2 = ParallelSizes(dp=2, edp=2)
+TP2_PP2 = ParallelSizes(tp=2, pp=2, etp=2)
+FOLDED = ParallelSizes(tp=2, dp=2, ep=2, etp=2)
+EP4 = ParallelSizes(dp=4, ep=4)
+
+
+@pytest.fixture(scope="module")
+def saved(ranks, models, tmp_path_factory):
+    """Saves a model from a layout, once; returns the folder and the third step's numbers."""
+
+    def save(model: str, sizes: ParallelSizes):
+        folder = tmp_path_factory.mktemp("saved")
+        n = sizes.tp * sizes.pp * sizes.cp * sizes.dp
+        return folder, ranks.run(save_after_two_steps, n, Setting(models[model], sizes), folder)[0][0]
+
+    return cache(save)
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [("tied", TP2_PP2, DP2), ("tied", TP2_PP2, ONE), ("moe", FOLDED, EP4)],
+    ids=["tp2pp2-dp2", "tp2pp2-one", "folded-ep4"],
+)
+def test_another_layout_continues_the_run(ranks, models, saved, model, before, after):
+    folder, expected = saved(model, before)
+    n = after.tp * after.pp * after.cp * after.dp
+    steps = ranks.run(resume, n, Setting(models[model], after), folder)[0]
+    assert steps[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("model", "sizes"), [("tied", TP2_PP2), ("moe", FOLDED)], ids=["tied", "moe"])
+def test_transformers_loads_the_hugging_face_checkpoint(ranks, models, saved, model, sizes):
+    folder = saved(model, sizes)[0] / "hf"
+    assert (folder / "tokenizer.json").exists()
+    assert not list(folder.parent.glob("*.partial"))
+    hf, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
+    assert hf.dtype == torch.float32
+
+    weights = ranks.run(initial_weights, 1, Setting(folder))[0]
+    assert weights.keys() == load_file(folder / "model.safetensors").keys()
+    for name, parameter in hf.named_parameters():
+        assert name in weights or model == "moe"  # transformers 5 fuses experts
+        if name in weights:
+            np.testing.assert_array_equal(parameter.detach().numpy(), weights[name])
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+@pytest.mark.parametrize("model", ["tied", "untied", "moe"])
+def test_what_is_loaded_comes_out_bit_equal(ranks, models, model, bridge):
+    weights = ranks.run(initial_weights, 2, Setting(models[model], ParallelSizes(tp=2, etp=2), bridge=bridge))[0]
+    original = load_file(models[model] / "model.safetensors")
+    assert weights.keys() == original.keys()
+    for name, tensor in original.items():
+        np.testing.assert_array_equal(weights[name], tensor.numpy(), err_msg=name)
+
+
+def test_nothing_to_load_is_an_error(ranks, models, tmp_path):
+    with pytest.raises(AssertionError, match="holds no trainer checkpoint"):
+        ranks.run(resume, 1, Setting(models["tied"]), tmp_path)
+
+
+def test_buckets_keep_order_and_limit():
+    weights = [(str(i), torch.zeros(size)) for i, size in enumerate([10, 30, 100, 5, 5])]
+    buckets = list(in_buckets(iter(weights), limit=160))
+    assert [[name for name, _ in bucket] for bucket in buckets] == [["0", "1"], ["2"], ["3", "4"]]
+
+
+def test_large_checkpoints_are_sharded_and_replace_old_ones(tmp_path, models, monkeypatch):
+    monkeypatch.setattr("areal_like.trainer.megatron.hf_export._SHARD_BYTES", 20_000)
+    weights = load_file(models["tied"] / "model.safetensors")
+    for _ in range(2):
+        write_checkpoint(tmp_path / "out", iter(weights.items()), models["tied"], "float32")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == weights.keys()
+    assert len(set(index["weight_map"].values())) > 2
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from allocation import ParallelSizes
+from areal_like.config.schema import ActorConfig, MegatronConfig
+from areal_like.trainer.megatron.environment import apply_environment, local_interface, rank_environment
+from areal_like.trainer.megatron.transformer_options import (
+    check_bridge,
+    check_overrides,
+    transformer_fields,
+    transformer_options,
+)
+
+
+def test_names_are_those_of_the_installed_megatron():
+    code = (
+        "from dataclasses import fields; from megatron.core.transformer import TransformerConfig;"
+        "print(*(f.name for f in fields(TransformerConfig)))"
+    )
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert transformer_fields() == set(shown.stdout.split())
+
+
+def test_checking_names_imports_neither_torch_nor_megatron():
+    code = (
+        "import sys; from areal_like.trainer.megatron.transformer_options import check_overrides as c;"
+        "c({'x': 1}, device='cpu'); print([m for m in ('torch', 'megatron.core') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("moe_router_topkk", 2, "did you mean moe_router_topk?"),
+        ("tensor_model_parallel_size", 2, "follows from the allocation"),
+        ("bf16", True, "actor.dtype"),
+        ("variable_seq_lengths", False, "fixed by the trainer"),
+        ("gradient_accumulation_fusion", True, "needs a GPU"),
+        ("fp8", "hybrid", "needs a GPU"),
+    ],
+)
+def test_overrides_that_cannot_be_set_say_why(name, value, words):
+    assert words in check_overrides({name: value}, device="cpu")[name]
+    actor = ActorConfig(megatron=MegatronConfig(override_transformer_config={name: value}))
+    with pytest.raises(ValueError, match="override_transformer_config"):
+        transformer_options(actor, device="cpu", pipelined=False, interleaved=False)
+
+
+def test_overrides_come_last():
+    overrides = {"layernorm_epsilon": 1e-3, "moe_aux_loss_coeff": 0.01, "fp8": None}
+    assert check_overrides(overrides, device="cpu") == {}
+    actor = ActorConfig(megatron=MegatronConfig(override_transformer_config=overrides))
+    options = transformer_options(actor, device="cpu", pipelined=False, interleaved=False)
+    assert options.items() >= overrides.items()
+    assert options.keys() <= transformer_fields()
+
+
+def test_a_fusion_is_fine_where_there_is_a_gpu():
+    assert check_overrides({"gradient_accumulation_fusion": True}, device="cuda") == {}
+
+
+def test_bridges_and_layouts():
+    assert check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=False) is None
+    assert check_bridge("megatron-bridge", ParallelSizes(tp=2, edp=2), experts=True) is None
+    assert "megatron-bridge" in check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=True)
+
+
+def test_environment_of_a_rank(monkeypatch):
+    assert rank_environment(device="cpu")["OMP_NUM_THREADS"] == "1"
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in rank_environment(device="cuda")
+    variables = rank_environment(device="cuda", deterministic=True, model_parallel=True)
+    assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert variables["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+
+    monkeypatch.setenv("A_USERS_OWN", "kept")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    apply_environment({"A_USERS_OWN": "replaced"}, "127.0.0.1")
+    import os
+
+    assert os.environ["A_USERS_OWN"] == "kept"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == local_interface("127.0.0.1")
