@@ -12,7 +12,7 @@ def test_batches_that_cannot_be_trained_on_are_refused(ranks, models):
         assert "no token of the batch is trained on" in said["no loss token"]
         assert "max_tokens_per_mb" in said["too long"]
         assert said["infinite loss"] in ("the loss is inf", "the loss is -inf")
-        assert said["infinite gradient"] == "the gradient norm is nan"
+        assert said["infinite gradient"] in ("the gradient norm is nan", "the gradient norm is inf")
 
 
 def test_learning_rate_warms_up_decays_and_can_be_replaced_for_a_step(ranks, models):

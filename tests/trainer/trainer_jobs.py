@@ -148,7 +148,7 @@ def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
     batch = make_batch()
     losses.LOSSES["infinite"] = lambda logprobs, entropy, fields, parameters: (logprobs * np.inf, {})
     losses.LOSSES["steep"] = lambda logprobs, entropy, fields, parameters: (
-        (logprobs * 1e30).square() * 0 - logprobs,
+        (logprobs - logprobs.detach()).sqrt(),  # 0, with an infinite slope
         {},
     )
     masked = Batch(batch.lengths, batch.tokens, {"loss_mask": np.zeros(len(batch.tokens), np.float32)})
