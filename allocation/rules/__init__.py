@@ -3,6 +3,6 @@
 Importing this package registers them all.
 """
 
-from allocation.rules import batch, grid, model, placement, settings, words
+from allocation.rules import batch, grid, model, placement, run_file, settings, words
 
-__all__ = ["batch", "grid", "model", "placement", "settings", "words"]
+__all__ = ["batch", "grid", "model", "placement", "run_file", "settings", "words"]

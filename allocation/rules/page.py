@@ -18,6 +18,7 @@ CHAPTERS = {
     "Model": ("model file", "model", "trainer model"),
     "Megatron options": ("settings", "settings model"),
     "Batch": ("batch", "good batch", "settings batch", "batch model"),
+    "A run's YAML": ("run", "run value", "run override"),
 }
 
 
