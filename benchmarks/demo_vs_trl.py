@@ -1,0 +1,132 @@
+"""Seconds to a held-out reward: this engine's demo against TRL's GRPOTrainer, on the same machine.
+
+    python benchmarks/demo_vs_trl.py [--seeds 1,2,3] [--target 0.9] [--limit-s 900] [key=value ...]
+
+Both start from one checkpoint, which a run of one step with a vanishing learning rate writes after its warm start, and
+use the same problems, reward, batch, samples, learning rate, clipping, temperature, response length, and evaluation:
+greedy, on the same held-out problems, after every `evaluator.freq_steps` steps. Two times are given:
+`total` from the start of the process, imports and servers included, and `training` from the evaluation before the first
+step, when both are ready. Evaluations count in both. TRL gets as many threads as `--trl-threads` says; this engine's
+processes have one each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from report import ROOT, save
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+SCRIPT = ROOT / "examples/math/gsm8k_rl.py"
+CONFIG = ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
+type Event = dict[str, float]  # step, reward, time
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    seeds: str = "1",
+    target: float = 0.9,
+    limit_s: float = 900,
+    trl_threads: int = len(os.sched_getaffinity(0)),
+    trl_packages: Path = ROOT / ".trl",
+) -> None:
+    if not (trl_packages / "trl").is_dir():
+        raise typer.BadParameter(f"{trl_packages} holds no TRL; benchmarks/requirements-trl.txt says how to install it")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            compare(
+                Path(folder) / seed, [*(overrides or []), f"seed={seed}"], target, limit_s, trl_threads, trl_packages
+            )
+            for seed in seeds.split(",")
+        ]
+    figures = {
+        "target": target,
+        "limit_s": limit_s,
+        "trl_threads": trl_threads,
+        "ratio": {kind: median([run["ratio"][kind] for run in runs]) for kind in ("total", "training")},
+        "seeds": dict(zip(seeds.split(","), runs, strict=True)),
+    }
+    print("times faster than TRL (median of the seeds):", figures["ratio"])
+    save("demo_vs_trl", figures)
+
+
+def compare(
+    folder: Path, overrides: Sequence[str], target: float, limit_s: float, threads: int, packages: Path
+) -> dict:
+    """Warm-start once, then both; every time is in seconds, None where the target was not reached."""
+    warm = engine(folder / "warm", [*overrides, "total_train_steps=1", "actor.optimizer.lr=1e-12"], limit_s)
+    start = [
+        *overrides,
+        f"actor.path={folder / 'warm/run/checkpoints/step-1'}",
+        f"tokenizer_path={folder / 'warm/run/checkpoints/step-1'}",
+        "warm_start=null",
+    ]
+    sides = {"engine": engine(folder / "engine", start, limit_s)}
+    sides["trl"] = trl(folder, folder / "engine/run/config.yaml", target, limit_s, threads, packages)
+    result: dict = {"reward_after_warm_start": warm["events"][0]["reward"]}
+    for name, side in sides.items():
+        reached = next((event["time"] for event in side["events"] if event["reward"] >= target), None)
+        ready = side["events"][0]["time"]
+        result[name] = {
+            "total_s": reached and reached - side["started"],
+            "training_s": reached and reached - ready,
+            "start_up_s": ready - side["started"],
+            "steps": side["events"][-1]["step"],
+            "held_out": [{**event, "time": event["time"] - side["started"]} for event in side["events"]],
+        }
+        print(name, {key: value for key, value in result[name].items() if key != "held_out"}, flush=True)
+    result["ratio"] = {
+        kind: ours and theirs and theirs / ours
+        for kind in ("total", "training")
+        for ours, theirs in [(result["engine"][f"{kind}_s"], result["trl"][f"{kind}_s"])]
+    }
+    return result
+
+
+def engine(folder: Path, overrides: Sequence[str], limit_s: float) -> dict:
+    """Run the demo; its evaluations with the wall time at which each was written."""
+    where = [f"cluster.fileroot={folder.parent}", f"experiment_name={folder.name}", "trial_name=run"]
+    command = [sys.executable, str(SCRIPT), "--config", str(CONFIG), *where, *overrides]
+    started = time.time()
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends all of its own
+    if process.wait() not in (0, 143):
+        raise SystemExit(f"the run failed with exit code {process.returncode}")
+    board = EventAccumulator(str(folder / "run/tensorboard")).Reload()
+    events = [{"step": e.step, "reward": e.value, "time": e.wall_time} for e in board.Scalars("reward/held_out")]
+    return {"started": started, "events": events}
+
+
+def trl(folder: Path, config: Path, target: float, limit_s: float, threads: int, packages: Path) -> dict:
+    """Run TRL; it stops by itself at the target or the limit."""
+    events = folder / "trl.jsonl"
+    path = os.pathsep.join([str(ROOT), str(packages)])
+    started = time.time()
+    subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks/trl_grpo.py"), str(config), str(events), str(target), str(limit_s)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+        check=True,
+    )
+    return {"started": started, "events": [json.loads(line) for line in events.read_text().splitlines()]}
+
+
+def median(ratios: Sequence[float | None]) -> float | None:
+    """None where a side missed the target."""
+    return None if None in ratios else statistics.median(ratios)  # type: ignore[type-var]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,75 @@
+"""Where and with what a benchmark ran, and the file that its figures go to."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "transformers", "megatron-core", "sglang", "ray", "trl")
+
+
+def save(name: str, figures: Mapping[str, Any]) -> None:
+    """Write figures and circumstances to `results/name.json`."""
+    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**circumstances(), **figures}, indent=1) + "\n")
+    print(f"written: {file.relative_to(ROOT)}")
+
+
+def circumstances() -> dict[str, Any]:
+    """The command, the commit, the machine and how busy it was, and the versions that matter."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": _commit(),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "device": {"cpu": _cpu(), "cpus": len(os.sched_getaffinity(0)), "gpu": _gpu()},
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def _commit() -> str:
+    """The commit, with `+` after it where tracked files differ; COMMIT says it where there is no repository."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("COMMIT", "unknown")
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _gpu() -> str | None:
+    try:
+        names = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return names.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,130 @@
+"""GRPO with TRL's GRPOTrainer under a run's configuration: `trl_grpo.py CONFIG EVENTS TARGET LIMIT_S`.
+
+CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for each
+held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens), group-normalised
+advantages, one optimizer step per batch of fresh samples, float32, no reference model, the model on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.data.dataset import read_records
+from areal_like.rewards.gsm8k import quick, verify
+
+
+def judge(response: str, answer: str) -> float:
+    reward = quick(response, answer)
+    return verify(response, answer) if reward is None else reward
+
+
+def rewards(completions: list[str], answer: list[str], **_: object) -> list[float]:
+    return [judge(response, wanted) for response, wanted in zip(completions, answer, strict=True)]
+
+
+class HeldOut(TrainerCallback):
+    """Evaluates greedily on the held-out problems, in one batch, as often as the run does."""
+
+    def __init__(self, config: RunConfig, tokenizer, events: Path, target: float, limit_s: float) -> None:
+        self._every, self._events, self._target = config.evaluator.freq_steps, events, target
+        self._deadline = time.time() + limit_s
+        self._longest = config.gconfig.max_new_tokens
+        self._tokenizer = tokenizer
+        records = read_records(config.valid_dataset)
+        self._answers = [record[config.valid_dataset.answer_field] for record in records]
+        questions = [record[config.valid_dataset.prompt_field] for record in records]
+        self._inputs = tokenizer(questions, return_tensors="pt", padding=True, padding_side="left")
+
+    def on_train_begin(self, args, state, control, model, **_):
+        self._evaluate(state, control, model)
+
+    def on_step_end(self, args, state, control, model, **_):
+        if state.global_step % self._every == 0:
+            self._evaluate(state, control, model)
+        if time.time() > self._deadline:
+            control.should_training_stop = True
+
+    @torch.no_grad()
+    def _evaluate(self, state, control, model) -> None:
+        model.eval()
+        inputs = self._inputs
+        output = model.generate(
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            max_new_tokens=self._longest,
+            do_sample=False,
+        )
+        model.train()
+        texts = self._tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        reward = sum(map(judge, texts, self._answers)) / len(texts)
+        with self._events.open("a") as events:
+            print(json.dumps({"step": state.global_step, "reward": reward, "time": time.time()}), file=events)
+        if reward >= self._target:
+            control.should_training_stop = True
+
+
+def main(config_file: str, events: str, target: str, limit_s: str) -> None:
+    config = load(config_file).config
+    actor, optimizer, sampling = config.actor, config.actor.optimizer, config.gconfig
+    tokenizer = AutoTokenizer.from_pretrained(actor.path)
+    model = AutoModelForCausalLM.from_pretrained(actor.path, dtype=torch.float32)
+    data = config.train_dataset
+    records = read_records(data)
+    problems = Dataset.from_list(
+        [{"prompt": record[data.prompt_field], "answer": record[data.answer_field]} for record in records]
+    )
+    settings = GRPOConfig(
+        output_dir=str(Path(events).parent / "trl"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        seed=config.seed,
+        per_device_train_batch_size=data.batch_size * sampling.n_samples,
+        num_generations=sampling.n_samples,
+        max_completion_length=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        shuffle_dataset=data.shuffle,
+        loss_type="dapo",
+        scale_rewards="group",
+        beta=0.0,
+        epsilon=actor.eps_clip,
+        epsilon_high=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
+        learning_rate=optimizer.lr,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        adam_epsilon=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.gradient_clipping,
+        max_steps=config.total_train_steps or -1,
+        num_train_epochs=config.total_train_epochs,
+        logging_steps=1_000_000,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    held_out = HeldOut(config, tokenizer, Path(events), float(target), float(limit_s))
+    GRPOTrainer(
+        model=model,
+        args=settings,
+        reward_funcs=rewards,
+        train_dataset=problems,
+        processing_class=tokenizer,
+        callbacks=[held_out],
+    ).train()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
