@@ -17,14 +17,14 @@ from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
 from areal_like.config.preflight import Preflight, preflight
 from areal_like.config.schema import RunConfig
-from areal_like.loop import NothingToTrainOn
+from areal_like.loop import RewardsMissing
 from areal_like.metrics.console import View
 from areal_like.rollout.client import ServerError
 from areal_like.run import Job, run
 from areal_like.weights.sync import WeightUpdateError
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
-FAILURES = (ClusterError, WorkerError, ServerError, WeightUpdateError, NothingToTrainOn)
+FAILURES = (ClusterError, WorkerError, ServerError, WeightUpdateError, RewardsMissing)
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from areal_like.algorithms.batch import minibatches, policy_batch, with_fields
-from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.config.schema import ActorConfig, EvaluatorConfig, RunConfig
 from areal_like.metrics.record import Record
 from areal_like.rollout.client import Sampling, ServerPool
 from areal_like.rollout.collector import Collector, Score
@@ -25,8 +25,14 @@ from areal_like.weights.sync import WeightSync, publish
 EVALUATION_REQUEST = 64  # prompts in one request
 
 
-class NothingToTrainOn(RuntimeError):
-    """A whole batch without a single reward."""
+class RewardsMissing(RuntimeError):
+    """Not a single response of a batch could be judged."""
+
+    def __init__(self, responses: int, where: str) -> None:
+        super().__init__(
+            f"{where}: all {responses} rewards are missing, because their verification timed out or crashed; "
+            "raise reward.timeout_s or reward.workers"
+        )
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,9 @@ class Parts:
 
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
     """Train for `steps` versions; the servers hold version 0 before and version `steps` after it."""
-    evaluation = config.evaluator
-    if evaluation.at_start:
+    if evaluation_due(config.evaluator, 0, steps) and parts.held_out:
         record.held_out(0, await evaluate(config, parts))
+    record.start()
     parts.collector.publish(0)
     for version in range(steps):
         with record.phase("wait for rollouts"):
@@ -56,10 +62,10 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
             await publish(parts.sync, version + 1, config.weight_update.timeout_s)
         parts.collector.publish(version + 1)
         done = version + 1
-        if _due(done, evaluation.freq_steps) or (done == steps and evaluation.at_end):
+        if evaluation_due(config.evaluator, done, steps) and parts.held_out:
             with record.phase("evaluation"):
                 record.held_out(done, await evaluate(config, parts))
-        if _due(done, config.saver.freq_steps) or done == steps:
+        if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
             with record.phase("saving"):
                 await parts.trainer.save_hf(record.checkpoint(done))
         record.step(done, stats | describe(trajectories, version), parts.pool.tokens_generated)
@@ -76,10 +82,7 @@ async def train_step(
     """Move the policy from `version` to the next: one optimizer step per mini-batch; returns their mean statistics."""
     batch = policy_batch(trajectories, version)
     if not len(batch.lengths):
-        raise NothingToTrainOn(
-            f"step {version + 1}: all {len(trajectories)} rewards are missing, because their verification timed out or "
-            "crashed; raise reward.timeout_s or reward.workers"
-        )
+        raise RewardsMissing(len(trajectories), f"step {version + 1}")
     if actor.ppo_n_minibatches > 1:
         # With one mini-batch the proximal policy is the current one, which the loss knows without another forward pass.
         with record.phase("log-probs"):
@@ -121,8 +124,11 @@ async def evaluate(config: RunConfig, parts: Parts) -> float:
         return [reward for (reward,) in scored if reward is not None]
 
     starts = range(0, len(parts.held_out), EVALUATION_REQUEST)
-    rewards = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
-    return float(np.mean([reward for group in rewards for reward in group]))
+    groups = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
+    rewards = [reward for group in groups for reward in group]
+    if not rewards:
+        raise RewardsMissing(len(parts.held_out), "evaluation")
+    return float(np.mean(rewards))
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
@@ -140,5 +146,8 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
     }
 
 
-def _due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
+def evaluation_due(evaluator: EvaluatorConfig, done: int, steps: int) -> bool:
+    """Whether the held-out problems are evaluated after `done` of `steps` training steps."""
+    if done in (0, steps):
+        return evaluator.at_start if done == 0 else evaluator.at_end
+    return evaluator.freq_steps is not None and done % evaluator.freq_steps == 0

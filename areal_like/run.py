@@ -83,8 +83,8 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
             steps, reward = await warm_start(
                 config.warm_start,
                 trainer,
-                examples(stream, config.train_dataset.answer_field, job.tokenizer),
-                list(examples(job.valid_prompts, config.valid_dataset.answer_field, job.tokenizer)),
+                examples(stream, job.tokenizer),
+                list(examples(job.valid_prompts, job.tokenizer)),
                 config.gconfig.temperature,
                 view,
             )
@@ -162,7 +162,7 @@ async def _start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worke
 def _weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
     update = job.config.weight_update
     if update.mode == "disk":
-        return DiskSync(trainer, pool, job.config.run_dir.absolute() / "weights", update.timeout_s)
+        return DiskSync(trainer, pool, job.config.run_dir.absolute(), update.timeout_s)
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
     return CollectiveSync(
         trainer,
@@ -200,11 +200,9 @@ def _parts(
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:
-    field = job.config.train_dataset.answer_field
-
     async def score(prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[float | None]:
         texts = [job.tokenizer.decode(response) for response in responses]
-        return await rewards.score(texts, [prompt.record[field]] * len(texts))
+        return await rewards.score(texts, [prompt.answer] * len(texts))
 
     return score
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +28,12 @@ class FinishReason(StrEnum):
 class Prompt:
     """One dataset row, ready to be generated from.
 
-    `sample_id` is the row's number in the dataset; `record` holds the row's own fields, for the reward.
+    `sample_id` is the row's number in the dataset; `answer` is the row's reference answer.
     """
 
     sample_id: int
     tokens: Sequence[int]
-    record: Mapping[str, Any]
+    answer: str
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -47,9 +47,7 @@ async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) ->
     return float(np.exp(np.bincount(sequence, logprobs)).mean())
 
 
-def examples(
-    prompts: Iterator[Prompt] | Sequence[Prompt], answer_field: str, tokenizer: Tokenizer
-) -> Iterator[Example]:
+def examples(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> Iterator[Example]:
     """Prompts with their reference answers, end token included."""
     for prompt in prompts:
-        yield prompt.tokens, tokenizer.encode_response(prompt.record[answer_field])
+        yield prompt.tokens, tokenizer.encode_response(prompt.answer)

@@ -273,6 +273,7 @@ def _steps(loaded: LoadedConfig, n_prompts: int) -> Iterator[Finding]:
     elif config.total_train_steps is not None and steps < config.total_train_steps:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
         yield origins.finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
-    if 0 < steps <= config.actor.optimizer.warmup_steps:
-        message = f"the run has {steps} steps: the learning rate would never reach its peak"
-        yield origins.finding("RUN-STEPS", "actor.optimizer.warmup_steps", message, f"use fewer than {steps}")
+    updates = steps * config.actor.ppo_n_minibatches
+    if 0 < updates <= config.actor.optimizer.warmup_steps:
+        message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
+        yield origins.finding("RUN-STEPS", "actor.optimizer.warmup_steps", message, f"use fewer than {updates}")

@@ -145,7 +145,7 @@ class OptimizerConfig(Section):
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Shape of the learning rate after warm-up, over the run's steps."
     )
-    warmup_steps: int = Field(0, ge=0, description="Training steps in which the learning rate rises linearly from 0.")
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
 
 

@@ -32,10 +32,7 @@ class DatasetError(Exception):
 
 
 def load_prompts(config: DatasetConfig, tokenizer: Tokenizer) -> list[Prompt]:
-    """All prompts of a dataset, tokenised; raises DatasetError.
-
-    `Prompt.record` is the row as it stands, so the reference answer is `prompt.record[config.answer_field]`.
-    """
+    """All prompts of a dataset, tokenised; raises DatasetError."""
     prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(read_problems(config))]
     _check_lengths(config, prompts)
     return prompts
@@ -172,7 +169,7 @@ def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Recor
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens:
         problem = f"{config.path}, row {row + 1} has words that the tokenizer does not know"
         raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
-    return Prompt(sample_id=row, tokens=tokens, record=record)
+    return Prompt(sample_id=row, tokens=tokens, answer=record[config.answer_field])
 
 
 def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:

@@ -38,8 +38,11 @@ class Record:
         self._held_out[step] = reward
         self._write(step, {"reward/held_out": reward})
         if step == 0:
-            self._phases.pop()  # what came before the first step is not part of it
             self._view.say(f"held-out reward before training: {reward:.3f}")
+
+    def start(self) -> None:
+        """The first step begins: what came before is not part of it."""
+        self._phases.pop()
 
     def step(self, step: int, stats: Mapping[str, float], tokens_generated: int) -> None:
         """One training step; `tokens_generated` counts from the start of the run."""

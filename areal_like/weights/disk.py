@@ -24,7 +24,7 @@ class DiskSync:
 
     async def send(self, version: int) -> None:
         """Write, load everywhere, acknowledge, remove."""
-        path = self._directory / f"weights-{version}"
+        path = self._directory / f".weights-{version}"
         await self._trainer.save_hf(path)
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
         async with self._pool.interrupted(version):

@@ -32,7 +32,7 @@ def test_files_become_prompts(write, name, tmp_path):
     prompts = load_prompts(DatasetConfig(path=write(tmp_path / name, ROWS)), BYTES)
     assert [BYTES.decode(prompt.tokens) for prompt in prompts] == ["1 + 1?", "2 + 2 + 2?"]
     assert [prompt.sample_id for prompt in prompts] == [0, 1]
-    assert prompts[1].record == ROWS[1]
+    assert prompts[1].answer == ROWS[1]["answer"]
 
 
 def test_other_field_names(tmp_path):
