@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -24,6 +24,17 @@ TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What an engine runs on, and the data type that goes with it."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16"]
+
+
+CPU, GPU = Machine("cpu", "float32"), Machine("cuda", "bfloat16")
+
+
+@dataclass(frozen=True)
 class Setting:
     """One engine: a model in one layout. The large epsilon keeps Adam from blowing rounding errors up to whole steps."""
 
@@ -33,6 +44,7 @@ class Setting:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-2, eps=1e-2))
     total_steps: int | None = None
     max_tokens_per_mb: int = 64
+    machine: Machine = CPU
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ POLICY = LossSpec("policy", {"eps_clip": 0.2, "eps_clip_higher": 0.3, "behave_im
 def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Iterator[MegatronEngine]:
     """An engine that leaves the process group in the end, so that the next one finds the process as new."""
     actor = ActorConfig(
-        dtype="float32",
+        dtype=setting.machine.dtype,
         optimizer=setting.optimizer,
         megatron=MegatronConfig(bridge_type=setting.bridge),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
@@ -74,7 +86,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         setting.model,
         setting.sizes,
         rendezvous,
-        device="cpu",
+        device=setting.machine.device,
         seed=1,
         total_steps=setting.total_steps,
         listener=listener,
@@ -91,7 +103,7 @@ def exported(made: MegatronEngine) -> dict[str, np.ndarray]:
     for bucket in made.weights(bucket_mb=1):
         for name, tensor in bucket:
             assert name not in weights
-            weights[name] = tensor.numpy().copy()
+            weights[name] = tensor.float().cpu().numpy().copy()
     return weights
 
 

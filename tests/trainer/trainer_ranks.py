@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
 
+import torch
+
 from areal_like.trainer.rendezvous import Rendezvous, open_listener
 
 _LIMIT_S = 60
@@ -22,8 +24,11 @@ class Ranks:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["trainer_preload"])
+        if torch.cuda.is_available():  # CUDA does not survive a fork
+            self._context: Any = multiprocessing.get_context("spawn")
+        else:
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["trainer_preload"])
         self._start()
 
     def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
