@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import allocation  # registers every rule
+import allocation.targets  # and those of conversions
 from allocation.diagnostics import RULES, Rule
 
 PAGE = Path(allocation.__file__).parents[1] / "docs" / "rules.md"
@@ -18,6 +19,27 @@ CHAPTERS = {
     "Model": ("model file", "model", "trainer model"),
     "Megatron options": ("settings", "settings model"),
     "Batch": ("batch", "good batch", "settings batch", "batch model"),
+    "Reading other systems' settings": (
+        "convert text",
+        "convert nothing",
+        "convert missing",
+        "convert value",
+        "convert devices",
+        "convert backend",
+        "convert world",
+        "convert servers",
+        "convert gpus",
+        "convert read as",
+        "convert unread",
+    ),
+    "Writing other systems' settings": (
+        "convert unwritable",
+        "convert lost engine",
+        "convert lost backend",
+        "convert lost sizes",
+        "convert lost gpus",
+        "convert lost order",
+    ),
     "A run's YAML": ("run", "run value", "run override"),
 }
 

@@ -32,6 +32,6 @@ def test_page_of_rules_is_current():
 
 def test_every_rule_has_a_reason_and_a_source():
     for rule in allocation.RULES.values():
-        assert rule.code.startswith("ALLOC-")
+        assert rule.code.startswith(("ALLOC-", "CONVERT-"))
         assert rule.reason.endswith(".")
         assert rule.source

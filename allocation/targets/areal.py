@@ -1,0 +1,215 @@
+"""AReaL: one `backend` field per engine, or the older single string, `sglang.d4p1t1+d2p2t1`.
+
+Both as in AReaL's allocation reference; the older string also in the spelling with dots, with `m` for tensor
+parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or megatron when p or e is above 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+import allocation.reading as language
+from allocation.diagnostics import Finding, Source, Span
+from allocation.plan import EnginePlan, Plan
+from allocation.resolve import BACKENDS, DEFAULT_ROLE
+from allocation.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
+from allocation.targets.drafts import Draft, engines, join, names_needed
+from allocation.targets.settings import Reading, Setting
+from allocation.targets.system import System
+
+ROLES = ("rollout", "actor", "critic", "ref", "teacher")
+_VIRTUAL = "megatron.virtual_pipeline_parallel_size"
+_COMPONENT = re.compile(
+    r"\s*(?:(?P<backend>[A-Za-z]\w*)\s*(?:[\[(]\s*(?P<name>\w+)\s*[\])]\s*)?(?P<mark>[.:])\s*)?(?P<layout>.*?)\s*$",
+    re.S,
+)
+_DIMS = re.compile(r"(?:[dptmce]\d+)+")
+_NO_TRAINER = ("eval", "cpu")
+
+
+def read(text: str) -> tuple[str, list[Finding]]:
+    """The engines of per-engine fields (YAML or `key=value`), of `allocation_mode`, or of a bare string."""
+    if not re.search(r"backend|allocation_mode", text):
+        text = text.strip()
+        reading = Reading(text, {})
+        whole = Setting("allocation_mode", text, Source(text), Span(0, len(text)))
+        return _legacy(reading, whole), reading.findings
+    reading = Reading.of_config(text)
+    fields = {role: setting for role in ROLES if (setting := reading.find(f"{role}.backend"))}
+    mode = reading.find("allocation_mode")
+    if not fields and mode:
+        return _legacy(reading, mode), reading.findings
+    if not fields:
+        if not reading.findings:
+            reading.report("convert nothing", "AReaL", "a field such as actor.backend, or allocation_mode")
+        return "", reading.findings
+    groups: dict[str, list[Member]] = {}
+    hosts: dict[str, str] = {}
+    for role, setting in fields.items():
+        member = _member(reading, setting, role)
+        if member is None:
+            continue
+        host = reading.value(f"{role}.scheduling_strategy.target")
+        if reading.value(f"{role}.scheduling_strategy.type") != "colocation" or host not in fields:
+            host = role
+        hosts[role] = host = hosts.get(host, host)
+        groups.setdefault(host, []).append(member)
+    return _text(list(groups.values())), reading.findings
+
+
+def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
+    """The member in a field, with the sizes that AReaL keeps in other fields."""
+    value = setting.value
+    if value.startswith("archon"):
+        reading.report("convert read as", setting, "megatron", "both have the same dimensions")
+        value = value.replace("archon", "megatron", 1)
+    tree, findings = language.read(Source(value, setting.key))
+    reading.findings += findings
+    members = list(tree.members)
+    if len(members) != 1:
+        if not findings:
+            reading.report("convert backend", setting)
+        return None
+    member = members[0]
+    extra = []
+    if member.backend.text == "megatron" and (stages := reading.size(f"{role}.{_VIRTUAL}")) > 1:
+        extra.append(Dim("v", str(stages)))
+    if member.backend.text == "sglang" and (experts := reading.size("sglang.ep_size")) > 1:
+        extra.append(Dim("e", str(experts)))
+    layout = Layout((*member.layout.attn, *extra), member.layout.ffn)
+    return Member(member.backend, layout, Word(role))
+
+
+def _text(groups: list[list[Member]]) -> str:
+    """The allocation, with names only where they are needed."""
+    members = [member for group in groups for member in group]
+    named = names_needed((_role(member), member.backend.text) for member in members)
+    return str(
+        Allocation(
+            tuple(
+                Group(tuple(Member(m.backend, m.layout, Word(_role(m)) if named else None) for m in group))
+                for group in groups
+            )
+        ).normalised()
+    )
+
+
+def _role(member: Member) -> str:
+    if member.name:
+        return member.name.text
+    backend = BACKENDS.get(member.backend.text)
+    return DEFAULT_ROLE[backend.kind] if backend else "actor"
+
+
+def _legacy(reading: Reading, setting: Setting) -> str:
+    """A whole allocation in any of the older spellings."""
+    text = setting.value
+    if len(text) <= LONGEST:
+        parts: list[str] = []
+        for joint, start, end in _components(text):
+            component = Setting(
+                setting.key, text[start:end].strip(), Source(text, setting.source.key), Span(start, end)
+            )
+            if component.value in _NO_TRAINER:
+                reading.report("convert unread", component, f"`{component.value}` is no engine with GPUs")
+            else:
+                parts.append((joint if parts else "") + _component(reading, component))
+        text = "".join(parts)
+    tree, findings = language.read(Source(text, setting.source.key))
+    reading.findings += findings
+    return "" if findings else _text([[_without_ones(member) for member in group.members] for group in tree.groups])
+
+
+def _components(text: str) -> Iterator[tuple[str, int, int]]:
+    """The parts between `+` and `|` outside parentheses: the sign before each, its start and its end."""
+    depth, start, joint = 0, 0, ""
+    for index, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if sign in "+|" and depth == 0:
+            yield joint, start, index
+            joint, start = sign, index + 1
+    yield joint, start, len(text)
+
+
+def _component(reading: Reading, setting: Setting) -> str:
+    """One engine in today's spelling."""
+    match = _COMPONENT.match(setting.value)
+    layout = match["layout"] if match else setting.value
+    if match is None or not (_DIMS.fullmatch(layout) or match["mark"]):
+        return setting.value
+    if match["mark"] != ":":
+        layout = re.sub(r"m(?=\d)", "t", layout)
+    backend = match["backend"]
+    if backend is None:
+        backend = "megatron" if re.search(r"[pe](?!1(?!\d))\d", layout) else "fsdp"
+        reading.report("convert read as", setting, f"{backend}:{layout}", "AReaL takes this trainer when none is named")
+    elif backend == "archon":
+        reading.report("convert read as", setting, "megatron", "both have the same dimensions")
+        backend = "megatron"
+    return f"{backend}{'[' + match['name'] + ']' if match['name'] else ''}:{layout}"
+
+
+def _without_ones(member: Member) -> Member:
+    """The older spelling writes every size; those that are 1 say nothing (and fsdp has no p)."""
+    if member.layout.ffn is not None:
+        return member
+    kept = tuple(dim for dim in member.layout.attn if dim.letter == "d" or dim.count != "1")
+    return Member(member.backend, Layout(kept or member.layout.attn), member.name, member.gpus)
+
+
+def write(plan: Plan) -> str:
+    """YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has them."""
+    chosen = [engine for engine in engines(plan) if engine.role in ROLES]
+    if not chosen:
+        return ""
+    tree: dict[str, Any] = {
+        "cluster": {"n_nodes": plan.cluster.n_nodes, "n_gpus_per_node": plan.cluster.n_gpus_per_node}
+    }
+    for engine in chosen:
+        tree[engine.role] = {"backend": f"{engine.backend}:{_draft(engine).layout}"}
+        if engine.sizes.vpp > 1:
+            tree[engine.role]["megatron"] = {"virtual_pipeline_parallel_size": engine.sizes.vpp}
+        if engine.kind == "server" and engine.sizes.ep > 1:
+            tree["sglang"] = {"ep_size": engine.sizes.ep}
+        host = next((role for role in _sharing(plan, engine) if role in tree and role != engine.role), None)
+        if host:
+            tree[engine.role]["scheduling_strategy"] = {"type": "colocation", "target": host}
+    text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
+    return text
+
+
+def _sharing(plan: Plan, engine: EnginePlan) -> tuple[str, ...]:
+    return next(group for group in plan.groups if engine.role in group)
+
+
+def _draft(engine: EnginePlan) -> Draft:
+    """The engine in AReaL's letters, which have no `v` and for servers no `e`."""
+    sizes = replace(engine.sizes, vpp=1)
+    if engine.kind == "server":
+        sizes = replace(sizes, ep=1, etp=1)
+    return Draft(engine.role, engine.backend, sizes)
+
+
+def write_legacy(plan: Plan) -> str:
+    """The whole allocation as one string, for `allocation_mode`."""
+    by_role = {engine.role: engine for engine in plan.engines}
+    return join([[_draft(by_role[role]) for role in group] for group in plan.groups])
+
+
+_LIMITS = {
+    "CONVERT-LOSES-ENGINE": f"the engines of AReaL are {', '.join(ROLES)}",
+    "CONVERT-LOSES-GPUS": "AReaL chooses the GPUs itself, in the order rollout, actor, critic, ref",
+}
+SYSTEM = System("areal", "AReaL", read, write, _LIMITS)
+LEGACY = System(
+    "areal-legacy",
+    "AReaL's allocation_mode",
+    read,
+    write_legacy,
+    _LIMITS | {"CONVERT-LOSES-SIZE": "the string has no letter for it; AReaL's per-engine fields do"},
+)

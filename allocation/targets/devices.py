@@ -1,0 +1,81 @@
+"""ROLL's `device_mapping`: lists of GPU ids, parsed by a grammar of their own and never evaluated.
+
+mapping = term { "+" term } ; term = "[" ints "]" | ["list" "("] "range" "(" ints ")" [")"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from allocation.targets.settings import number
+
+MOST_GPUS = 1 << 17
+_TERM = re.compile(r"\[([\d,\s]*)\]|(list\s*\(\s*)?range\s*\(([\d,\s]*)\)\s*(\))?")
+
+
+def parse(text: str) -> tuple[range, ...]:
+    """The ids in order, as ranges. Raises `ValueError` with the reason."""
+    text = text.strip()
+    ids: list[range] = []
+    position = 0
+    while True:
+        term = _TERM.match(text, position)
+        if not term or bool(term[2]) != bool(term[4]):
+            raise ValueError(f"`{text[position : position + 20]}` is not understood" if text else "it is empty")
+        ids += _listed(term[1]) if term[1] is not None else [_range(term[3])]
+        if sum(map(len, ids)) > MOST_GPUS:
+            raise ValueError(f"it has more than {MOST_GPUS} ids")
+        rest = text[term.end() :].lstrip()
+        if not rest:
+            break
+        if rest[0] != "+":
+            raise ValueError(f"`{rest[:20]}` is not understood")
+        position = len(text) - len(rest[1:].lstrip())
+    runs = _runs(ids)
+    if not runs:
+        raise ValueError("it is empty")
+    ends = sorted((run.start, run.stop) for run in runs)
+    for (_, stop), (start, _) in pairwise(ends):
+        if start < stop:
+            raise ValueError(f"GPU {start} stands in it twice")
+    return runs
+
+
+def show(gpus: Sequence[range]) -> str:
+    """The ids as ROLL writes them."""
+    return " + ".join(f"list(range({ids.start},{ids.stop}))" for ids in gpus)
+
+
+def _numbers(text: str) -> list[int]:
+    values = [number(part.strip()) for part in text.split(",")] if text.strip() else []
+    if None in values:
+        raise ValueError("an id is a number from 0, and commas stand between them")
+    return [value for value in values if value is not None]
+
+
+def _listed(text: str) -> list[range]:
+    return [range(value, value + 1) for value in _numbers(text)]
+
+
+def _range(text: str) -> range:
+    bounds = _numbers(text)
+    if not 1 <= len(bounds) <= 3 or (len(bounds) == 3 and bounds[2] == 0):
+        raise ValueError(f"`range({text})` has one to three numbers, the third at least 1")
+    ids = range(*bounds)
+    if ids.stop - ids.start > MOST_GPUS * ids.step:
+        raise ValueError(f"it has more than {MOST_GPUS} ids")
+    return ids
+
+
+def _runs(parts: list[range]) -> tuple[range, ...]:
+    """The ids in the same order, neighbours joined."""
+    runs: list[range] = []
+    for part in parts:
+        for ids in [part] if part.step == 1 else [range(value, value + 1) for value in part]:
+            if runs and ids.start == runs[-1].stop:
+                runs[-1] = range(runs[-1].start, ids.stop)
+            elif ids:
+                runs.append(ids)
+    return tuple(runs)

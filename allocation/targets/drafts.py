@@ -1,0 +1,115 @@
+"""Engines on their way to an allocation string, and how many nodes and GPUs a plan's engines take."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from allocation.compiler import ROLE_ORDER
+from allocation.plan import EnginePlan, ParallelSizes, Plan
+from allocation.resolve import BACKENDS, DEFAULT_ROLE
+
+COUNTED_ONE_BY_ONE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An engine that was read: `gpus` are explicit ids in rank order, none when the compiler places it."""
+
+    role: str
+    backend: str
+    sizes: ParallelSizes
+    gpus: tuple[range, ...] = ()
+
+    @property
+    def layout(self) -> str:
+        """The dimensions; with expert parallelism folded, so that ETP is explicit."""
+        s = self.sizes
+        dims = f"d{s.dp}" + _dims(p=s.pp, t=s.tp, c=s.cp)
+        if BACKENDS[self.backend].kind == "server":
+            return dims + _dims(e=s.ep)
+        dims += _dims(v=s.vpp)
+        if s.ep == s.etp == 1:
+            return dims
+        world, block = s.dp * s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
+        expert_dp = f"d{world // block}" if world % block == 0 else ""
+        return f"(attn:{dims}|ffn:{expert_dp}{_dims(p=s.pp)}t{s.etp}e{s.ep})"
+
+    def text(self, *, named: bool) -> str:
+        """The member of the allocation."""
+        name = f"[{self.role}]" if named else ""
+        ids = ",".join(f"{r.start}-{r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in self.gpus)
+        return f"{self.backend}{name}:{self.layout}{'@' + ids if ids else ''}"
+
+
+def _dims(**sizes: int) -> str:
+    return "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1)
+
+
+def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
+    """Whether the (role, backend) pairs need names: without them a lone trainer is the actor, a lone server rollout."""
+    pairs = list(engines)
+    kinds = [BACKENDS[backend].kind if backend in BACKENDS else backend for _, backend in pairs]
+    plain = all(role == DEFAULT_ROLE.get(kind) for (role, _), kind in zip(pairs, kinds, strict=True))
+    return not plain or len(set(kinds)) < len(pairs)
+
+
+def join(groups: Sequence[Sequence[Draft]]) -> str:
+    """The allocation of colocated groups."""
+    named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
+    return "+".join("|".join(draft.text(named=named) for draft in group) for group in groups)
+
+
+def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
+    """The engines of `plan`, the well-known roles first, of one `kind` only if that is given."""
+    rank = {role: number for number, role in enumerate(ROLE_ORDER)}
+    chosen = [engine for engine in plan.engines if kind in (None, engine.kind)]
+    return sorted(chosen, key=lambda engine: rank.get(engine.role, len(rank)))
+
+
+def merged(gpus: Iterable[range]) -> list[range]:
+    """The ranges in order, those that continue each other joined."""
+    result: list[range] = []
+    for ids in gpus:
+        if result and ids.start == result[-1].stop:
+            result[-1] = range(result[-1].start, ids.stop)
+        else:
+            result.append(ids)
+    return result
+
+
+def union(chosen: Iterable[EnginePlan]) -> list[range]:
+    """All GPU ids of the engines, each once and ascending."""
+    result: list[range] = []
+    for ids in sorted((ids for engine in chosen for ids in engine.gpus), key=lambda ids: ids.start):
+        if result and ids.start <= result[-1].stop:
+            result[-1] = range(result[-1].start, max(result[-1].stop, ids.stop))
+        else:
+            result.append(ids)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """GPUs as other systems count them; `even` when every node really gives `per_node` of them."""
+
+    nodes: int
+    per_node: int
+    even: bool
+
+
+def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
+    """Nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
+    total = sum(map(len, gpus))
+    if total <= COUNTED_ONE_BY_ONE:
+        counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)
+        if len(set(counts.values())) == 1:
+            return Pool(len(counts), total // len(counts), even=True)
+    elif len(gpus) == 1 and gpus[0].start % n_gpus_per_node == 0 == total % n_gpus_per_node:
+        return Pool(total // n_gpus_per_node, n_gpus_per_node, even=True)
+    nodes = math.ceil(total / n_gpus_per_node)
+    while total % nodes and nodes < min(total, COUNTED_ONE_BY_ONE):
+        nodes += 1
+    return Pool(nodes, total // nodes, even=False) if total % nodes == 0 else Pool(total, 1, even=False)

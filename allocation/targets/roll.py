@@ -1,0 +1,166 @@
+"""ROLL: YAML with one section per role, its `strategy_args` and its `device_mapping`.
+
+Keys as in ROLL's configuration guide. A device mapping is Python there; here it is parsed (`devices.py`). Roles whose
+mappings meet share their GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from allocation.compiler import Context, judge
+from allocation.diagnostics import Finding
+from allocation.plan import EnginePlan, ParallelSizes, Plan
+from allocation.targets import devices
+from allocation.targets.drafts import Draft, engines, join, merged
+from allocation.targets.settings import Reading
+from allocation.targets.system import System
+from allocation.targets.verl import with_data_parallel
+
+ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
+_STRATEGIES = {
+    "megatron_train": "megatron",
+    "megatron_infer": "megatron",
+    "fsdp2_train": "fsdp",
+    "fsdp2_infer": "fsdp",
+    "sglang": "sglang",
+    "vllm": "vllm",
+}
+_SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+_ULYSSES = "ulysses_size"
+
+
+def read(text: str) -> tuple[str, list[Finding]]:
+    """The engines of a ROLL configuration, with explicit GPU ids where the order of the roles does not say them."""
+    reading = Reading.of_config(text)
+    drafts = []
+    for role, section in ROLES.items():
+        if reading.has(f"{section}.device_mapping"):
+            drafts += _engine(reading, role, section)
+    if not drafts and not reading.findings:
+        reading.report("convert nothing", "ROLL", "a role such as actor_train with its device_mapping")
+    for key, setting in reading.settings.items():
+        section, _, last = key.rpartition(".")
+        if last == "device_mapping" and section not in ROLES.values() and setting.value:
+            reading.report("convert unread", setting, f"an allocation has no engine for ROLL's `{section}`")
+    return (_arranged(drafts) if drafts else ""), reading.findings
+
+
+def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
+    """The engine of one section, none when its GPUs or its strategy are not understood."""
+    mapping = reading.find(f"{section}.device_mapping")
+    strategy_key = f"{section}.strategy_args.strategy_name"
+    strategy = reading.find(strategy_key)
+    if mapping is None:
+        return []
+    try:
+        gpus = devices.parse(mapping.value)
+    except ValueError as error:
+        if "$" in mapping.value:
+            reading.report("convert value", mapping)
+        else:
+            reading.report("convert devices", mapping, str(error))
+        return []
+    if strategy is None:
+        reading.report("convert missing", strategy_key, mapping, f"one of {', '.join(_STRATEGIES)}")
+        return []
+    if strategy.value not in _STRATEGIES:
+        reading.report("convert backend", strategy)
+        return []
+    backend, config = _STRATEGIES[strategy.value], f"{section}.strategy_args.strategy_config"
+    if backend in ("sglang", "vllm"):
+        sizes = _server(reading, backend, section, config)
+    elif backend == "fsdp":
+        sizes = ParallelSizes(cp=reading.size(f"{config}.{_ULYSSES}"))
+    else:
+        got = {name: reading.size(f"{config}.{key}") for name, key in _SIZES.items()}
+        if not reading.has(f"{config}.{_SIZES['etp']}") and got["ep"] > 1:
+            got["etp"] = got["tp"]
+        sizes = ParallelSizes(**got)
+    n_gpus = sum(map(len, gpus))
+    return [Draft(role, backend, with_data_parallel(reading, role, sizes, n_gpus, mapping.key), gpus)]
+
+
+def _server(reading: Reading, backend: str, section: str, config: str) -> ParallelSizes:
+    """A server has the GPUs of one worker, or what its own configuration says."""
+    worker = reading.size(f"{section}.num_gpus_per_worker")
+    pp = reading.size(f"{config}.pp_size", f"{config}.pipeline_parallel_size")
+    tp = reading.size(f"{config}.tp_size", f"{config}.tensor_parallel_size", default=max(1, worker // pp))
+    ep = reading.size(f"{config}.ep_size", f"{config}.expert_parallel_size")
+    if ep > 1 and backend == "vllm":
+        reading.report("convert unread", reading.find(f"{config}.ep_size"), "vllm has no letter e in an allocation")
+        ep = 1
+    return ParallelSizes(tp=tp, pp=pp, ep=ep)
+
+
+def _arranged(drafts: list[Draft]) -> str:
+    """The allocation: roles that share a GPU in one group, ids only where they are needed."""
+    groups: list[list[Draft]] = []
+    for draft in drafts:
+        meeting = [group for group in groups if any(_meet(draft, other) for other in group)]
+        groups = [group for group in groups if group not in meeting]
+        groups.append([*(other for group in meeting for other in group), draft])
+    groups.sort(key=lambda group: min(ids.start for draft in group for ids in draft.gpus))
+    with_ids = join(groups)
+    without = join([[Draft(draft.role, draft.backend, draft.sizes) for draft in group] for group in groups])
+    plan = judge(without, Context()).plan
+    wanted = {draft.role: merged(draft.gpus) for draft in drafts}
+    same = plan and {engine.role: merged(engine.gpus) for engine in plan.engines} == wanted
+    return without if same else with_ids
+
+
+def _meet(first: Draft, second: Draft) -> bool:
+    return any(a.start < b.stop and b.start < a.stop for a in first.gpus for b in second.gpus)
+
+
+def write(plan: Plan) -> str:
+    """YAML with the roles' strategies and device mappings, and the GPUs of a node."""
+    tree: dict[str, Any] = {ROLES[engine.role]: _section(engine) for engine in engines(plan) if engine.role in ROLES}
+    if not tree:
+        return ""
+    text: str = yaml.safe_dump(
+        {"num_gpus_per_node": plan.cluster.n_gpus_per_node, **tree}, sort_keys=False, width=1 << 20
+    )
+    return text
+
+
+def _section(engine: EnginePlan) -> dict[str, Any]:
+    s = engine.sizes
+    worker = {}
+    if engine.kind == "server":
+        name, config = engine.backend, {"ep_size": s.ep} if s.ep > 1 else {}
+        if s.pp > 1:
+            config |= {"pp_size": s.pp} if engine.backend == "sglang" else {"pipeline_parallel_size": s.pp}
+        worker = {"num_gpus_per_worker": s.tp * s.pp}
+    elif engine.backend == "fsdp":
+        name, config = "fsdp2_train", {_ULYSSES: s.cp}
+    else:
+        name = "megatron_infer" if engine.role == "ref" else "megatron_train"
+        config = {key: getattr(s, name_) for name_, key in _SIZES.items() if name_ != "vpp" or s.vpp > 1}
+        config["sequence_parallel"] = engine.sequence_parallel
+    return {
+        "strategy_args": {"strategy_name": name, "strategy_config": config},
+        **worker,
+        "device_mapping": devices.show(merged(engine.gpus)),
+    }
+
+
+SYSTEM = System(
+    "roll",
+    "ROLL",
+    read,
+    write,
+    {
+        "CONVERT-LOSES-ENGINE": "the roles of ROLL are actor_train, actor_infer, critic and reference",
+        "CONVERT-LOSES-SIZE": "fsdp has no tensor parallelism in ROLL",
+    },
+)

@@ -1,0 +1,208 @@
+"""Other systems' settings as text: YAML, Hydra's `key=value` and command lines, each value with its place.
+
+Nothing is evaluated. YAML is only composed: every scalar stays a string, no tag makes an object.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import yaml
+
+from allocation.diagnostics import Finding, Source, Span, run_rules
+from allocation.syntax import LARGEST
+
+LONGEST = 200_000
+MOST_SETTINGS = 20_000
+DEEPEST = 40
+LONGEST_VALUE = 10_000
+LONGEST_REFERRED = 1_000
+
+_OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
+_FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
+_OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_NULL = ("", "null", "Null", "NULL", "~", "None", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as written. `source` is the line that it stands in, `span` its place in that line."""
+
+    key: str
+    value: str
+    source: Source
+    span: Span
+
+
+@dataclass(eq=False)
+class Unreadable(Exception):
+    """The text is no settings: the reason and the place."""
+
+    reason: str
+    source: Source
+    span: Span | None = None
+
+
+class Reading:
+    """Settings by dotted key, and the findings about them that reading collects."""
+
+    def __init__(self, text: str, settings: dict[str, Setting]) -> None:
+        self.text = text
+        self.settings = settings
+        self.findings: list[Finding] = []
+
+    @classmethod
+    def of_config(cls, text: str) -> Reading:
+        """Reads YAML or `key=value` overrides; a text that is neither becomes an error finding."""
+        return cls._of(text, lambda text: _overrides(text) if _FIRST_OVERRIDE.search(text) else _yaml(text))
+
+    @classmethod
+    def of_command(cls, text: str) -> Reading:
+        """Reads `--option value` and `--option=value`; an option alone has the value `true`, the last one counts."""
+        return cls._of(text, _options)
+
+    @classmethod
+    def _of(cls, text: str, parse: Callable[[str], Iterator[Setting]]) -> Reading:
+        reading = cls(text, {})
+        try:
+            if len(text) > LONGEST:
+                raise Unreadable(f"settings of {len(text)} characters; at most {LONGEST} are read", Source(""))
+            for setting in parse(text):
+                reading.settings[setting.key] = setting
+        except Unreadable as error:
+            reading.settings = {}
+            reading.report("convert text", error)
+        return reading
+
+    def report(self, scope: str, *arguments: object) -> None:
+        """Adds what the rules of `scope` find."""
+        self.findings += run_rules(scope, Source(""), *arguments)
+
+    def has(self, *keys: str) -> bool:
+        """Whether one of the keys, or a key below it, is set to something."""
+        return any(
+            setting.value not in _NULL and (name == key or name.startswith(key + "."))
+            for name, setting in self.settings.items()
+            for key in keys
+        )
+
+    def find(self, *keys: str) -> Setting | None:
+        """The first of the keys that is set, references to other keys (`${a.b}`) filled in."""
+        for key in keys:
+            setting = self.settings.get(key)
+            if setting and setting.value not in _NULL:
+                return Setting(setting.key, self._filled(setting.value), setting.source, setting.span)
+        return None
+
+    def value(self, *keys: str) -> str | None:
+        """The value of the first of the keys that is set."""
+        setting = self.find(*keys)
+        return setting.value if setting else None
+
+    def true(self, *keys: str) -> bool:
+        """Whether the first of the keys that is set is set to true."""
+        return (self.value(*keys) or "").lower() == "true"
+
+    def size(self, *keys: str, default: int = 1) -> int:
+        """A positive integer; another value is an error finding and counts as the default."""
+        setting = self.find(*keys)
+        if setting is None:
+            return default
+        size = number(setting.value)
+        if not size:
+            self.report("convert value", setting)
+        return size or default
+
+    def _filled(self, value: str) -> str:
+        for _ in range(8):
+            filled = _REFERENCE.sub(self._referred, value)
+            if filled == value or len(filled) > LONGEST_VALUE:
+                break
+            value = filled
+        return value
+
+    def _referred(self, match: re.Match[str]) -> str:
+        setting = self.settings.get(match[1])
+        return setting.value if setting and len(setting.value) <= LONGEST_REFERRED else match[0]
+
+
+def number(text: str) -> int | None:
+    """A count of at most 10^18 in plain digits, 0 included; None for anything else."""
+    if not re.fullmatch(r"[0-9]{1,19}", text):
+        return None
+    value = int(text)
+    return value if value <= LARGEST else None
+
+
+def _unquoted(text: str) -> str:
+    return text.rstrip("\\").strip("\"'")
+
+
+def _setting(text: str, key: str, value: str, start: int, end: int) -> Setting:
+    begin = text.rfind("\n", 0, start) + 1
+    stop = text.find("\n", start)
+    line = text[begin : stop if stop >= 0 else len(text)]
+    span = Span(start - begin, min(end, begin + len(line)) - begin)
+    return Setting(key, value, Source(line, key), span)
+
+
+def _overrides(text: str) -> Iterator[Setting]:
+    for match in _OVERRIDE.finditer(_without_comments(text)):
+        yield _setting(text, match[1], _unquoted(match[2]), *match.span(2))
+
+
+def _options(text: str) -> Iterator[Setting]:
+    for match in _OPTION.finditer(_without_comments(text)):
+        span = match.span(2) if match[2] else match.span()
+        key = match[1].replace("_", "-")
+        yield _setting(text, key, _unquoted(match[2]) if match[2] else "true", *span)
+
+
+def _without_comments(text: str) -> str:
+    """The text with comments blanked, every character in its place."""
+    return re.sub(r"(?m)(?:^|(?<=\s))#.*$", lambda match: " " * len(match[0]), text)
+
+
+def _yaml(text: str) -> Iterator[Setting]:
+    try:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        index = mark.index if mark else 0
+        place = _setting(text, "", "", index, index + 1)
+        raise Unreadable(
+            f"this is no YAML: {getattr(error, 'problem', None) or error}", Source(place.source.text), place.span
+        ) from error
+    except RecursionError as error:
+        raise Unreadable("this YAML is nested too deeply", Source("")) from error
+    if not isinstance(root, yaml.MappingNode):
+        raise Unreadable("this is neither YAML with keys nor `key=value` lines", Source(text[:80].partition("\n")[0]))
+    yield from _flat(text, root, "", 0, iter(range(MOST_SETTINGS)))
+
+
+def _flat(text: str, node: yaml.Node, key: str, depth: int, budget: Iterator[int]) -> Iterator[Setting]:
+    """Every scalar and list below `node`; a list of scalars is written `[a,b]`. Aliases can repeat a node without end:
+    each visit takes from the `budget`."""
+    if depth > DEEPEST:
+        raise Unreadable("this YAML is nested too deeply", Source(""))
+    for _ in node.value if isinstance(node, yaml.SequenceNode) else (None,):
+        if next(budget, None) is None:
+            raise Unreadable(f"more than {MOST_SETTINGS} settings", Source(""))
+    start, end = node.start_mark.index, node.end_mark.index
+    if isinstance(node, yaml.MappingNode):
+        # A merge key comes first: what stands next to it counts.
+        for name, value in sorted(node.value, key=lambda pair: pair[0].value != "<<"):
+            if isinstance(name, yaml.ScalarNode):
+                below = key if name.value == "<<" else f"{key}.{name.value}" if key else name.value
+                yield from _flat(text, value, below, depth + 1, budget)
+    elif isinstance(node, yaml.SequenceNode):
+        if all(isinstance(entry, yaml.ScalarNode) for entry in node.value):
+            yield _setting(text, key, f"[{','.join(entry.value for entry in node.value)}]", start, end)
+        else:
+            for index, entry in enumerate(node.value):
+                yield from _flat(text, entry, f"{key}.{index}", depth + 1, budget)
+    else:
+        yield _setting(text, key, node.value, start, end)

@@ -1,0 +1,119 @@
+"""SGLang: one `sglang.launch_server` command line per server, or per node of a server that spans several.
+
+Options as in `sglang/srt/server_args.py`. Replicas that a command makes itself (`--dp-size`) count as servers; with
+`--enable-dp-attention` they are groups inside one server and take no GPUs of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import groupby
+
+from allocation.diagnostics import Finding
+from allocation.plan import Device, ParallelSizes, Plan, ServerPlan
+from allocation.targets.drafts import Draft, engines, join, merged
+from allocation.targets.settings import Reading, number
+from allocation.targets.system import System
+
+_LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
+         "ep": "expert-parallel-size"}  # fmt: skip
+MOST_ON_A_NODE = 1024
+_INSIDE = "it groups GPUs inside a server, for which an allocation has no letter"
+_UNREAD = dict.fromkeys(("moe-dp-size", "attn-cp-size", "dcp-size", "enable-dp-attention"), _INSIDE)
+
+
+def read(text: str) -> tuple[str, list[Finding]]:
+    """The servers of one or more launch commands."""
+    readings = [Reading.of_command(command) for command in re.split(r"(?<!\\)\n|;|&", text)]
+    servers = [draft for reading in readings if _launches(reading) for draft in _server(reading)]
+    last = readings[-1]
+    if not servers and not any(reading.findings for reading in readings):
+        last.report("convert nothing", "SGLang", "an option such as --tp-size 4")
+    if other := next((draft for draft in servers if draft.sizes != servers[0].sizes), None):
+        last.report("convert servers", servers[0], other)
+    findings = [finding for reading in readings for finding in reading.findings]
+    if not servers:
+        return "", findings
+    sizes = replace(servers[0].sizes, dp=len(servers) * servers[0].sizes.dp)
+    return join([[Draft("rollout", "sglang", sizes, _placement(servers, sizes))]]), findings
+
+
+def _launches(reading: Reading) -> bool:
+    """Whether a command starts a server."""
+    return "sglang" in reading.text or any(reading.has(f"{name}-size", long, name) for name, long in _LONG.items())
+
+
+def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
+    """GPU ids where the commands say other ones than the compiler would: none when they repeat, as on several nodes."""
+    if any(not server.gpus for server in servers):
+        return (range(sizes.dp * sizes.tp * sizes.pp),)
+    ids = [gpu for server in servers for gpus in server.gpus for gpu in gpus]
+    if len(set(ids)) < sizes.dp * sizes.tp * sizes.pp or ids == list(range(len(ids))):
+        return ()
+    return tuple(merged(range(gpu, gpu + 1) for gpu in ids))
+
+
+def _server(reading: Reading) -> list[Draft]:
+    """What one command starts, with GPU ids on its node unless it spans several; nothing for its further nodes."""
+    tp, pp, dp, ep = (reading.size(f"{name}-size", _LONG[name], name) for name in ("tp", "pp", "dp", "ep"))
+    for key, reason in _UNREAD.items():
+        setting = reading.find(key)
+        if setting and setting.value != "1":
+            reading.report("convert unread", setting, reason)
+    nodes = reading.size("nnodes")
+    if nodes > 1 and number(reading.value("node-rank") or "0") != 0:
+        return []
+    base = number(reading.value("base-gpu-id") or "0")
+    if base is None:
+        reading.report("convert value", reading.find("base-gpu-id"))
+        base = 0
+    step = reading.size("gpu-id-step")
+    sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if reading.true("enable-dp-attention") else dp)
+    used = min(sizes.dp * tp * pp, MOST_ON_A_NODE) if nodes == 1 else 0
+    gpus = tuple(range(gpu, gpu + 1) for gpu in range(base, base + used * step, step))
+    return [Draft("rollout", "sglang", sizes, gpus)]
+
+
+def write(plan: Plan) -> str:
+    """One command for every server (and node of it) of the plan's first SGLang engine."""
+    chosen = [engine for engine in engines(plan, kind="server") if engine.backend == "sglang"]
+    if not chosen:
+        return ""
+    s = chosen[0].sizes
+    options = "".join(
+        f" --{name}-size {size}"
+        for name, size in (("tp", s.tp), ("pp", s.pp), ("ep", s.ep))
+        if size > 1 or name == "tp"
+    )
+    return "".join(
+        f"python -m sglang.launch_server{options}{place}\n" for server in chosen[0].servers for place in _places(server)
+    )
+
+
+def _places(server: ServerPlan) -> list[str]:
+    """The options that say where a server runs, one string for every node that it is on."""
+    nodes = [[device.gpu for device in devices] for _, devices in groupby(server.devices, key=_node)]
+    places = []
+    for rank, gpus in enumerate(nodes):
+        place = f" --nnodes {len(nodes)} --node-rank {rank}" if len(nodes) > 1 else ""
+        place += f" --base-gpu-id {gpus[0]}" if gpus[0] else ""
+        step = gpus[1] - gpus[0] if len(gpus) > 1 else 1
+        places.append(place + (f" --gpu-id-step {step}" if step > 1 else ""))
+    return places
+
+
+def _node(device: Device) -> int:
+    return device.node
+
+
+SYSTEM = System(
+    "sglang",
+    "SGLang",
+    read,
+    write,
+    {
+        "CONVERT-LOSES-ENGINE": "SGLang arguments describe servers of SGLang",
+        "CONVERT-LOSES-GPUS": "a command line says GPU ids of a node, not the node",
+    },
+)

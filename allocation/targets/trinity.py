@@ -1,0 +1,108 @@
+"""Trinity-RFT: YAML. vLLM engines come first and the trainer gets the GPUs that they leave.
+
+Keys as in Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from allocation.diagnostics import Finding
+from allocation.plan import ParallelSizes, Plan
+from allocation.targets import verl
+from allocation.targets.drafts import Draft, engines, join, pool, union
+from allocation.targets.settings import Reading
+from allocation.targets.system import System
+
+_TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
+_NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
+_MODEL = "explorer.rollout_model"
+_SERVING = ("explore", "bench", "serve")
+
+
+def read(text: str) -> tuple[str, list[Finding]]:
+    """The engines of Trinity-RFT's settings."""
+    reading = Reading.of_config(text)
+    mode = reading.value("mode") or "both"
+    found = [] if mode in _SERVING else list(verl.trainers(reading, _TRINITY))
+    served = mode != "train" and reading.has(_MODEL)
+    if not reading.settings or not (found or served):
+        if not reading.findings:
+            reading.report("convert nothing", "Trinity-RFT", f"{_MODEL} or trainer.trainer_config")
+        return "", reading.findings
+    engine_type = reading.find(f"{_MODEL}.engine_type")
+    if engine_type and not engine_type.value.startswith("vllm"):
+        reading.report("convert backend", engine_type)
+    rollout = ParallelSizes(tp=reading.size(f"{_MODEL}.tensor_parallel_size"), dp=reading.size(f"{_MODEL}.engine_num"))
+    taken = (rollout.tp * rollout.dp if served else 0) + _auxiliary(reading)
+    total = reading.size(_NODES) * reading.size(_GPUS, default=0)
+    left = total if mode == "colocate" else total - taken
+    if not total:
+        left = verl.smallest_pool(found)
+        reading.report("convert gpus", f"{_NODES} and {_GPUS}", left + taken)
+    elif found and left < 1:
+        reading.report("convert world", "actor", max(0, left), 1, reading.find(_GPUS))
+    trainers = [
+        Draft(role, backend, verl.with_data_parallel(reading, role, sizes, max(1, left), _GPUS))
+        for role, backend, sizes in found
+    ]
+    servers = [Draft("rollout", "vllm", rollout)] if served else []
+    groups = [[*servers, *trainers]] if mode == "colocate" else [servers, trainers]
+    return join([group for group in groups if group]), reading.findings
+
+
+def _auxiliary(reading: Reading) -> int:
+    """GPUs of auxiliary models, which no allocation holds."""
+    taken = 0
+    places = {match[0] for key in reading.settings if (match := re.match(r"explorer\.auxiliary_models\.\d+", key))}
+    for place in sorted(places):
+        taken += reading.size(f"{place}.engine_num") * reading.size(f"{place}.tensor_parallel_size")
+        first = next(setting for key, setting in reading.settings.items() if key.startswith(place))
+        reading.report("convert unread", first, "an auxiliary model serves rewards or tools; its GPUs are set aside")
+    return taken
+
+
+def write(plan: Plan) -> str:
+    """YAML with the cluster, the rollout model and the trainers."""
+    trainer = verl.settings(plan, _TRINITY, own_pool=False)
+    servers = [engine for engine in engines(plan, kind="server") if engine.role == "rollout"]
+    chosen = servers + [engine for engine in engines(plan, kind="trainer") if engine.role in verl.TRAINER_ROLES]
+    if not trainer:
+        return ""
+    gpus = pool(union(chosen), plan.cluster.n_gpus_per_node)
+    written: dict[str, object] = {_NODES: gpus.nodes, _GPUS: gpus.per_node}
+    for engine in servers:
+        written |= {f"{_MODEL}.engine_type": "vllm", f"{_MODEL}.engine_num": engine.sizes.dp}
+        written |= {f"{_MODEL}.tensor_parallel_size": engine.sizes.tp}
+    written |= {key: value for key, value in trainer.items() if key.startswith(_TRINITY.prefix)}
+    text: str = yaml.safe_dump(_nested(written), sort_keys=False)
+    return text
+
+
+def _nested(settings: dict[str, object]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+        node[last] = value
+    return tree
+
+
+SYSTEM = System(
+    "trinity",
+    "Trinity-RFT",
+    read,
+    write,
+    {
+        "CONVERT-LOSES-ENGINE": "the engines of Trinity-RFT are rollout, actor, critic and ref",
+        "CONVERT-LOSES-BACKEND": "Trinity-RFT serves with vLLM",
+        "CONVERT-LOSES-SIZE": "a vLLM engine has a tensor-parallel size only; trainers use all GPUs that are left",
+        "CONVERT-LOSES-GPUS": "the explorer's engines come first, all trainers share the GPUs that are left",
+    },
+    even="all",
+)
