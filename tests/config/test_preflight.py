@@ -104,7 +104,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["sglang.extra_args.port=3000"], "sglang.extra_args.port", "by the run itself"),
         (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "held-out"),
         (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "held-out"),
-        (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 steps"),
+        (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 optimizer steps"),
         (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
     ],
 )
