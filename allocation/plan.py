@@ -192,6 +192,12 @@ class EnginePlan:
             place |= {"etp": expert["tp"], "ep": expert["ep"], "edp": expert["dp"]}
         return place
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows the engine."""
+        from allocation.views.html import engine_html
+
+        return engine_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """The engine as JSON types; GPU ids as `[first, last]` pairs."""
         return {
@@ -235,6 +241,12 @@ class Plan:
             total += max(0, stop - max(start, reached))
             reached = max(reached, stop)
         return total
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows the plan."""
+        from allocation.views.html import plan_html
+
+        return plan_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the version of this form."""

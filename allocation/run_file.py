@@ -204,7 +204,8 @@ def _whole(values: _Values) -> str | None:
         values.unset(*BACKENDS)
     elif WHOLE not in said and said & set(BACKENDS):
         values.unset(WHOLE)
-    return values.get(WHOLE)
+    whole: str | None = values.get(WHOLE)
+    return whole
 
 
 def _cluster(values: _Values) -> Cluster | None:

@@ -1,0 +1,389 @@
+"""The command `allocation`: check, explain, count, groups, convert, format.
+
+What a command does not need is not imported: `count` takes little longer than Python's own start.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import allocation
+from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, Plan, Result
+from allocation.cases import Case, UsageError, cases, one
+from allocation.diagnostics import has_errors
+from allocation.grid import DEFAULT_ORDER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INVALID = 1
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def main() -> None:
+    """One string says which engines run, how each is parallelised and on which GPUs.
+
+    Quote a string that has ( ) or | in it. In place of a string, check,
+    explain, count and groups take a run's YAML with key=value after it, and -
+    for one string per line of standard input.
+
+    \b
+    Examples:
+      allocation check 'sglang:d4t2+megatron:(attn:d2t2c2|ffn:e4)' --cluster 2x8
+      allocation explain megatron:attn:d1p4t2c2/ffn:d1p4t1e4
+      allocation count sglang:d4t4
+    """
+
+
+def _cluster(text: str) -> Cluster:
+    try:
+        return Cluster.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _batch(text: str) -> BatchSpec:
+    prompts, x, samples = text.partition("x")
+    if not (x and prompts.isdecimal() and samples.isdecimal() and len(text) < 40):
+        raise typer.BadParameter(f"a batch is written PROMPTSxSAMPLES, for example 256x8, not {text!r}")
+    return BatchSpec(int(prompts), int(samples))
+
+
+def _models(incomplete: str) -> Iterator[str]:
+    from allocation.model_spec import known_models
+
+    return (name for name in known_models() if incomplete.lower() in name.lower())
+
+
+def _systems(incomplete: str) -> Iterator[str]:
+    from allocation.targets import SYSTEMS
+
+    return (name for name in SYSTEMS if name.startswith(incomplete))
+
+
+def _system(name: str) -> str:
+    from allocation.targets import SYSTEMS
+
+    if name not in SYSTEMS:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(SYSTEMS)}")
+    return name
+
+
+Words = Annotated[
+    list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models, show_default=False),
+]
+ClusterSize = Annotated[
+    Cluster | None,
+    typer.Option("--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."),
+]
+Batch = Annotated[
+    BatchSpec | None,
+    typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
+]
+Order = Annotated[str, typer.Option("--order", help="Megatron's rank order.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+
+
+@app.command()
+def check(
+    words: Words,
+    model: Model = None,
+    cluster: ClusterSize = None,
+    batch: Batch = None,
+    order: Order = DEFAULT_ORDER,
+    as_json: Json = False,
+) -> None:
+    """Say everything that is wrong with allocations, all at once.
+
+    Exit code 0: all are valid, perhaps with warnings; 1: there are errors; 2: wrong usage.
+
+    \b
+    Examples:
+      allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b
+      allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
+      allocation check run.yaml actor.backend=megatron:d8 cluster.n_nodes=2
+    """
+    asked = _asked(words, model=model, cluster=cluster, batch=batch, order=order)
+    results = [case.check() for case in asked]
+    pairs = list(zip(asked, results, strict=True))
+    if as_json:
+        typer.echo(json.dumps([_result_json(case, result) for case, result in pairs], indent=2))
+    else:
+        for case, result in pairs:
+            _print_result(case, result)
+    if not all(result.ok for result in results):
+        raise typer.Exit(INVALID)
+
+
+@app.command()
+def explain(
+    words: Words,
+    cluster: ClusterSize = None,
+    by: Annotated[str | None, typer.Option(help="Colour by this group: dp-cp, ep, pp, …", show_default=False)] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", show_default=False)] = None,
+    order: Order = DEFAULT_ORDER,
+) -> None:
+    """Show in words and pictures what each GPU does.
+
+    \b
+    Examples:
+      allocation explain 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
+      allocation explain sglang:d2t2+megatron:d2t2 --cluster 1x8 --by dp-cp
+      allocation explain megatron:d16t8 --svg plan.svg
+    """
+    plan = _drawable(_plan(_single(words, cluster=cluster, order=order)))
+    from allocation.views.terminal import explain as explained
+
+    try:
+        view = explained(plan, by)
+    except KeyError as error:
+        raise typer.BadParameter(error.args[0], param_hint="--by") from error
+    _console().print(view)
+    if svg:
+        from allocation.views.svg import plan_svg
+
+        svg.write_text(plan_svg(plan, by))
+
+
+@app.command()
+def count(words: Words, cluster: ClusterSize = None) -> None:
+    """Print the number of GPUs, and nothing else.
+
+    \b
+    Examples:
+      allocation count 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
+      allocation count 'sglang:d4t4+megatron:d*t2' --cluster 4x8
+    """
+    for case in _asked(words, cluster=cluster):
+        typer.echo(_plan(case).n_gpus)
+
+
+@app.command()
+def groups(
+    words: Words,
+    rank: Annotated[int | None, typer.Option(help="Who this rank talks to.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Only this group: tp, dp-cp, ep, …", show_default=False)] = None,
+    role: Annotated[str | None, typer.Option(help="Only this engine: actor, …", show_default=False)] = None,
+    cluster: ClusterSize = None,
+    order: Order = DEFAULT_ORDER,
+    as_json: Json = False,
+) -> None:
+    """List the rank groups that Megatron builds, or those of one rank.
+
+    \b
+    Examples:
+      allocation groups 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' --rank 13
+      allocation groups megatron:d4t2 --name tp
+      allocation groups sglang:d2t2+megatron:d4 --role actor --json
+    """
+    engines = list(_drawable(_plan(_single(words, cluster=cluster, order=order))).engines)
+    if role is not None:
+        engines = _some([e for e in engines if e.role == role], f"there is no {role}", "--role")
+    if rank is not None:
+        engines = _some([e for e in engines if 0 <= rank < e.world_size], f"no engine has a rank {rank}", "--rank")
+    if as_json:
+        typer.echo(json.dumps({engine.role: _groups_json(engine, rank, name) for engine in _having(engines, name)}))
+        return
+    from allocation.views.terminal import groups_list, partners
+
+    for engine in _having(engines, name):
+        _console().print(groups_list(engine, name) if rank is None else partners(engine, rank, name))
+
+
+@app.command()
+def convert(
+    words: Annotated[
+        list[str], typer.Argument(metavar="ALLOCATION|SETTINGS", help="With --from: a file, - or the text itself.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", parser=_system, metavar="SYSTEM", help="Read its settings.", autocompletion=_systems),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--to", parser=_system, metavar="SYSTEM", help="Write its settings.", autocompletion=_systems),
+    ] = None,
+    cluster: ClusterSize = None,
+) -> None:
+    """Turn an allocation into another system's settings, or its settings into an allocation.
+
+    What cannot be said in the other system's words is told on standard error.
+
+    \b
+    Examples:
+      allocation convert 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' --to megatron
+      allocation convert run.sh --from megatron
+      allocation convert 'sglang.d4p1t1+d2p2t1' --from areal-legacy --to verl
+    """
+    if source is None and target is None:
+        raise typer.BadParameter("say --from SYSTEM, --to SYSTEM, or both")
+    from allocation.targets import read, write
+
+    if source is not None:
+        text, findings = read(source, _settings(words))
+        _tell(findings)
+        if target is None:
+            typer.echo(text)
+            return
+        words = [text]
+    if target is not None:
+        text, findings = write(target, _plan(_single(words, cluster=cluster)))
+        _tell(findings)
+        typer.echo(text.rstrip("\n"))
+
+
+@app.command("format")
+def format_(
+    words: Annotated[list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or - for standard input.")],
+    shell: Annotated[bool, typer.Option("--shell", help="The spelling that needs fewest quotes in a shell.")] = False,
+) -> None:
+    """Print allocations in their normal spelling.
+
+    \b
+    Examples:
+      allocation format 'megatron : t2d4'
+      allocation format --shell 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
+    """
+    for case in _asked(words):
+        if case.run:
+            raise typer.BadParameter("format takes strings, not files")
+        try:
+            typer.echo(allocation.format(case.arguments["spec"], shell=shell))
+        except AllocationError as error:
+            _tell(error.findings)
+
+
+def _asked(words: Sequence[str], **options: Any) -> list[Case]:
+    try:
+        return cases(words, **options)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _single(words: Sequence[str], **options: Any) -> Case:
+    try:
+        return one(words, **options)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _settings(words: Sequence[str]) -> str:
+    """Another system's settings: a file's content, standard input, or the words themselves."""
+    text = " ".join(words)
+    if text == "-":
+        return sys.stdin.read()
+    try:
+        return Path(text).read_text() if len(text) < 4096 and Path(text).is_file() else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{text} cannot be read: {error}") from error
+
+
+def _plan(case: Case) -> Plan:
+    """The plan; without one the command ends with the findings on standard error."""
+    result = case.check()
+    if result.plan is None:
+        _tell([case.located(finding) for finding in result.findings])
+        raise typer.Exit(INVALID)
+    return result.plan
+
+
+def _drawable(plan: Plan) -> Plan:
+    from allocation.views.facts import MOST_RANKS
+
+    if plan.n_gpus > MOST_RANKS:
+        raise typer.BadParameter(f"{plan.n_gpus:,} GPUs are too many to list one by one; at most {MOST_RANKS:,}")
+    return plan
+
+
+def _some(engines: list[EnginePlan], problem: str, option: str) -> list[EnginePlan]:
+    if not engines:
+        raise typer.BadParameter(problem, param_hint=option)
+    return engines
+
+
+def _having(engines: list[EnginePlan], name: str | None) -> list[EnginePlan]:
+    """The engines that have a group `name`."""
+    from allocation.views.facts import rank_groups
+
+    if name is None:
+        return engines
+    known = ", ".join(dict.fromkeys(group for engine in engines for group in rank_groups(engine)))
+    having = [engine for engine in engines if name in rank_groups(engine)]
+    return _some(having, f"there is no group {name}; there are {known}", "--name")
+
+
+def _groups_json(engine: EnginePlan, rank: int | None, name: str | None) -> dict[str, list[Any]]:
+    from allocation.views.facts import groups_of, rank_groups
+
+    found = {key: ranks.tolist() for key, ranks in rank_groups(engine).items()}
+    if rank is not None:
+        found = groups_of(engine, rank)
+    return {key: ranks for key, ranks in found.items() if name in (None, key)}
+
+
+def _result_json(case: Case, result: Result) -> dict[str, Any]:
+    return {
+        "allocation": case.arguments.get("spec"),
+        "file": case.label if case.run else None,
+        "valid": result.ok,
+        "n_gpus": result.plan.n_gpus if result.plan else None,
+        "findings": [{**finding.to_json(), "place": case.place(finding)} for finding in result.findings],
+        "plan": result.plan.to_json() if result.plan else None,
+    }
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _print_result(case: Case, result: Result) -> None:
+    from allocation.views.terminal import finding_text, verdict
+
+    console = _console()
+    console.print(verdict(case.label, result.plan), soft_wrap=True)
+    if case.run:
+        console.print(f"  checked with {_known(case.arguments)}", soft_wrap=True)
+    for finding in result.findings:
+        console.print(finding_text(case.located(finding)), soft_wrap=True)
+
+
+def _known(arguments: dict[str, Any]) -> str:
+    """What there was besides the layout, so that nobody takes a missing model for a checked one."""
+    batch = arguments.get("batch")
+    return ", ".join(
+        (
+            f"cluster {arguments['cluster']}" if "cluster" in arguments else "no cluster",
+            f"model {arguments['model']}" if "model" in arguments else "no model",
+            f"batch {batch.n_prompts}x{batch.n_samples}" if batch else "no batch",
+        )
+    )
+
+
+def _tell(findings: Sequence[Finding]) -> None:
+    """Findings on standard error; the command ends when one of them is an error."""
+    if findings:
+        from allocation.views.terminal import finding_text
+
+        console = _console(stderr=True)
+        for finding in findings:
+            console.print(finding_text(finding), soft_wrap=True)
+    if has_errors(findings):
+        raise typer.Exit(INVALID)

@@ -1,0 +1,1 @@
+"""Plans made visible: tables for a terminal, SVG of the grids, HTML for notebooks."""

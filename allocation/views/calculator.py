@@ -1,0 +1,89 @@
+"""The GPU-count calculator for notebooks: type an allocation, see GPUs, sizes, rank maps and findings at once.
+
+Needs ipywidgets, which nothing else here does.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from allocation.compiler import Result, check
+from allocation.diagnostics import Finding, Severity, render
+from allocation.model_spec import known_models
+from allocation.plan import Cluster
+
+STYLES = {Severity.ERROR: "#c62828", Severity.WARNING: "#b26a00", Severity.NOTE: "#5f6b7a"}
+
+
+def panel(text: str, *, model: str = "", cluster: str = "") -> str:
+    """What the calculator shows, as HTML: number of GPUs, findings, then the plan. Empty `model`, `cluster`: unknown.
+
+    Never raises for what a user can type: a cluster that cannot be read is told like a finding.
+    """
+    try:
+        known = Cluster.parse(cluster) if cluster.strip() else None
+    except ValueError as error:
+        return _note(str(error), Severity.ERROR)
+    result = check(text, model=model.strip() or None, cluster=known)
+    findings = "".join(_finding(finding) for finding in result.findings)
+    return _verdict(result, known) + findings + (result.plan._repr_html_() if result.plan else "")
+
+
+def _verdict(result: Result, cluster: Cluster | None) -> str:
+    if result.plan is None:
+        errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
+        words = f"not valid: {errors} error{'s' * (errors > 1)}"
+    else:
+        count = result.plan.n_gpus
+        words = f"{count:,} GPU{'s' * (count > 1)}" + (f" of {cluster.n_gpus:,}" if cluster else "")
+    return f'<div style="font-size:1.5em;font-weight:bold;margin:0.3em 0">{words}</div>'
+
+
+def _finding(finding: Finding) -> str:
+    return _note(render(finding), finding.severity)
+
+
+def _note(text: str, severity: Severity) -> str:
+    style = f"border-left:4px solid {STYLES[severity]};padding:0.2em 0.6em;margin:0.4em 0;white-space:pre-wrap"
+    return f'<pre style="{style}">{escape(text)}</pre>'
+
+
+class Calculator:
+    """Three fields and what follows from them, live. `allocation`, `model` and `cluster` are ipywidgets fields.
+
+    Where no widgets can be shown, the last state is: HTML is part of what the calculator gives a notebook.
+    """
+
+    def __init__(self, text: str = "megatron:d4", *, model: str = "", cluster: str = "") -> None:
+        wide = {"layout": ipywidgets.Layout(width="95%"), "style": {"description_width": "6em"}}
+        self.allocation = ipywidgets.Text(text, description="allocation", **wide)
+        # A model's name may be looked up on the hub, so it is taken when it is complete, not at every letter.
+        self.model = ipywidgets.Combobox(
+            value=model, options=tuple(known_models()), description="model", continuous_update=False,
+            placeholder="a name or a config.json; empty: any", **wide,
+        )  # fmt: skip
+        self.cluster = ipywidgets.Text(
+            cluster, description="cluster", placeholder="4x8 is four nodes with eight GPUs; empty: any", **wide
+        )
+        self._view = ipywidgets.HTML()
+        self.widget = ipywidgets.VBox([self.allocation, self.model, self.cluster, self._view])
+        for field in (self.allocation, self.model, self.cluster):
+            field.observe(self._update, names="value")
+        self._update()
+
+    @property
+    def html(self) -> str:
+        """What is shown below the fields."""
+        shown: str = self._view.value
+        return shown
+
+    def _update(self, _: object = None) -> None:
+        self._view.value = panel(self.allocation.value, model=self.model.value, cluster=self.cluster.value)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle: dict[str, Any] = self.widget._repr_mimebundle_(**options)
+        fields = " ".join(f"<code>{escape(f.value)}</code>" for f in (self.allocation, self.model, self.cluster))
+        return bundle | {"text/html": f"<div>{fields}</div>{self.html}", "text/plain": f"Calculator: {fields}"}

@@ -1,0 +1,206 @@
+"""What there is to show of an engine, whatever shows it: sizes, rank maps, and the links that groups use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allocation.grid import RankGrid
+from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan
+from allocation.reading import parse
+from allocation.resolve import SERVER
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Everything per rank is shown up to this world size; beyond it, it would take seconds and gigabytes.
+MOST_RANKS = 1 << 17
+SERVERS = "server"
+
+# What a group exchanges (Megatron-LM core/parallel_state.py and the callers of its getters).
+CARRIES = {
+    "tp": "activations of dense layers",
+    "cp": "keys and values of attention",
+    "dp": "loss averages",
+    "dp-cp": "gradients, optimizer shards (dense)",
+    "pp": "activations between stages",
+    "tp-pp": "gradient norm (dense)",
+    "tp-cp": "router statistics",
+    "tp-dp": "FP8 scales",
+    "tp-dp-cp": "FP8 scales, global router statistics",
+    "embedding": "gradients of tied embeddings",
+    "position-embedding": "gradients of learned positions",
+    "ep": "tokens to their experts and back",
+    "etp": "activations of experts",
+    "etp-ep": "tokens, when experts are split by ETP",
+    "etp-ep-pp": "gradient norm (experts)",
+    "edp": "gradients, optimizer shards (experts)",
+    SERVERS: "activations, within one replica",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One row of the table of sizes: `note` says what the number counts."""
+
+    name: str
+    short: str
+    value: int
+    note: str
+
+
+def sizes(engine: EnginePlan) -> list[Size]:
+    """The sizes of an engine in the order of the language's letters, the experts' last."""
+    s = engine.sizes
+    if engine.kind == SERVER:
+        rows = [
+            Size("data parallel", "dp", s.dp, "servers"),
+            Size("tensor parallel", "tp", s.tp, "parts of each matrix"),
+            Size("pipeline parallel", "pp", s.pp, "stages of each server"),
+            Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
+        ]
+        return [row for row in rows if row.short in ("dp", "tp") or row.value > 1]
+    rows = [
+        Size("data parallel", "dp", s.dp, "copies of the dense layers"),
+        Size("pipeline parallel", "pp", s.pp, "stages"),
+        Size("tensor parallel", "tp", s.tp, "parts of each dense matrix"),
+        Size("context parallel", "cp", s.cp, "parts of each sequence"),
+        Size("virtual pipeline", "vpp", s.vpp, "model chunks per rank"),
+        Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
+        Size("expert tensor parallel", "etp", s.etp, _etp_note(engine)),
+        Size(
+            "expert data parallel", "edp", s.edp, f"copies of the experts: {engine.world_size}/({s.etp}·{s.ep}·{s.pp})"
+        ),
+    ]
+    hidden = {"vpp"} if s.vpp == 1 else set()
+    if not has_experts(engine):
+        hidden |= {"ep", "etp", "edp"}
+    if engine.expert is None:
+        hidden |= {"pp"}
+    return [row for row in rows if row.short not in hidden]
+
+
+def _etp_note(engine: EnginePlan) -> str:
+    layout = next(parse(engine.text).members).layout
+    if engine.sizes.tp == 1 or any(dim.letter == "t" for dim in layout.ffn or ()):
+        return "parts of each expert"
+    return f"parts of each expert; not written: 1, where Megatron's own default is TP ({engine.sizes.tp})"
+
+
+def has_experts(engine: EnginePlan) -> bool:
+    """Whether the string says anything about experts; without, their grid would only confuse."""
+    return engine.sizes.ep > 1 or next(parse(engine.text).members).layout.ffn is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The links of all groups of one name: `same_node` of them stay within a node, `across` do not."""
+
+    name: str
+    groups: int
+    size: int
+    same_node: int
+
+    @property
+    def across(self) -> int:
+        """Groups with ranks on several nodes."""
+        return self.groups - self.same_node
+
+    @property
+    def words(self) -> str:
+        """Which links the groups use, in words."""
+        if not self.across:
+            return "same node"
+        if not self.same_node:
+            return "across nodes"
+        return f"{self.same_node} same node, {self.across} across"
+
+
+def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
+    """Every group of an engine by name, `[groups, size]`; of a server its replicas."""
+    if engine.kind != SERVER:
+        return engine.all_groups()
+    import numpy as np
+
+    return {SERVERS: np.arange(engine.world_size).reshape(engine.sizes.dp, -1)}
+
+
+def links(engine: EnginePlan) -> list[Link]:
+    """One row per kind of group that has more than one rank, without the experts' where there are none."""
+    import numpy as np
+
+    nodes = np.concatenate([np.arange(gpus.start, gpus.stop) for gpus in engine.gpus]) // engine.n_gpus_per_node
+    rows = []
+    for name, groups in rank_groups(engine).items():
+        if groups.shape[1] > 1 and name not in _hidden(engine):
+            on = nodes[groups]
+            rows.append(Link(name, len(groups), groups.shape[1], int((on == on[:, :1]).all(axis=1).sum())))
+    return rows
+
+
+def groups_of(engine: EnginePlan, rank: int) -> dict[str, list[int]]:
+    """The members of every group with company that `rank` is in, by the group's name."""
+    found = {}
+    for name, groups in rank_groups(engine).items():
+        rows = groups[(groups == rank).any(axis=1)]
+        if len(rows) and groups.shape[1] > 1 and name not in _hidden(engine):
+            found[name] = rows[0].tolist()
+    return found
+
+
+def _hidden(engine: EnginePlan) -> Collection[str]:
+    """Groups that the engine has and nothing uses: FSDP's beyond its own three, the experts' where there are none."""
+    if engine.backend == "fsdp":
+        return {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
+    return () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """A picture's content: the coordinates of every rank, and the group (over `by`) that gives its colour.
+
+    `labels[rank]` has the axes with more than one position: `t1p0`. `groups[rank]` numbers the groups from 0.
+    """
+
+    title: str
+    by: str
+    labels: tuple[str, ...]
+    groups: tuple[int, ...]
+
+
+def rank_maps(engine: EnginePlan, by: str | None = None) -> list[RankMap]:
+    """The map of the dense grid and, where there are experts, of theirs; of a server, that of its replicas.
+
+    `by` is the group to colour by; left out, the innermost with more than one rank. Raises `KeyError` for a group
+    that the engine does not have.
+    """
+    groups = rank_groups(engine)
+    if by is not None and by not in groups:
+        raise KeyError(f"{engine.role} has no group {by!r}; it has {', '.join(groups)}")
+    if engine.kind == SERVER:
+        grid = RankGrid(("tp", "pp", "dp"), (engine.sizes.tp, engine.sizes.pp, engine.sizes.dp))
+        return [_map("servers", SERVERS, grid, groups)]
+    maps = [_map("dense grid", by or _first(groups, ("tp", "cp", "dp", "pp")), engine.dense, groups)]
+    if engine.expert and has_experts(engine):
+        maps.append(_map("expert grid", by or _first(groups, ("ep", "etp", "edp", "pp")), engine.expert, groups))
+    return maps
+
+
+def _first(groups: Mapping[str, NDArray[np.int64]], names: tuple[str, ...]) -> str:
+    return next((name for name in names if groups[name].shape[1] > 1), names[0])
+
+
+def _map(title: str, by: str, grid: RankGrid, groups: Mapping[str, NDArray[np.int64]]) -> RankMap:
+    import numpy as np
+
+    number = np.full(grid.world_size, -1)
+    number[groups[by]] = np.arange(len(groups[by]))[:, None]
+    ranks, stride, columns = np.arange(grid.world_size), 1, {}
+    for axis, size in zip(grid.axes, grid.sizes, strict=True):
+        if size > 1:
+            columns[axis[0]] = (ranks // stride % size).tolist()
+        stride *= size
+    labels = ["".join(map(str.__add__, columns, map(str, row))) for row in zip(*columns.values(), strict=True)]
+    return RankMap(title, by, tuple(labels) or ("",) * grid.world_size, tuple(number.tolist()))

@@ -1,0 +1,47 @@
+"""Numbers in words, the same in every view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allocation.plan import EnginePlan, Plan
+from allocation.resolve import SERVER
+
+
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def ranges(ranks: Sequence[int]) -> str:
+    """Ranks with runs written short: `0-3 8 9`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank, rank])
+    return " ".join(f"{a}" if a == b else f"{a} {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+
+
+def gpu_ids(engine: EnginePlan) -> str:
+    """The ids as the language writes them: `0-7,16-23`."""
+    return ",".join(str(r.start) if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in engine.gpus)
+
+
+def plan_words(plan: Plan) -> str:
+    """How many GPUs of which cluster, and who shares them."""
+    nodes = count(plan.cluster.n_nodes, "node")
+    words = f"{count(plan.n_gpus, 'GPU')} of {nodes} with {plan.cluster.n_gpus_per_node} GPUs each."
+    shared = [f" {' and '.join(group)} share GPUs." for group in plan.groups if len(group) > 1]
+    return words + "".join(shared)
+
+
+def engine_words(engine: EnginePlan) -> str:
+    """What an engine is and where it runs."""
+    if engine.kind == SERVER:
+        each = engine.sizes.tp * engine.sizes.pp
+        what = f"{count(engine.sizes.dp, f'{engine.backend} server')} of {count(each, 'GPU')}"
+    else:
+        what = f"{engine.backend} trainer with {count(engine.world_size, 'rank')}"
+    return f"{engine.role}: {what}, GPU ids {gpu_ids(engine)}"
