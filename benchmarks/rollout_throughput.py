@@ -1,0 +1,147 @@
+"""Rollout tokens per second: ServerPool.generate against a bare HTTP client, on one SGLang server and in turns.
+
+    python benchmarks/rollout_throughput.py --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
+
+Both send the same requests, one group of `gconfig.n_samples` samples each, all of a training step at once, with
+log-probs returned. Shape of model, prompts and responses come from the configuration; prompts are random tokens, and
+responses end at `gconfig.max_new_tokens` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import aiohttp
+import numpy as np
+import torch
+import typer
+from report import save
+
+from allocation import ParallelSizes
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.data.init_model import write_init_model
+from areal_like.rollout.client import Sampling, ServerPool
+from areal_like.rollout.server import ServerSpec, SGLangServer, server_arguments
+
+LIMIT_S = 600.0
+VERSION = 0
+
+
+def main(
+    config: Annotated[Path, typer.Option()],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    rounds: int = 10,
+) -> None:
+    run = load(config, overrides or []).config
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with run_lifetime(secrets.token_hex(6)) as folder:
+        rates = asyncio.run(measure(run, folder, device, rounds))
+    tokens_per_second = {name: statistics.median(values) for name, values in rates.items()}
+    ratio = tokens_per_second["engine"] / tokens_per_second["bare"]
+    print(f"engine / bare = {ratio:.3f}")
+    figures = {
+        "dtype": run.actor.dtype,
+        "model": run.actor.init_model.model_dump() if run.actor.init_model else run.actor.path,
+        "groups": run.train_dataset.batch_size,
+        "samples_per_group": run.gconfig.n_samples,
+        "prompt_tokens": run.train_dataset.max_prompt_length,
+        "response_tokens": run.gconfig.max_new_tokens,
+        "tokens_per_second": tokens_per_second,
+        "ratio": ratio,
+        "rounds": rates,
+    }
+    save(f"rollout_throughput_{device}", figures)
+
+
+async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each side and round."""
+    model, token = folder / "model", secrets.token_hex(16)
+    if run.actor.init_model:
+        write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
+    else:
+        model = Path(str(run.actor.path))
+    spec = ServerSpec(
+        name="server",
+        arguments=server_arguments(run, model, ParallelSizes(), device),
+        log_file=folder / "server.log",
+        token=token,
+        port=None,
+        startup_timeout_s=LIMIT_S,
+    )
+    url = await SGLangServer(spec, "127.0.0.1").start()
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(4, 30, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
+    async with ServerPool([url], token, LIMIT_S) as pool, aiohttp.ClientSession(**bare_session(token)) as session:
+        await set_version(pool, model)
+        sides = {
+            "engine": lambda: through_pool(pool, run, prompts),
+            "bare": lambda: through_http(session, url, run, prompts),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in sides}
+        for generate in sides.values():
+            await generate()  # warm up
+        for _ in range(rounds):
+            for name, generate in sides.items():
+                async with session.post(url + "/flush_cache") as flushed:  # neither finds the other's prefixes
+                    flushed.raise_for_status()
+                rates[name].append(await rate(generate))
+            print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
+    return rates
+
+
+def bare_session(token: str) -> dict:
+    return {
+        "headers": {"Authorization": f"Bearer {token}"},
+        "connector": aiohttp.TCPConnector(limit=0),
+        "timeout": aiohttp.ClientTimeout(total=LIMIT_S),
+    }
+
+
+async def set_version(pool: ServerPool, model: Path) -> None:
+    """As a run's first weight update over disk does."""
+    body = {"model_path": str(model), "weight_version": str(VERSION), "flush_cache": True}
+    async with pool.interrupted(VERSION):
+        await pool.servers[0].update("/update_weights_from_disk", body, LIMIT_S)
+
+
+async def through_pool(pool: ServerPool, run: RunConfig, prompts: Sequence[list[int]]) -> int:
+    """Response tokens of one step."""
+    sampling = Sampling(run.gconfig.max_new_tokens, run.gconfig.temperature, run.gconfig.top_p)
+    groups = await asyncio.gather(*(pool.generate([prompt] * run.gconfig.n_samples, sampling) for prompt in prompts))
+    return sum(len(response.tokens) for group in groups for response in group)
+
+
+async def through_http(session: aiohttp.ClientSession, url: str, run: RunConfig, prompts: Sequence[list[int]]) -> int:
+    """The same requests with nothing around them."""
+    sampling = {
+        "max_new_tokens": run.gconfig.max_new_tokens,
+        "temperature": run.gconfig.temperature,
+        "top_p": run.gconfig.top_p,
+        "stop_token_ids": [],
+    }
+
+    async def group(prompt: list[int]) -> int:
+        n = run.gconfig.n_samples
+        body = {"input_ids": [prompt] * n, "sampling_params": [sampling] * n, "return_logprob": True}
+        async with session.post(url + "/generate", json=body) as answer:
+            answer.raise_for_status()
+            return sum(len(output["meta_info"]["output_token_logprobs"]) for output in await answer.json())
+
+    return sum(await asyncio.gather(*map(group, prompts)))
+
+
+async def rate(generate: Callable[[], Awaitable[int]]) -> float:
+    start = time.perf_counter()
+    return await generate() / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    typer.run(main)

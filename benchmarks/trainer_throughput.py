@@ -1,0 +1,218 @@
+"""Trainer tokens per second: MegatronEngine.train against a bare Megatron-core loop, in one process and in turns.
+
+    python benchmarks/trainer_throughput.py --config examples/math/gsm8k_grpo_cpu.yaml [--loss policy] [key=value ...]
+
+Both train the same GPTModel with the same optimizer on the same micro-batches, on one rank. The bare loop is given its
+micro-batches as tensors on the device and uses the model's own cross-entropy; the engine is given a Batch, packs it,
+and computes log-probs, entropy, the loss and its statistics. `--loss sft` is the same mathematics as the bare loop,
+`policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the configuration;
+lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from report import save
+
+from allocation import ParallelSizes
+from areal_like.algorithms.batch import response_mask
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.data.init_model import write_init_model
+from areal_like.trainer import packing
+from areal_like.trainer.megatron import cpu
+from areal_like.trainer.megatron.engine import MegatronEngine
+from areal_like.trainer.rendezvous import Rendezvous, open_listener
+from areal_like.types import Batch, LossSpec
+
+# isort: split
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+
+class Loss(StrEnum):
+    sft = "sft"
+    policy = "policy"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A micro-batch as the bare loop takes it."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    labels: torch.Tensor
+    mask: torch.Tensor
+    packed: PackedSeqParams
+
+
+def main(
+    config: Annotated[Path, typer.Option()],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    loss: Loss = Loss.policy,
+    steps: int = 20,
+) -> None:
+    run = load(config, overrides or []).config
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch = make_batch(run)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(run, Path(folder), device)
+    bare = BareLoop(engine, batch)
+    parameters = {"eps_clip": 0.2, "eps_clip_higher": 0.2, "behave_imp_weight_cap": 5.0}
+    spec = LossSpec(loss, parameters if loss == Loss.policy else {})
+
+    sides: dict[str, Callable[[], object]] = {"engine": lambda: engine.train(batch, spec), "bare": bare.step}
+    for step in sides.values():
+        step()  # warm up
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(steps):
+        for name, step in sides.items():
+            times[name].append(seconds(step))
+    tokens_per_second = {name: len(batch.tokens) / statistics.median(values) for name, values in times.items()}
+    print({name: round(value) for name, value in tokens_per_second.items()})
+    ratio = tokens_per_second["engine"] / tokens_per_second["bare"]
+    print(f"{loss}: engine / bare = {ratio:.3f}")
+    figures = {
+        "loss": loss,
+        "model_parameters": sum(p.numel() for model in engine._models for p in model.parameters()),
+        "dtype": run.actor.dtype,
+        "sequences": len(batch.lengths),
+        "tokens_per_step": len(batch.tokens),
+        "micro_batches": len(bare.micro_batches),
+        "threads": torch.get_num_threads(),
+        "tokens_per_second": tokens_per_second,
+        "ratio": ratio,
+        "seconds_per_step": times,
+    }
+    save(f"trainer_throughput_{loss}_{device}", figures)
+    engine.shutdown()
+
+
+def make_batch(run: RunConfig) -> Batch:
+    """Random tokens and advantages; prompts are not trained on."""
+    rng = np.random.default_rng(0)
+    n = run.train_dataset.batch_size * run.gconfig.n_samples
+    longest_prompt, longest_response = run.train_dataset.max_prompt_length, run.gconfig.max_new_tokens
+    prompts = rng.integers(longest_prompt // 2, longest_prompt, n, dtype=np.int32, endpoint=True)
+    responses = rng.integers(max(1, longest_response // 2), longest_response, n, dtype=np.int32, endpoint=True)
+    lengths = prompts + responses
+    total = int(lengths.sum())
+    behaviour = rng.normal(-3, 0.1, total).astype(np.float32)
+    return Batch(
+        lengths=lengths,
+        tokens=rng.integers(4, 30, total, dtype=np.int32),  # every tokenizer has these
+        fields={
+            "loss_mask": response_mask(lengths, prompts),
+            "advantages": np.repeat(rng.normal(size=n), lengths).astype(np.float32),
+            "behaviour_logprobs": behaviour,
+            "on_policy": np.ones(total, np.float32),
+        },
+    )
+
+
+def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
+    if run.actor.init_model:
+        write_init_model(run.actor.init_model, folder / "model", seed=run.seed, dtype=run.actor.dtype)
+    path = folder / "model" if run.actor.init_model else Path(str(run.actor.path))
+    listener = open_listener("127.0.0.1")
+    return MegatronEngine(
+        run.actor,
+        path,
+        ParallelSizes(),
+        Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1]),
+        device=device,
+        seed=run.seed,
+        total_steps=run.actor.optimizer.warmup_steps + 1000,  # more than are timed
+        listener=listener,
+    )
+
+
+class BareLoop:
+    """What one writes with Megatron-core alone: micro-batches, forward-backward, optimizer step."""
+
+    def __init__(self, engine: MegatronEngine, batch: Batch) -> None:
+        self._model, self._optimizer, self._scheduler = engine._wrapped[0], engine._optimizer, engine._scheduler
+        schedule = packing.make_schedule(
+            batch.lengths, dp=1, max_tokens=engine.actor.mb_spec.max_tokens_per_mb, alignment=1
+        )
+        self.micro_batches = [
+            tensors(batch, packing.pack(batch.tokens, batch.lengths, members, schedule.alignment), engine.device)
+            for members in schedule.micro_batches[0]
+        ]
+
+    def step(self) -> tuple[float, float]:
+        """One optimizer step; loss per token and gradient norm, read as a training log would."""
+        with cpu.cpu_as_cuda():
+            self._model.zero_grad_buffer()
+            self._optimizer.zero_grad()
+            parts = get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iter(self.micro_batches),
+                model=self._model,
+                num_microbatches=len(self.micro_batches),
+                seq_length=self.micro_batches[0].tokens.shape[1],
+                micro_batch_size=1,
+                forward_only=False,
+            )
+            _, grad_norm, _ = self._optimizer.step()
+            self._scheduler.step(1)
+            total = sum(part["loss"] for part in parts) / sum(part["tokens"] for part in parts)
+            return float(total), float(grad_norm)
+
+
+def forward_step(data: Iterator[Tensors], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
+    micro_batch = next(data)
+    per_token = model(
+        input_ids=micro_batch.tokens,
+        position_ids=micro_batch.positions,
+        attention_mask=None,
+        labels=micro_batch.labels,
+        packed_seq_params=micro_batch.packed,
+    )
+
+    def loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        total, count = (output.float() * micro_batch.mask).sum(), micro_batch.mask.sum().int()
+        return total, count, {"loss": total.detach(), "tokens": count}
+
+    return per_token, loss
+
+
+def tensors(batch: Batch, micro_batch: packing.MicroBatch, device: torch.device) -> Tensors:
+    real = micro_batch.targets != packing.NO_TARGET
+    labels = np.where(real, batch.tokens[micro_batch.targets], 0).astype(np.int64)
+    mask = np.where(real, batch.fields["loss_mask"][micro_batch.targets], 0).astype(np.float32)
+    cu_seqlens = torch.from_numpy(micro_batch.cu_seqlens).to(device)
+    packed = PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=micro_batch.max_seqlen,
+        max_seqlen_kv=micro_batch.max_seqlen,
+    )
+    arrays = (micro_batch.tokens, micro_batch.positions, labels, mask)
+    return Tensors(*(torch.from_numpy(array)[None].to(device) for array in arrays), packed)
+
+
+def seconds(step: Callable[[], object]) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    typer.run(main)
