@@ -1,0 +1,18 @@
+import re
+
+from areal_like.config.keys import all_keys
+from areal_like.config.page import PAGE, page
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == page(), "run `python -m areal_like.config.page`"
+
+
+def test_every_key_is_there_once_and_has_a_meaning():
+    _, run, *sections = page().split("\n## ")
+    keys = re.findall(r"^\| `(\w+)` .*\w", run, re.MULTILINE)
+    for section in sections:
+        prefix = section.partition("\n")[0].strip("`")
+        keys += [prefix, *(f"{prefix}.{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))]
+    assert sorted(keys) == sorted(all_keys())
+    assert not re.findall(r"^.*\|  \|$", page(), re.MULTILINE)
