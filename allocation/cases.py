@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from allocation.run_file import RunFile
 
 YAML = (".yaml", ".yml")
-LABEL = 60
+LABEL = 200
 
 
 class UsageError(ValueError):

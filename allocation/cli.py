@@ -117,7 +117,7 @@ def check(
     Examples:
       allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
-      allocation check run.yaml actor.backend=megatron:d8 cluster.n_nodes=2
+      allocation check run.yaml actor.backend=megatron:d4t4 cluster.n_nodes=4
     """
     asked = _asked(words, model=model, cluster=cluster, batch=batch, order=order)
     results = [case.check() for case in asked]
@@ -158,7 +158,10 @@ def explain(
     if svg:
         from allocation.views.svg import plan_svg
 
-        svg.write_text(plan_svg(plan, by))
+        try:
+            svg.write_text(plan_svg(plan, by))
+        except OSError as error:
+            raise typer.BadParameter(f"{svg} cannot be written: {error}", param_hint="--svg") from error
 
 
 @app.command()

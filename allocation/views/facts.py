@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allocation.grid import RankGrid
-from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan
+from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan, Plan
 from allocation.reading import parse
 from allocation.resolve import SERVER
 
@@ -168,6 +168,15 @@ class RankMap:
     by: str
     labels: tuple[str, ...]
     groups: tuple[int, ...]
+
+
+def plan_maps(plan: Plan, by: str | None = None) -> list[tuple[EnginePlan, list[RankMap]]]:
+    """The maps of every engine; one without a group `by` has its own default. Raises `KeyError` when none has it."""
+    having = [engine for engine in plan.engines if by in rank_groups(engine)]
+    if by is not None and not having:
+        names = dict.fromkeys(name for engine in plan.engines for name in rank_groups(engine))
+        raise KeyError(f"there is no group {by}; there are {', '.join(names)}")
+    return [(engine, rank_maps(engine, by if engine in having else None)) for engine in plan.engines]
 
 
 def rank_maps(engine: EnginePlan, by: str | None = None) -> list[RankMap]:

@@ -7,7 +7,7 @@ from html import escape
 
 from allocation.plan import Device, EnginePlan, Plan
 from allocation.views.colours import colour
-from allocation.views.facts import RankMap, rank_maps
+from allocation.views.facts import RankMap, plan_maps, rank_maps
 from allocation.views.words import count, ranges
 
 CELL_WIDTH, CELL_HEIGHT, GAP = 52, 38, 4
@@ -58,22 +58,22 @@ class _Picture:
 
 
 def plan_svg(plan: Plan, by: str | None = None) -> str:
-    """All engines of a plan, one below the other. Raises `KeyError` as `rank_maps` does."""
-    return _svg(plan.engines, by)
+    """All engines of a plan, one below the other. Raises `KeyError` as `plan_maps` does."""
+    return _svg(plan_maps(plan, by))
 
 
 def engine_svg(engine: EnginePlan, by: str | None = None) -> str:
     """The grids of one engine, side by side. Raises `KeyError` as `rank_maps` does."""
-    return _svg([engine], by)
+    return _svg([(engine, rank_maps(engine, by))])
 
 
-def _svg(engines: Iterable[EnginePlan], by: str | None) -> str:
+def _svg(engines: Iterable[tuple[EnginePlan, list[RankMap]]]) -> str:
     picture = _Picture()
-    for engine in engines:
+    for engine, maps in engines:
         top = picture.height + MARGIN + LINE
         picture.text(MARGIN, top, f"{engine.role}: {engine.text}", "engine")
         left = float(MARGIN)
-        for rank_map in rank_maps(engine, by):
+        for rank_map in maps:
             left = MARGIN + _panel(picture, engine, rank_map, left, top + LINE)
     return picture.svg()
 

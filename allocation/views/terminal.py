@@ -13,7 +13,7 @@ from allocation.diagnostics import Finding, Severity, render
 from allocation.plan import Device, EnginePlan, Plan
 from allocation.resolve import SERVER
 from allocation.views.colours import colour
-from allocation.views.facts import CARRIES, RankMap, groups_of, links, rank_groups, rank_maps, sizes
+from allocation.views.facts import CARRIES, RankMap, groups_of, links, plan_maps, rank_groups, sizes
 from allocation.views.words import count, engine_words, plan_words, ranges
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -25,9 +25,9 @@ MOST_GROUPS = 64
 def explain(plan: Plan, by: str | None = None) -> Group:
     """The whole plan: what each engine is, where it runs, and what its groups use. Raises `KeyError` for `by`."""
     parts: list[RenderableType] = [Text(plan.allocation, "bold"), Text(plan_words(plan))]
-    for engine in plan.engines:
+    for engine, maps in plan_maps(plan, by):
         parts += [Text(), Text(engine_words(engine), "bold"), _sizes(engine)]
-        for rank_map in rank_maps(engine, by):
+        for rank_map in maps:
             parts += [Text(), Text(f"{rank_map.title}: rank and position, one colour per {rank_map.by} group")]
             parts += _map(engine, rank_map)
         parts += [Text(), _links(engine)]
