@@ -2,7 +2,8 @@
 
 CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for each
 held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens), group-normalised
-advantages, one optimizer step per batch of fresh samples, float32, no reference model, the model on the CPU.
+advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule, float32, no reference
+model, the model on the CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
-from areal_like.data.dataset import read_records
+from areal_like.config.schema import OptimizerConfig, RunConfig
+from areal_like.data.dataset import read_records, training_steps
 from areal_like.rewards.gsm8k import quick, verify
 
 
@@ -36,7 +37,8 @@ class HeldOut(TrainerCallback):
     """Evaluates greedily on the held-out problems, in one batch, as often as the run does."""
 
     def __init__(self, config: RunConfig, tokenizer, events: Path, target: float, limit_s: float) -> None:
-        self._every, self._events, self._target = config.evaluator.freq_steps, events, target
+        self._events, self._target = events, target
+        self._every, self._minibatches = config.evaluator.freq_steps, config.actor.ppo_n_minibatches
         self._deadline = time.time() + limit_s
         self._longest = config.gconfig.max_new_tokens
         self._tokenizer = tokenizer
@@ -49,7 +51,7 @@ class HeldOut(TrainerCallback):
         self._evaluate(state, control, model)
 
     def on_step_end(self, args, state, control, model, **_):
-        if state.global_step % self._every == 0:
+        if state.global_step % (self._every * self._minibatches) == 0:
             self._evaluate(state, control, model)
         if time.time() > self._deadline:
             control.should_training_stop = True
@@ -68,7 +70,8 @@ class HeldOut(TrainerCallback):
         texts = self._tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         reward = sum(map(judge, texts, self._answers)) / len(texts)
         with self._events.open("a") as events:
-            print(json.dumps({"step": state.global_step, "reward": reward, "time": time.time()}), file=events)
+            step = state.global_step // self._minibatches
+            print(json.dumps({"step": step, "reward": reward, "time": time.time()}), file=events)
         if reward >= self._target:
             control.should_training_stop = True
 
@@ -89,7 +92,8 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
         bf16=False,
         gradient_checkpointing=False,
         seed=config.seed,
-        per_device_train_batch_size=data.batch_size * sampling.n_samples,
+        per_device_train_batch_size=data.batch_size * sampling.n_samples // actor.ppo_n_minibatches,
+        steps_per_generation=actor.ppo_n_minibatches,
         num_generations=sampling.n_samples,
         max_completion_length=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -101,15 +105,15 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
         epsilon=actor.eps_clip,
         epsilon_high=actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
         learning_rate=optimizer.lr,
-        lr_scheduler_type="constant",
+        warmup_steps=optimizer.warmup_steps,
+        **schedule(optimizer),
         optim="adamw_torch",
         adam_beta1=optimizer.beta1,
         adam_beta2=optimizer.beta2,
         adam_epsilon=optimizer.eps,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.gradient_clipping,
-        max_steps=config.total_train_steps or -1,
-        num_train_epochs=config.total_train_epochs,
+        max_steps=training_steps(config, len(records)) * actor.ppo_n_minibatches,
         logging_steps=1_000_000,
         save_strategy="no",
         report_to="none",
@@ -124,6 +128,21 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
         processing_class=tokenizer,
         callbacks=[held_out],
     ).train()
+
+
+def schedule(optimizer: OptimizerConfig) -> dict:
+    """The run's learning-rate schedule in transformers' words."""
+    ratio = optimizer.min_lr_ratio
+    match optimizer.lr_scheduler_type:
+        case "constant":
+            return {"lr_scheduler_type": "constant_with_warmup"}
+        case "linear":
+            return {
+                "lr_scheduler_type": "polynomial",
+                "lr_scheduler_kwargs": {"lr_end": optimizer.lr * ratio, "power": 1.0},
+            }
+        case "cosine":
+            return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": ratio}}
 
 
 if __name__ == "__main__":
