@@ -1,0 +1,61 @@
+"""What the README and the docs tell people to type works, and what they point to is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    """The README's shell commands, one line each."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    return "".join(blocks).replace("\\\n", "").splitlines()
+
+
+def run(command: str) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(command)
+    words = {"allocation": [sys.executable, "-m", "allocation"], "python": [sys.executable]}[words[0]] + words[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "command", [line for line in commands() if line.startswith("allocation") or "--dry-run" in line]
+)
+def test_commands_of_the_readme_that_start_nothing_succeed(command):
+    result = run(command)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("command", [line for line in commands() if "gsm8k_rl.py" in line])
+def test_configurations_and_keys_of_the_readme_exist(command):
+    from areal_like.config.load import load
+
+    words = shlex.split(command, comments=True)
+    load(ROOT / words[words.index("--config") + 1], [word for word in words if "=" in word])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_linked_pages_and_files_exist(page):
+    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)[^)]*\)", page.read_text())
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_readme_is_short_and_its_make_targets_exist():
+    assert len(README.splitlines()) < 150
+    targets = set(
+        re.findall(r"\bmake ([a-z-]+)\b(?=[`\n ])", "\n".join([*commands(), *re.findall(r"`(make [a-z-]+)`", README)]))
+    )
+    defined = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= targets <= defined
