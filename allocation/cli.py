@@ -64,7 +64,8 @@ def _batch(text: str) -> BatchSpec:
 def _models(incomplete: str) -> Iterator[str]:
     from allocation.model_spec import known_models
 
-    return (name for name in known_models() if incomplete.lower() in name.lower())
+    names = [spelling for name in known_models() for spelling in (name, name.rpartition("/")[2].lower())]
+    return (name for name in names if name.startswith(incomplete))
 
 
 def _systems(incomplete: str) -> Iterator[str]:

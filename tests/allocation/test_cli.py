@@ -206,8 +206,11 @@ def test_help_teaches_by_example(tmp_path, monkeypatch):
 def test_completion():
     names = ask(_ALLOCATION_COMPLETE="complete_bash", COMP_WORDS="allocation c", COMP_CWORD="1").stdout.split()
     assert names == ["check", "count", "convert"]
-    words = "allocation check x --model qwen3-30"
-    assert "Qwen/Qwen3-30B-A3B" in ask(_ALLOCATION_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4").stdout
+    for typed, completed in (("qwen3-30", "qwen3-30b-a3b"), ("Qwen/Qwen3-30", "Qwen/Qwen3-30B-A3B")):
+        words = f"allocation check x --model {typed}"
+        assert completed in ask(_ALLOCATION_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4").stdout
+    words = "allocation convert x --to meg"
+    assert ask(_ALLOCATION_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4").stdout.split() == ["megatron"]
 
 
 def run(code, *words):
