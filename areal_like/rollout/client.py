@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,24 @@ AFTERMATH_S = 3.0
 
 class ServerError(RuntimeError):
     """A server refused, failed or did not answer in time; the message names it and its words."""
+
+
+class Deadline:
+    """A time limit that several requests share, in seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left; never 0, which would mean no limit to a request."""
+        return max(self._end - time.monotonic(), 1e-3)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() >= self._end
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,7 @@ class Server:
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
         where = f"{self.name} at {self.url}{path}"
         headers = {"Content-Type": "application/json"}
-        limit = aiohttp.ClientTimeout(total=timeout_s)
+        limit = aiohttp.ClientTimeout(total=timeout_s, ceil_threshold=math.inf)
         try:
             async with self._session.request(
                 method, self.url + path, data=body, headers=headers, timeout=limit
@@ -70,7 +90,7 @@ class Server:
                 if reply.status != 200:
                     raise ServerError(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
         except TimeoutError:
-            raise ServerError(f"{where} did not answer within {timeout_s:g} s") from None
+            raise ServerError(f"{where} did not answer within {timeout_s:.3g} s") from None
         except aiohttp.ClientError as error:
             await asyncio.sleep(AFTERMATH_S)
             raise ServerError(f"{where} failed: {error}") from error
@@ -137,14 +157,15 @@ class ServerPool:
         response.versions += [self.version] * len(scored)
         self.tokens_generated += len(scored)
         reason = info["finish_reason"]
-        if reason["type"] != "abort":
-            response.finish_reason = FinishReason(reason["type"])
-        elif reason.get("status_code"):
+        if reason.get("status_code"):
             raise ServerError(f"{server.name} gave up on a request: {reason.get('message')}")
-        elif scored and response.tokens[-1] in sampling.stop_token_ids:
-            response.finish_reason = FinishReason.STOP  # it ended in the very step that the abort reached
+        # An abort may reach a response in its last step, and SGLang calls an end token at the limit `length`.
+        if scored and response.tokens[-1] in sampling.stop_token_ids:
+            response.finish_reason = FinishReason.STOP
         elif len(response.tokens) >= sampling.max_new_tokens:
             response.finish_reason = FinishReason.LENGTH
+        elif reason["type"] != "abort":
+            response.finish_reason = FinishReason(reason["type"])
 
     @asynccontextmanager
     async def _admitted(self, sequences: int) -> AsyncIterator[Server]:
@@ -160,15 +181,19 @@ class ServerPool:
                 self._changed.notify_all()
 
     @asynccontextmanager
-    async def interrupted(self, version: int) -> AsyncIterator[None]:
+    async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
         """Hold all generation while the body brings every server to `version`.
 
-        Raises ServerError if a server does not say afterwards that it holds `version`.
+        Raises ServerError if a server does not give back its requests in time, or does not say afterwards that it
+        holds `version`.
         """
         self._open.clear()
-        while not self._idle():
+        while busy := [server for server in self.servers if server.in_flight]:
+            if deadline.passed:
+                names = ", ".join(server.name for server in busy)
+                raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
             await asyncio.gather(
-                *(server.post("/abort_request", {"abort_all": True}, self._timeout_s) for server in self.servers)
+                *(server.post("/abort_request", {"abort_all": True}, deadline.left) for server in self.servers)
             )
             async with self._changed:
                 try:
@@ -177,7 +202,7 @@ class ServerPool:
                 except TimeoutError:
                     continue
         yield
-        held = await asyncio.gather(*(server.get("/model_info", self._timeout_s) for server in self.servers))
+        held = await asyncio.gather(*(server.get("/model_info", deadline.left) for server in self.servers))
         for server, info in zip(self.servers, held, strict=True):
             if info["weight_version"] != str(version):
                 raise ServerError(f"{server.name} holds weights {info['weight_version']} after an update to {version}")

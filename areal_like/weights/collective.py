@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from areal_like.rollout.client import Server, ServerPool
+from areal_like.rollout.client import Deadline, Server, ServerPool
 from areal_like.trainer.remote import TensorSpec, Trainer
+from areal_like.weights.sync import limited
 
 GROUP = "areal_like_weights"
 
@@ -51,19 +52,20 @@ class CollectiveSync:
             )
             for index, server in enumerate(self._pool.servers)
         ]
-        async with asyncio.timeout(self._timeout_s):
+        async with limited(f"connecting trainer and servers over {type(self).__name__}", self._timeout_s):
             await asyncio.gather(self._trainer.join_weight_group(self._backend), *joined)
             self._buckets = await self._trainer.weight_buckets(self._bucket_mb)
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
-        async with self._pool.interrupted(version):
+        deadline = Deadline(self._timeout_s)
+        async with self._pool.interrupted(version, deadline):
             await asyncio.gather(
                 self._trainer.broadcast_weights(self._bucket_mb),
-                *(self._receive(server, version) for server in self._pool.servers),
+                *(self._receive(server, version, deadline) for server in self._pool.servers),
             )
 
-    async def _receive(self, server: Server, version: int) -> None:
+    async def _receive(self, server: Server, version: int, deadline: Deadline) -> None:
         for bucket in self._buckets:
             last = bucket is self._buckets[-1]
             body = {
@@ -75,4 +77,4 @@ class CollectiveSync:
                 "flush_cache": last,
                 "weight_version": str(version) if last else None,
             }
-            await server.update("/update_weights_from_distributed", body, self._timeout_s)
+            await server.update("/update_weights_from_distributed", body, deadline.left)

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from areal_like.rollout.client import ServerPool
+from areal_like.rollout.client import Deadline, ServerPool
 from areal_like.trainer.remote import Trainer
 
 
@@ -24,11 +24,12 @@ class DiskSync:
 
     async def send(self, version: int) -> None:
         """Write, load everywhere, acknowledge, remove."""
+        deadline = Deadline(self._timeout_s)
         path = self._directory / f".weights-{version}"
         await self._trainer.save_hf(path)
         body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
-        async with self._pool.interrupted(version):
+        async with self._pool.interrupted(version, deadline):
             await asyncio.gather(
-                *(server.update("/update_weights_from_disk", body, self._timeout_s) for server in self._pool.servers)
+                *(server.update("/update_weights_from_disk", body, deadline.left) for server in self._pool.servers)
             )
         await asyncio.to_thread(shutil.rmtree, path)

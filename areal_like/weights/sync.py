@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from areal_like.rollout.client import ServerError
+
+MARGIN_S = 2.0  # the requests' own limits, which name the server that is late, speak first
 
 
 class WeightUpdateError(RuntimeError):
@@ -24,14 +28,20 @@ class WeightSync(Protocol):
 
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
     """Send the weights within `timeout_s`; raises WeightUpdateError where a server did not get all of them."""
-    mode = type(sync).__name__
+    async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s):
+        await sync.send(version)
+
+
+@asynccontextmanager
+async def limited(what: str, timeout_s: float) -> AsyncIterator[None]:
+    """End the body at its time limit and tell its failures as a WeightUpdateError about `what`."""
     try:
-        async with asyncio.timeout(timeout_s):
-            await sync.send(version)
+        async with asyncio.timeout(timeout_s + MARGIN_S):
+            yield
     except TimeoutError:
         raise WeightUpdateError(
-            f"weights of version {version} did not reach every server within {timeout_s:g} s over {mode}: "
-            "raise weight_update.timeout_s if the model is that large"
+            f"{what}: the trainer did not finish within {timeout_s:g} s; raise weight_update.timeout_s if the model is "
+            "that large"
         ) from None
     except ServerError as error:
-        raise WeightUpdateError(f"weights of version {version} over {mode}: {error}") from error
+        raise WeightUpdateError(f"{what}: {error}") from error

@@ -1,0 +1,82 @@
+"""A server that answers SGLang's endpoints as a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+Body = dict[str, Any]
+Answer = Any
+
+
+class FakeServer:
+    """`on_generate(server, body)` answers `/generate`; all other endpoints succeed unless `answers` has another answer."""
+
+    def __init__(self, on_generate: Callable[[FakeServer, Body], Awaitable[Answer]] | None = None) -> None:
+        self.version = "0"
+        self.requests: list[tuple[str, Body]] = []
+        self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
+        self.aborted = asyncio.Event()
+        self.url = ""
+        self._on_generate = on_generate
+
+    def bodies(self, path: str) -> list[Body]:
+        """What was posted to `path`, in order."""
+        return [body for posted, body in self.requests if posted == path]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path, body = request.path, await request.json() if request.can_read_body else {}
+        self.requests.append((path, body))
+        if path in self.answers:
+            answer = await self.answers[path]()
+        elif path == "/generate":
+            assert self._on_generate is not None
+            answer = await self._on_generate(self, body)
+        elif path == "/model_info":
+            answer = {"weight_version": self.version}
+        elif path == "/abort_request":
+            self.aborted.set()
+            return web.Response()
+        else:
+            self.version = body.get("weight_version") or self.version
+            answer = {"success": True, "message": "done"}
+        return answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
+
+
+def output(
+    tokens: Sequence[int], version: int | str = 0, reason: str = "stop", status_code: int | None = None
+) -> dict[str, Any]:
+    """One response in SGLang's form; the log-prob of token t is -t."""
+    finish: dict[str, Any] = {"type": reason}
+    if status_code:
+        finish |= {"status_code": status_code, "message": "no room"}
+    return {
+        "meta_info": {
+            "weight_version": str(version),
+            "finish_reason": finish,
+            "output_token_logprobs": [[-float(token), token, None] for token in tokens],
+        }
+    }
+
+
+@asynccontextmanager
+async def serving(*servers: FakeServer) -> AsyncIterator[list[str]]:
+    """Serve each on a free loopback port while the body runs; gives their URLs."""
+    runners = []
+    try:
+        for server in servers:
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", server.handle)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+            await runner.setup()
+            runners.append(runner)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield [server.url for server in servers]
+    finally:
+        for runner in runners:
+            await runner.cleanup()

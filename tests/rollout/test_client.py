@@ -1,0 +1,297 @@
+"""Requests to servers: what an interruption cuts is continued, and nothing that is wrong passes for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import serving as real
+from aiohttp import web
+from fake_server import Body, FakeServer, output, serving
+
+from areal_like.rollout import client
+from areal_like.rollout.client import Deadline, Response, Sampling, ServerError, ServerPool
+from areal_like.types import FinishReason
+
+STOP = 7
+SAMPLING = Sampling(max_new_tokens=6, temperature=0.7, top_p=0.9, stop_token_ids=(STOP,))
+
+
+async def ask(
+    *servers: FakeServer, prompts: int = 1, timeout_s: float = 10, interrupt_when: asyncio.Event | None = None
+) -> list[Response]:
+    """Generate from version 0; if told to, move on to version 1 in the middle."""
+    async with serving(*servers) as urls, ServerPool(urls, "token", timeout_s) as pool:
+        async with pool.interrupted(0, Deadline(5)):
+            pass
+        asking = asyncio.create_task(pool.generate([[1, 2]] * prompts, SAMPLING))
+        if interrupt_when:
+            await interrupt_when.wait()
+            async with pool.interrupted(1, Deadline(5)):
+                for server in servers:
+                    server.version = "1"
+        responses = await asking
+        assert pool.tokens_generated == sum(len(response.tokens) for response in responses)
+        assert not any(server.in_flight for server in pool.servers)
+        return responses
+
+
+def test_a_request_says_what_to_sample():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return [output([3, 4, STOP])]
+
+    server = FakeServer(generate)
+    (response,) = asyncio.run(ask(server))
+    assert response == Response([3, 4, STOP], [-3.0, -4.0, -7.0], [0, 0, 0], FinishReason.STOP)
+    (body,) = server.bodies("/generate")
+    assert body["input_ids"] == [[1, 2]]
+    assert body["return_logprob"] is True
+    assert body["sampling_params"] == [
+        {"max_new_tokens": 6, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [STOP]}
+    ]
+
+
+def test_what_an_update_interrupts_is_continued_under_the_new_version():
+    started = asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        if server.version == "1":
+            return [output([5, STOP], 1), output([6, 6, 6, 6, 6, 6], 1, "length")]
+        server.aborted.clear()
+        started.set()
+        await server.aborted.wait()
+        return [output([3, STOP]), output([3, 4], 0, "abort"), output([], 0, "abort")]
+
+    server = FakeServer(generate)
+    ended, cut, empty = asyncio.run(ask(server, prompts=3, interrupt_when=started))
+    assert ended == Response([3, STOP], [-3.0, -7.0], [0, 0], FinishReason.STOP)
+    assert cut == Response([3, 4, 5, STOP], [-3.0, -4.0, -5.0, -7.0], [0, 0, 1, 1], FinishReason.STOP)
+    assert empty == Response([6] * 6, [-6.0] * 6, [1] * 6, FinishReason.LENGTH)
+    again = server.bodies("/generate")[1]
+    assert again["input_ids"] == [[1, 2, 3, 4], [1, 2]]
+    assert [params["max_new_tokens"] for params in again["sampling_params"]] == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [([3, STOP], FinishReason.STOP), ([3, 4, 3, 4, 3, 4], FinishReason.LENGTH)]
+)
+def test_a_response_that_ends_in_the_step_of_the_abort_has_ended(tokens: list[int], reason: FinishReason):
+    started = asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        server.aborted.clear()
+        started.set()
+        await server.aborted.wait()
+        return [output(tokens, 0, "abort")]
+
+    server = FakeServer(generate)
+    (response,) = asyncio.run(ask(server, interrupt_when=started))
+    assert (response.tokens, response.finish_reason) == (tokens, reason)
+    assert len(server.bodies("/generate")) == 1
+
+
+def test_a_request_that_missed_the_abort_is_aborted_again():
+    started = asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        if server.version == "1":
+            return [output([STOP], 1)]
+        started.set()
+        for _ in range(3):  # the first ones came too early
+            server.aborted.clear()
+            await server.aborted.wait()
+        return [output([], 0, "abort")]
+
+    (response,) = asyncio.run(ask(FakeServer(generate), interrupt_when=started))
+    assert response.versions == [1]
+
+
+def test_no_request_starts_while_weights_change():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return [output([STOP], server.version)]
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
+                await asyncio.sleep(0.2)
+                assert server.bodies("/generate") == []
+            assert (await asking)[0].versions == [0]
+
+    asyncio.run(run())
+
+
+def test_the_least_busy_server_is_asked():
+    everyone_is_here = asyncio.Event()
+    asked: list[FakeServer] = []
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        asked.append(server)
+        if len(asked) == 4:
+            everyone_is_here.set()
+        await everyone_is_here.wait()
+        return [output([STOP]) for _ in body["input_ids"]]
+
+    async def run() -> None:
+        servers = [FakeServer(generate), FakeServer(generate)]
+        async with serving(*servers) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            await asyncio.gather(*(pool.generate([[1]] * size, SAMPLING) for size in (3, 1, 1, 1)))
+        assert [len(server.bodies("/generate")) for server in servers] == [1, 3]
+
+    asyncio.run(run())
+
+
+def test_tokens_of_another_weight_version_are_refused():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return [output([STOP], 3)]
+
+    with pytest.raises(ServerError, match="server 0 generated with weights 3, not 0"):
+        asyncio.run(ask(FakeServer(generate)))
+
+
+def test_a_server_that_holds_another_version_after_an_update_is_told():
+    async def run() -> None:
+        good, late = FakeServer(), FakeServer()
+        async with serving(good, late) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            async with pool.interrupted(1, Deadline(5)):
+                good.version = "1"
+
+    with pytest.raises(ServerError, match="server 1 holds weights 0 after an update to 1"):
+        asyncio.run(run())
+
+
+async def refuse(server: FakeServer, body: Body) -> Any:
+    return web.Response(status=400, text="the prompt is too long")
+
+
+async def give_up(server: FakeServer, body: Body) -> Any:
+    return [output([], 0, "abort", status_code=503)]
+
+
+async def hang(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("generate", "words"),
+    [
+        (refuse, "server 0 at http://127.0.0.1:[0-9]+/generate answered 400: the prompt is too long"),
+        (give_up, "server 0 gave up on a request: no room"),
+        (hang, "server 0 at http://127.0.0.1:[0-9]+/generate did not answer within 0.5 s"),
+    ],
+    ids=["refusal", "overload", "silence"],
+)
+def test_a_server_that_does_not_answer_properly_is_named_with_its_words(generate: Any, words: str):
+    with pytest.raises(ServerError, match=words):
+        asyncio.run(ask(FakeServer(generate), timeout_s=0.5))
+
+
+def test_a_server_that_keeps_its_requests_is_named():
+    started = asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        started.set()
+        await asyncio.sleep(60)
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
+            await started.wait()
+            try:
+                async with pool.interrupted(1, Deadline(0.5)):
+                    pass
+            finally:
+                asking.cancel()
+
+    with pytest.raises(ServerError, match=r"server 0 did not give back the requests in flight within 0\.5 s"):
+        asyncio.run(run())
+
+
+def test_a_dead_server_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client, "AFTERMATH_S", 0.1)
+    with socket.socket() as bound:  # nobody listens
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+        async def run() -> None:
+            async with ServerPool([url], "token", 5) as pool, pool.interrupted(0, Deadline(5)):
+                pass
+
+        with pytest.raises(ServerError, match=f"server 0 at {url}/model_info failed: "):
+            asyncio.run(run())
+
+
+# The rest asks SGLang itself.
+
+
+@pytest.fixture(scope="module")
+def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of the server's shape with different opinions."""
+    folder = tmp_path_factory.mktemp("models")
+    return [real.peaked_model(sglang_server.model, folder / str(seed), seed) for seed in range(2)]
+
+
+PROMPTS = [[5, 9, 11], [30, 4, 17, 22, 8], [12]]
+EOS = (2,)  # of the arithmetic tokenizer
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_transformers_at_the_sampling_temperature(sglang_server, models, temperature):
+    async def run() -> list[Response]:
+        async with real.pool_on(sglang_server) as pool:
+            await real.serve(pool, models[0], 0)
+            return await pool.generate(PROMPTS * 3, Sampling(12, temperature, stop_token_ids=EOS))
+
+    responses = asyncio.run(run())
+    assert any(len(response.tokens) == 12 for response in responses)
+    for prompt, response in zip(PROMPTS * 3, responses, strict=True):
+        assert response.finish_reason == (FinishReason.STOP if response.tokens[-1] in EOS else FinishReason.LENGTH)
+        expected = real.transformers_logprobs(models[0], prompt, response.tokens, temperature)
+        other = real.transformers_logprobs(models[0], prompt, response.tokens, 1.7 - temperature)
+        assert np.abs(expected - other).max() > 0.01  # a wrong temperature would show
+        np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+
+
+def test_each_token_is_scored_by_the_weights_of_its_own_version(sglang_server, models):
+    """Weights change while the server generates; what was begun is finished, token by token under known weights."""
+    prompts = [[5 + i % 20, 9] for i in range(64)]
+
+    async def run() -> list[Response]:
+        async with real.pool_on(sglang_server) as pool:
+            await real.serve(pool, models[0], 0)
+            asking = asyncio.create_task(pool.generate(prompts, Sampling(26, stop_token_ids=EOS)))
+            for version in (1, 2, 3):
+                await asyncio.sleep(0.15)
+                await real.serve(pool, models[version % 2], version)
+            return await asking
+
+    responses = asyncio.run(run())
+    assert all(len(response.tokens) == 26 or response.tokens[-1] in EOS for response in responses)
+    assert all(response.versions == sorted(response.versions) for response in responses)
+    spans = max(responses, key=lambda response: len(set(response.versions)))
+    assert len(set(spans.versions)) > 1, "nothing was interrupted"
+    prompt = prompts[responses.index(spans)]
+    by_model = [real.transformers_logprobs(model, prompt, spans.tokens) for model in models]
+    expected = [by_model[version % 2][place] for place, version in enumerate(spans.versions)]
+    np.testing.assert_allclose(spans.logprobs, expected, atol=1e-4)
+
+
+def test_a_request_without_the_runs_token_is_refused(sglang_server):
+    async def run() -> None:
+        async with ServerPool([sglang_server.url], "a stranger's", 10) as pool, pool.interrupted(0, Deadline(5)):
+            pass
+
+    with pytest.raises(ServerError, match="answered 401"):
+        asyncio.run(run())

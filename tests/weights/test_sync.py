@@ -1,0 +1,171 @@
+"""Weights reach every server, which then says so and really uses them; or the update fails in time and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import serving as real
+from fake_server import FakeServer, serving
+from local_trainer import LocalTrainer
+from safetensors.numpy import load_file, save_file
+
+from areal_like.rollout import client
+from areal_like.rollout.client import Deadline, Sampling, ServerPool
+from areal_like.weights.collective import GROUP, CollectiveSync
+from areal_like.weights.disk import DiskSync
+from areal_like.weights.sync import WeightSync, WeightUpdateError, publish
+
+PROMPT = [5, 9, 11]
+
+
+@pytest.fixture(scope="module")
+def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [real.peaked_model(sglang_server.model, folder / str(seed), seed) for seed in range(3)]
+
+
+def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeout_s: float) -> WeightSync:
+    if mode == "disk":
+        return DiskSync(trainer, pool, directory / "weights", timeout_s)
+    return CollectiveSync(trainer, pool, ranks_per_server=1, backend="gloo", bucket_mb=1, timeout_s=timeout_s)
+
+
+@asynccontextmanager
+async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> AsyncIterator[tuple[WeightSync, Any]]:
+    """A connected sync on the session's server, which forgets the process group afterwards."""
+    async with real.pool_on(server) as pool:
+        sync = sync_over(mode, trainer, pool, directory, 60)
+        await sync.connect()
+        try:
+            yield sync, pool
+        finally:
+            if mode == "collective":
+                trainer.leave()
+                await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, 60)
+
+
+@pytest.mark.parametrize("mode", ["disk", "collective"])
+def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, models, tmp_path, mode):
+    trainer = LocalTrainer(models[0])
+
+    async def run() -> None:
+        async with connected(mode, trainer, sglang_server, tmp_path) as (sync, pool):
+            for version, trainer.model in enumerate(models):
+                await publish(sync, version, 60)
+                assert pool.version == version
+                assert (await pool.servers[0].get("/model_info", 60))["weight_version"] == str(version)
+                (response,) = await pool.generate([PROMPT], Sampling(8))
+                assert set(response.versions) == {version}
+                expected = [real.transformers_logprobs(model, PROMPT, response.tokens) for model in models]
+                np.testing.assert_allclose(response.logprobs, expected[version], atol=1e-4)
+                assert np.abs(expected[version] - expected[version - 1]).max() > 0.1
+
+    asyncio.run(run())
+    assert len(trainer.saved) == (len(models) if mode == "disk" else 0)
+    assert not any(path.exists() for path in trainer.saved)
+
+
+@pytest.mark.parametrize("mode", ["disk", "collective"])
+def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, tmp_path, mode):
+    """A missing file, and a tensor of another shape. (SGLang 0.5.17 dies of a wrong shape on disk.)"""
+    broken = real.peaked_model(sglang_server.model, tmp_path / "broken", 0)
+    if mode == "disk":
+        (broken / "model.safetensors").unlink()
+    else:
+        weights = load_file(broken / "model.safetensors")
+        weights["model.norm.weight"] = weights["model.norm.weight"][:-8]
+        save_file(weights, broken / "model.safetensors", {"format": "pt"})
+
+    async def run() -> None:
+        async with connected(mode, LocalTrainer(broken), sglang_server, tmp_path) as (sync, _):
+            await publish(sync, 1, 60)
+
+    with pytest.raises(
+        WeightUpdateError, match="weights of version 1 over .*server 0 .*/update_weights_from_.*[Ff]ailed"
+    ):
+        asyncio.run(run())
+
+
+async def silence() -> Any:
+    await asyncio.sleep(60)
+
+
+async def refusal() -> Any:
+    return {"success": False, "message": "no such model"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(refusal, "server 1 refused {path}: no such model"), (silence, "server 1 at .*{path} did not answer within")],
+    ids=["refusal", "silence"],
+)
+@pytest.mark.parametrize("mode", ["disk", "collective"])
+def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode, answer, words):
+    path = "/update_weights_from_disk" if mode == "disk" else "/init_weights_update_group"
+
+    async def update(bad: FakeServer) -> None:
+        bad.answers[path] = answer
+        async with serving(FakeServer(), bad) as urls, ServerPool(urls, "token", 60) as pool:
+            sync = sync_over(mode, LocalTrainer(models[0]), pool, tmp_path, 1)
+            await sync.connect()
+            await publish(sync, 1, 1)
+
+    start = time.monotonic()
+    with pytest.raises(WeightUpdateError, match=words.format(path=path)):
+        asyncio.run(update(FakeServer()))
+    assert time.monotonic() - start < 10
+
+
+def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
+    async def update() -> None:
+        started = asyncio.Event()
+
+        async def generate(server: FakeServer, body: Any) -> Any:
+            started.set()
+            await asyncio.sleep(60)
+
+        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            asking = asyncio.create_task(pool.generate([PROMPT], Sampling(8)))
+            await started.wait()
+            try:
+                await publish(sync_over("disk", LocalTrainer(models[0]), pool, tmp_path, 1), 1, 1)
+            finally:
+                asking.cancel()
+
+    with pytest.raises(WeightUpdateError, match="server 0 did not give back the requests in flight within 1 s"):
+        asyncio.run(update())
+
+
+def test_a_trainer_that_is_late_fails_the_update(models, tmp_path):
+    class Late(LocalTrainer):
+        async def save_hf(self, path: Path) -> None:
+            await asyncio.sleep(60)
+
+    async def update() -> None:
+        async with serving(FakeServer()) as urls, ServerPool(urls, "token", 60) as pool:
+            await publish(sync_over("disk", Late(models[0]), pool, tmp_path, 0.2), 1, 0.2)
+
+    with pytest.raises(WeightUpdateError, match=r"version 1 over DiskSync: the trainer did not finish within 0\.2 s"):
+        asyncio.run(update())
+
+
+def test_a_server_that_died_fails_the_update(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "AFTERMATH_S", 0.1)
+
+    async def update() -> None:
+        async with serving(FakeServer()) as urls:
+            pass
+        async with ServerPool(urls, "token", 60) as pool:
+            await publish(sync_over("disk", LocalTrainer(models[0]), pool, tmp_path, 5), 1, 5)
+
+    with pytest.raises(WeightUpdateError, match="server 0 at .* failed: "):
+        asyncio.run(update())
