@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +46,9 @@ def main() -> None:
       allocation explain megatron:attn:d1p4t2c2/ffn:d1p4t1e4
       allocation count sglang:d4t4
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode gets `?`, not a traceback
 
 
 def _cluster(text: str) -> Cluster:

@@ -154,7 +154,8 @@ def main() -> None:
     show("all rank groups of 16,384 GPUs", figures["rank_groups_16384_s"], 1e3, "ms", "at most 10 ms")
     show("import", figures["import_s"], 1, "s", "under 0.2 s")
     show("allocation count", figures["process_s"], 1, "s", "at most 0.25 s more than Python alone", difference=True)
-    save("allocation", {"areal": version, "figures": figures})
+    command = "python -m benchmarks.allocation" + (" --areal-python areal/bin/python" if areal else "")
+    save("allocation", {"command": command, "areal": version, "figures": figures})
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def verdict(label: str, plan: Plan | None) -> Text:
 
 
 def finding_text(finding: Finding) -> Text:
-    """The finding with its severity in colour."""
-    text = Text(render(finding))
+    """The finding with its severity in colour; what a terminal might obey is shown as a blank."""
+    text = Text("".join(c if c.isprintable() or c == "\n" else " " for c in render(finding)))
     text.stylize(STYLES[finding.severity], 0, len(finding.severity))
     return text

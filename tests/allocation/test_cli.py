@@ -227,6 +227,18 @@ def test_count_imports_only_what_it_needs():
     assert run(["-c", code]).stdout == "4\nset()\n"
 
 
+def test_control_characters_do_not_reach_the_terminal():
+    assert "\x1b" not in ask("check", "sg\x1b[31mlang:d4").stdout
+
+
+def test_a_terminal_without_unicode():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    code = [sys.executable, "-m", "allocation", "check", "megatron:d1p2t2e4"]
+    result = subprocess.run(code, capture_output=True, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "e?t?p = 4?1?2 = 8" in result.stdout
+
+
 def test_as_a_process():
     assert run(["-m", "allocation"], "count", FOLDED).stdout == "16\n"
 
