@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("torch", "transformers", "megatron-core", "sglang", "ray", "trl")
+PACKAGES = ("torch", "transformers", "megatron-core", "sglang", "ray")
 
 
 def save(name: str, figures: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ def save(name: str, figures: Mapping[str, Any]) -> None:
 def circumstances() -> dict[str, Any]:
     """The command, the commit, the machine and how busy it was, and the versions that matter."""
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "commit": _commit(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         "device": {"cpu": _cpu(), "cpus": len(os.sched_getaffinity(0)), "gpu": _gpu()},

@@ -1,6 +1,6 @@
 """Rollout tokens per second: ServerPool.generate against a bare HTTP client, on one SGLang server and in turns.
 
-    python benchmarks/rollout_throughput.py --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
+    python -m benchmarks.rollout_throughput --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
 Both send the same requests, one group of `gconfig.n_samples` samples each, all of a training step at once, with
 log-probs returned. Shape of model, prompts and responses come from the configuration; prompts are random tokens, and
@@ -21,7 +21,6 @@ import aiohttp
 import numpy as np
 import torch
 import typer
-from report import save
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -30,6 +29,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.data.init_model import write_init_model
 from areal_like.rollout.client import Sampling, ServerPool
 from areal_like.rollout.server import ServerSpec, SGLangServer, server_arguments
+from benchmarks.report import save
 
 LIMIT_S = 600.0
 VERSION = 0

@@ -1,6 +1,6 @@
 """Trainer tokens per second: MegatronEngine.train against a bare Megatron-core loop, in one process and in turns.
 
-    python benchmarks/trainer_throughput.py --config examples/math/gsm8k_grpo_cpu.yaml [--loss policy] [key=value ...]
+    python -m benchmarks.trainer_throughput --config examples/math/gsm8k_grpo_cpu.yaml [--loss policy] [key=value ...]
 
 Both train the same GPTModel with the same optimizer on the same micro-batches, on one rank. The bare loop is given its
 micro-batches as tensors on the device and uses the model's own cross-entropy; the engine is given a Batch, packs it,
@@ -23,7 +23,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from report import save
 
 from allocation import ParallelSizes
 from areal_like.algorithms.batch import response_mask
@@ -35,6 +34,7 @@ from areal_like.trainer.megatron import cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
 from areal_like.trainer.rendezvous import Rendezvous, open_listener
 from areal_like.types import Batch, LossSpec
+from benchmarks.report import save
 
 # isort: split
 from megatron.core.packed_seq_params import PackedSeqParams

@@ -1,4 +1,4 @@
-"""GRPO with TRL's GRPOTrainer under a run's configuration: `trl_grpo.py CONFIG EVENTS TARGET LIMIT_S`.
+"""GRPO with TRL's GRPOTrainer under a run's configuration: `python -m benchmarks.trl_grpo CONFIG EVENTS TARGET LIMIT_S`.
 
 CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for each
 held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens), group-normalised
