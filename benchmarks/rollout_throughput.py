@@ -27,7 +27,7 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.data.init_model import write_init_model
-from areal_like.rollout.client import Sampling, ServerPool
+from areal_like.rollout.client import Deadline, Sampling, ServerPool
 from areal_like.rollout.server import ServerSpec, SGLangServer, server_arguments
 from benchmarks.report import save
 
@@ -108,7 +108,7 @@ def bare_session(token: str) -> dict:
 async def set_version(pool: ServerPool, model: Path) -> None:
     """As a run's first weight update over disk does."""
     body = {"model_path": str(model), "weight_version": str(VERSION), "flush_cache": True}
-    async with pool.interrupted(VERSION):
+    async with pool.interrupted(VERSION, Deadline(LIMIT_S)):
         await pool.servers[0].update("/update_weights_from_disk", body, LIMIT_S)
 
 
