@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
-from areal_like.rollout.client import Deadline, Server, ServerPool
+from areal_like.cluster.errors import WorkerError
+from areal_like.rollout.client import AFTERMATH_S, Deadline, Server, ServerPool
 from areal_like.trainer.remote import TensorSpec, Trainer
 from areal_like.weights.sync import limited
 
@@ -53,14 +54,14 @@ class CollectiveSync:
             for index, server in enumerate(self._pool.servers)
         ]
         async with limited(f"connecting trainer and servers over {type(self).__name__}", self._timeout_s):
-            await asyncio.gather(self._trainer.join_weight_group(self._backend), *joined)
+            await _together(self._trainer.join_weight_group(self._backend), *joined)
             self._buckets = await self._trainer.weight_buckets(self._bucket_mb)
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
         deadline = Deadline(self._timeout_s)
         async with self._pool.interrupted(version, deadline):
-            await asyncio.gather(
+            await _together(
                 self._trainer.broadcast_weights(self._bucket_mb),
                 *(self._receive(server, version, deadline) for server in self._pool.servers),
             )
@@ -78,3 +79,28 @@ class CollectiveSync:
                 "weight_version": str(version) if last else None,
             }
             await server.update("/update_weights_from_distributed", body, deadline.left)
+
+
+async def _together(*ends: Awaitable[None]) -> None:
+    """Wait for all ends of a collective, the trainer's first.
+
+    When one end fails the others do too, and not always later. A trainer rank that died is told first, then what a server
+    says; that a server died is told by its watcher, which cancels this meanwhile.
+    """
+    tasks = [asyncio.ensure_future(end) for end in ends]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if _failures(tasks):
+            await asyncio.wait(tasks, timeout=AFTERMATH_S)
+        failures = _failures(tasks)
+        deaths = [error for error in failures if isinstance(error, WorkerError) and not error.remote_traceback]
+        for error in deaths or failures[::-1]:
+            raise error
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _failures(tasks: Sequence[asyncio.Future[None]]) -> list[BaseException]:
+    errors = [task.exception() for task in tasks if task.done()]
+    return [error for error in errors if error is not None]

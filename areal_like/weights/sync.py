@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from areal_like.rollout.client import ServerError
+from areal_like.rollout.client import AFTERMATH_S, ServerError
 
-MARGIN_S = 2.0  # the requests' own limits, which name the server that is late, speak first
+MARGIN_S = 2 * AFTERMATH_S + 2  # the requests' own limits, which name the server that is late, speak first
 
 
 class WeightUpdateError(RuntimeError):

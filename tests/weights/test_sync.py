@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import serving as real
+from aiohttp import web
 from fake_server import FakeServer, serving
 from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
+from areal_like.cluster.errors import WorkerError
 from areal_like.rollout import client
 from areal_like.rollout.client import Deadline, Sampling, ServerPool
+from areal_like.weights import sync
 from areal_like.weights.collective import GROUP, CollectiveSync
 from areal_like.weights.disk import DiskSync
 from areal_like.weights.sync import WeightSync, WeightUpdateError, publish
@@ -41,10 +44,10 @@ def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeou
 async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> AsyncIterator[tuple[WeightSync, Any]]:
     """A connected sync on the session's server, which forgets the process group afterwards."""
     async with real.pool_on(server) as pool:
-        sync = sync_over(mode, trainer, pool, directory, 60)
-        await sync.connect()
+        bound = sync_over(mode, trainer, pool, directory, 60)
+        await bound.connect()
         try:
-            yield sync, pool
+            yield bound, pool
         finally:
             if mode == "collective":
                 trainer.leave()
@@ -56,9 +59,9 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
     trainer = LocalTrainer(models[0])
 
     async def run() -> None:
-        async with connected(mode, trainer, sglang_server, tmp_path) as (sync, pool):
+        async with connected(mode, trainer, sglang_server, tmp_path) as (bound, pool):
             for version, trainer.model in enumerate(models):
-                await publish(sync, version, 60)
+                await publish(bound, version, 60)
                 assert pool.version == version
                 assert (await pool.servers[0].get("/model_info", 60))["weight_version"] == str(version)
                 (response,) = await pool.generate([PROMPT], Sampling(8))
@@ -84,11 +87,11 @@ def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, 
         save_file(weights, broken / "model.safetensors", {"format": "pt"})
 
     async def run() -> None:
-        async with connected(mode, LocalTrainer(broken), sglang_server, tmp_path) as (sync, _):
-            await publish(sync, 1, 60)
+        async with connected(mode, LocalTrainer(broken), sglang_server, tmp_path) as (bound, _):
+            await publish(bound, 1, 60)
 
     with pytest.raises(
-        WeightUpdateError, match="weights of version 1 over .*server 0 .*/update_weights_from_.*[Ff]ailed"
+        WeightUpdateError, match=r"weights of version 1 over .*server 0 .*/update_weights_from_.*[Ff]ailed"
     ):
         asyncio.run(run())
 
@@ -113,14 +116,38 @@ def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode,
     async def update(bad: FakeServer) -> None:
         bad.answers[path] = answer
         async with serving(FakeServer(), bad) as urls, ServerPool(urls, "token", 60) as pool:
-            sync = sync_over(mode, LocalTrainer(models[0]), pool, tmp_path, 1)
-            await sync.connect()
-            await publish(sync, 1, 1)
+            bound = sync_over(mode, LocalTrainer(models[0]), pool, tmp_path, 1)
+            await bound.connect()
+            await publish(bound, 1, 1)
 
     start = time.monotonic()
     with pytest.raises(WeightUpdateError, match=words.format(path=path)):
         asyncio.run(update(FakeServer()))
     assert time.monotonic() - start < 10
+
+
+def test_a_trainer_that_dies_is_told_before_what_that_does_to_the_servers(models, tmp_path):
+    class Dying(LocalTrainer):
+        async def join_weight_group(self, backend: str) -> None:
+            pass
+
+        async def broadcast_weights(self, bucket_mb: int) -> None:
+            await asyncio.sleep(0.3)  # noticed later than the broken connection
+            raise WorkerError("actor", 0, "weight update", "the process died", tmp_path)
+
+    async def broken() -> Any:
+        return web.Response(status=400, text="connection closed by peer")
+
+    async def update() -> None:
+        server = FakeServer()
+        server.answers["/update_weights_from_distributed"] = broken
+        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+            bound = sync_over("collective", Dying(models[0]), pool, tmp_path, 5)
+            await bound.connect()
+            await publish(bound, 1, 5)
+
+    with pytest.raises(WorkerError, match="actor rank 0 failed during weight update: the process died"):
+        asyncio.run(update())
 
 
 def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
@@ -145,7 +172,9 @@ def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
         asyncio.run(update())
 
 
-def test_a_trainer_that_is_late_fails_the_update(models, tmp_path):
+def test_a_trainer_that_is_late_fails_the_update(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(sync, "MARGIN_S", 0.2)
+
     class Late(LocalTrainer):
         async def save_hf(self, path: Path) -> None:
             await asyncio.sleep(60)
@@ -167,5 +196,5 @@ def test_a_server_that_died_fails_the_update(models, tmp_path, monkeypatch):
         async with ServerPool(urls, "token", 60) as pool:
             await publish(sync_over("disk", LocalTrainer(models[0]), pool, tmp_path, 5), 1, 5)
 
-    with pytest.raises(WeightUpdateError, match="server 0 at .* failed: "):
+    with pytest.raises(WeightUpdateError, match=r"server 0 at .* failed: "):
         asyncio.run(update())

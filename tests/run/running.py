@@ -1,0 +1,156 @@
+"""A run through its command line, watched from outside: what it is made of, what it says, what it leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from areal_like.cluster.janitor import RUN_VARIABLE, members
+from areal_like.cluster.lifetime import temporary_directory
+
+ROOT = Path(__file__).parents[2]
+SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
+CLEAN_S = 10
+# Small, but with two trainer ranks and a server, and a model that solves some problems and not all.
+SMALL = (
+    "experiment_name=test",
+    "trial_name=run",
+    "train_dataset.batch_size=4",
+    "train_dataset.arithmetic.size=64",
+    "valid_dataset.arithmetic.size=64",
+    "gconfig.n_samples=4",
+    "warm_start.batch_size=128",
+    "evaluator.freq_steps=null",
+)
+
+
+class Run:
+    """A started run. `observe` while it lives: the more often, the more is known that has to be gone."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.directory = folder / "runs/test/run"
+        self._output, self._errors = folder / "output.txt", folder / "errors.txt"
+        overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), "--config", str(CONFIG), *overrides],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self.run_id = ""
+        self._processes: dict[int, psutil.Process] = {}
+        self._ports: set[int] = set()
+        self._memory: set[str] = set()
+
+    @property
+    def output(self) -> str:
+        """What the run printed."""
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        """What the run complained about."""
+        return self._errors.read_text()
+
+    def steps(self) -> list[int]:
+        """Numbers of the rows of the step table."""
+        return [int(row[1]) for row in re.finditer(r"^ {1,4}(\d+) ", self.output, re.MULTILINE)]
+
+    def wait_for_step(self, step: int, limit_s: float = 240) -> None:
+        """Return when the run has printed a step."""
+        deadline = time.monotonic() + limit_s
+        while step not in self.steps():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"no step {step}\n{self.output}\n{self.errors}")
+            self.observe()
+            time.sleep(0.2)
+        self.observe()
+
+    def end(self, limit_s: float = 240) -> int:
+        """Wait for the end; the exit code."""
+        deadline = time.monotonic() + limit_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.observe()
+            time.sleep(0.2)
+        assert self.process.returncode is not None, f"it does not end\n{self.output}\n{self.errors}"
+        return self.process.returncode
+
+    def observe(self) -> None:
+        """Note processes, ports and shared memory."""
+        try:
+            alive = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        for process in alive:
+            try:
+                self.run_id = process.environ().get(RUN_VARIABLE, self.run_id)
+                self._memory |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{process.pid}/maps").read_text()))
+            except (psutil.Error, OSError):
+                continue
+            self._processes[process.pid] = process
+        known = {self.process.pid, *self._processes}
+        self._ports |= {port for port, pid in listening().items() if pid in known}
+
+    def find(self, log: str) -> list[psutil.Process]:
+        """Living processes of the run that write to `logs/LOG`, oldest first."""
+        file = str(self.directory / "logs" / log)
+        found = [process for process in self._processes.values() if _standard_output(process) == file]
+        return sorted(found, key=lambda process: process.create_time())
+
+    def remains(self) -> list[str]:
+        """What of the run is left 10 seconds after its end; empty as soon as nothing is."""
+        assert self.run_id, "nothing was observed"
+        assert len(self._processes) > 5
+        assert len(self._ports) > 3
+        deadline = time.monotonic() + CLEAN_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+    def _left(self) -> list[str]:
+        janitors = [
+            process for process in psutil.process_iter(["cmdline"]) if self.run_id in (process.info["cmdline"] or [])
+        ]
+        observed = [process for process in self._processes.values() if process.is_running()]
+        files = [str(temporary_directory(self.run_id)), *self._memory]
+        return [
+            *(f"process {process}" for process in {*members(self.run_id), *janitors, *observed}),
+            *(f"port {port}" for port in self._ports & listening().keys()),
+            *(f"file {file}" for file in files if os.path.exists(file)),
+        ]
+
+
+@contextmanager
+def run(folder: Path, *overrides: str) -> Iterator[Run]:
+    """Start a run, and end it at the latest with the block."""
+    started = Run(folder, *overrides)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.send_signal(signal.SIGKILL)
+            started.process.wait()
+
+
+def listening() -> dict[int, int | None]:
+    """Process of every listening TCP port of this host."""
+    return {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def _standard_output(process: psutil.Process) -> str | None:
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1")
+    except OSError:
+        return None

@@ -1,0 +1,52 @@
+"""However a run ends, nothing of it stays, and its message names what failed first."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running import CLEAN_S, Run, run
+
+ENDLESS = ("total_train_epochs=10000", "total_train_steps=null", "evaluator.at_start=false", "warm_start=null")
+
+
+def crash_rank(started: Run) -> None:
+    started.find("actor-1.log")[0].kill()
+
+
+def crash_server(started: Run) -> None:
+    started.find("server-0.log")[0].kill()
+
+
+def interrupt(started: Run) -> None:
+    started.process.send_signal(signal.SIGINT)
+
+
+def kill(started: Run) -> None:
+    started.process.kill()
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [
+        (crash_rank, 1, r"the run failed: actor rank 1 failed during [\w -]+: the process died"),
+        (crash_server, 1, r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9"),
+        (interrupt, 130, "interrupted; every process of the run has ended"),
+        (kill, -signal.SIGKILL, ""),
+    ],
+    ids=["rank", "server", "Ctrl-C", "SIGKILL"],
+)
+def test_a_run_that_does_not_finish(tmp_path: Path, stop: Callable[[Run], None], code: int, message: str) -> None:
+    with run(tmp_path, *ENDLESS) as started:
+        started.wait_for_step(3)
+        start = time.monotonic()
+        stop(started)
+        assert started.end(60) == code
+        assert started.remains() == []
+        assert time.monotonic() - start < 2 * CLEAN_S
+    assert re.match(message, started.errors)
+    assert "Traceback" not in started.errors
