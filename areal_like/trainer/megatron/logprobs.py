@@ -6,6 +6,7 @@ logits and their gradient no tensor of their size exists (151,936 words x 16,384
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 _SLICE_ELEMENTS = 1 << 26  # 256 MiB of float32 per temporary
+
+# one kernel reads a row of logits and writes three numbers, or its gradient; unfused, memory traffic is five times that
+_fused = partial(torch.compile, dynamic=True) if torch.cuda.is_available() else lambda function: function
 
 
 def log_probs_and_entropy(
@@ -36,7 +40,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         local = (labels - first).clamp(0, columns - 1)
 
         step = max(1, _SLICE_ELEMENTS // columns)
-        parts = [_local_sums(logits[r], scale, valid) for r in rows.split(step)]
+        parts = [_local_sums(logits, r, scale, valid) for r in rows.split(step)]
         maximum, total, weighted = (torch.cat(column) for column in zip(*parts, strict=True))
         label = torch.where(mine, logits[rows, local].float() * scale, 0.0)
         if group.size() > 1:
@@ -58,32 +62,37 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         grad = torch.zeros_like(logits)
         slices = [t.split(ctx.step) for t in (rows, log_total, entropy, grad_log_prob, grad_entropy)]
         for r, log_total_s, entropy_s, g, h in zip(*slices, strict=True):
-            grad[r] = _slice_gradient(logits[r], log_total_s, entropy_s, g, h, ctx.scale, ctx.valid).to(grad.dtype)
+            _write_gradient(grad, logits, r, log_total_s, entropy_s, g, h, ctx.scale, ctx.valid)
         grad[rows, local] += torch.where(mine, grad_log_prob * ctx.scale, 0.0).to(grad.dtype)
         return grad, None, None, None, None, None
 
 
-def _local_sums(logits: Tensor, scale: float, valid: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per token over this rank's words: the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
-    z = _scaled(logits, scale, valid)
+@_fused
+def _local_sums(logits: Tensor, rows: Tensor, scale: float, valid: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row over this rank's words: the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
+    z = _scaled(logits[rows], scale, valid)
     maximum = z.amax(1)
     weight = torch.exp(z - maximum[:, None])
     return maximum, weight.sum(1), (weight * z).sum(1)
 
 
-def _slice_gradient(
+@_fused
+def _write_gradient(
+    grad: Tensor,
     logits: Tensor,
+    rows: Tensor,
     log_total: Tensor,
     entropy: Tensor,
     grad_log_prob: Tensor,
     grad_entropy: Tensor,
     scale: float,
     valid: int,
-) -> Tensor:
+) -> None:
     """d log p(label) / dz = onehot - p, the one-hot part being added later; dH / dz = -p (log p + H)."""
-    log_p = _scaled(logits, scale, valid) - log_total[:, None]
+    log_p = _scaled(logits[rows], scale, valid) - log_total[:, None]
     p = torch.exp(log_p)
-    return p * ((log_p + entropy[:, None]) * grad_entropy[:, None] + grad_log_prob[:, None]) * -scale
+    slope = (log_p + entropy[:, None]) * grad_entropy[:, None] + grad_log_prob[:, None]
+    grad[rows] = (p * slope * -scale).to(grad.dtype)
 
 
 def _scaled(logits: Tensor, scale: float, valid: int) -> Tensor:
