@@ -99,3 +99,21 @@ def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
     assert outcomes[0].weights.keys() == reference[0].weights.keys()
     for name, weight in outcomes[0].weights.items():
         np.testing.assert_allclose(weight, reference[0].weights[name], atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "megatron",
+    [
+        {"use_deterministic_algorithms": True},
+        {"use_distributed_optimizer": False},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        {"recompute_granularity": "selective"},
+        {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 1}},
+    ],
+    ids=lambda megatron: next(iter(megatron)) + "=" + str(next(iter(megatron.values()))),
+)
+def test_settings_change_how_it_is_computed_but_not_what(ranks, models, one_rank, megatron):
+    setting = Setting(models["tied"], ParallelSizes(tp=2, pp=2, etp=2), megatron=megatron)
+    for outcome in ranks.run(three_steps, 4, setting):
+        for step, expected in zip(outcome.steps, one_rank("tied")[0].steps, strict=True):
+            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +45,7 @@ class Setting:
     total_steps: int | None = None
     max_tokens_per_mb: int = 64
     machine: Machine = CPU
+    megatron: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
     actor = ActorConfig(
         dtype=setting.machine.dtype,
         optimizer=setting.optimizer,
-        megatron=MegatronConfig(bridge_type=setting.bridge),
+        megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
     )
     made = MegatronEngine(
