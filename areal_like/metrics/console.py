@@ -63,7 +63,7 @@ class View:
     def row(self, values: Mapping[str, float]) -> None:
         """Print one step; a value that the step does not have stays blank."""
         if self._rows % REPEAT_HEADER == 0:
-            self.console.print(" ".join(f"{name:>{WIDTHS[name]}}" for name in COLUMNS), style="bold")
+            self.console.print(" ".join(f"{name:>{WIDTHS[name]}}" for name in COLUMNS), style="bold", soft_wrap=True)
         cells = (COLUMNS[name].format(values[name]) if name in values else " " * WIDTHS[name] for name in COLUMNS)
-        self.console.print(" ".join(cells))
+        self.console.print(" ".join(cells), soft_wrap=True)
         self._rows += 1

@@ -23,13 +23,15 @@ class DiskSync:
         """Nothing lasts longer than one update here."""
 
     async def send(self, version: int) -> None:
-        """Write, load everywhere, acknowledge, remove."""
+        """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
         deadline = Deadline(self._timeout_s)
         path = self._directory / f".weights-{version}"
-        await self._trainer.save_hf(path)
-        body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
-        async with self._pool.interrupted(version, deadline):
-            await asyncio.gather(
-                *(server.update("/update_weights_from_disk", body, deadline.left) for server in self._pool.servers)
-            )
-        await asyncio.to_thread(shutil.rmtree, path)
+        try:
+            await self._trainer.save_hf(path)
+            body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+            async with self._pool.interrupted(version, deadline):
+                await asyncio.gather(
+                    *(server.update("/update_weights_from_disk", body, deadline.left) for server in self._pool.servers)
+                )
+        finally:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

@@ -36,7 +36,7 @@ def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list
 
 def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeout_s: float) -> WeightSync:
     if mode == "disk":
-        return DiskSync(trainer, pool, directory / "weights", timeout_s)
+        return DiskSync(trainer, pool, directory, timeout_s)
     return CollectiveSync(trainer, pool, ranks_per_server=1, backend="gloo", bucket_mb=1, timeout_s=timeout_s)
 
 
@@ -57,6 +57,7 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
 @pytest.mark.parametrize("mode", ["disk", "collective"])
 def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, models, tmp_path, mode):
     trainer = LocalTrainer(models[0])
+    (tmp_path / "config.yaml").write_text("the run's")
 
     async def run() -> None:
         async with connected(mode, trainer, sglang_server, tmp_path) as (bound, pool):
@@ -71,8 +72,9 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
                 assert np.abs(expected[version] - expected[version - 1]).max() > 0.1
 
     asyncio.run(run())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert len(trainer.saved) == (len(models) if mode == "disk" else 0)
-    assert not any(path.exists() for path in trainer.saved)
+    assert not list(tmp_path.glob(".weights*"))
 
 
 @pytest.mark.parametrize("mode", ["disk", "collective"])
@@ -124,6 +126,7 @@ def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode,
     with pytest.raises(WeightUpdateError, match=words.format(path=path)):
         asyncio.run(update(FakeServer()))
     assert time.monotonic() - start < 10
+    assert not list(tmp_path.glob(".weights*"))
 
 
 def test_a_trainer_that_dies_is_told_before_what_that_does_to_the_servers(models, tmp_path):

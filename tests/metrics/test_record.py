@@ -1,0 +1,85 @@
+"""The files and lines of a run's numbers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_like.metrics.console import COLUMNS, View
+from areal_like.metrics.phases import Phases
+from areal_like.metrics.record import Record
+
+STATS = {"reward": 0.5, "loss": -0.01, "kl": 2e-5, "entropy": 1.5, "clip_share": 0.02, "staleness_mean": 0.75}
+STATS |= {"tokens": 300.0, "reward_missing": 0.0}
+
+
+def record_run(directory: Path) -> None:
+    """Two steps, evaluated before and after."""
+    record = Record(directory, "a title", View(enabled=True), tensorboard=True)
+    record.held_out(0, 0.25)
+    for step in (1, 2):
+        with record.phase("training"):
+            time.sleep(0.01)
+        if step == 2:
+            record.held_out(2, 0.75)
+        record.step(step, STATS | ({"logprob_diff": 1e-6} if step == 1 else {}), tokens_generated=100 * step)
+    record.finish()
+    record.close()
+
+
+def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_run(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    (header,) = [line for line in lines if "reward held-out" in line]
+    assert header.split() == list(COLUMNS)
+    first, second = lines[lines.index(header) + 1 : lines.index(header) + 3]
+    assert len(first) == len(second) == len(header)  # columns stay below their names, where a value is missing too
+    assert first.split()[:6] == ["1", "0.500", "-0.0100", "0.00002", "1.500", "0.020"]
+    assert second.split()[:3] == ["2", "0.500", "0.750"]
+    assert "held-out reward: 0.250 -> 0.750 in 2 steps" in lines
+
+
+def test_a_run_without_a_console_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    view = View(enabled=False)
+    with view.live(), view.doing("something", 3) as advance:
+        advance()
+        view.say("done")
+        view.row({"step": 1})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_summary_and_the_picture_are_written(tmp_path: Path) -> None:
+    record_run(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == {"steps": 2, "held_out": {"0": 0.25, "2": 0.75}, "rewards": {"1": 0.5, "2": 0.5}}
+    assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_gets_each_step_s_own_tokens_and_seconds(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record_run(tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    values = {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    assert values["reward/held_out"] == {0: 0.25, 2: 0.75}
+    assert sorted(values["rollout/logprob_diff_server_trainer"]) == [1]
+    for step in (1, 2):
+        training, whole = values["seconds/training"][step], values["seconds/step"][step]
+        assert 0.01 <= training <= whole
+        assert values["throughput/train_tokens_per_second"][step] == pytest.approx(300 / training, rel=1e-5)
+        assert values["throughput/rollout_tokens_per_second"][step] == pytest.approx(100 / whole, rel=1e-5)
+
+
+def test_phases_add_up_and_start_anew() -> None:
+    phases = Phases()
+    for _ in range(2):
+        with phases("waiting"):
+            time.sleep(0.01)
+    seconds = phases.pop()
+    assert seconds.keys() == {"waiting", "step"}
+    assert 0.02 <= seconds["waiting"] <= seconds["step"]
+    assert phases.pop().keys() == {"step"}

@@ -1,0 +1,169 @@
+"""What cannot work is refused with exit code 2 and one clear error, before anything starts or is written."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from areal_like import cli
+from areal_like.config import preflight
+from areal_like.config.load import load
+from areal_like.config.schema import InitModelConfig
+from areal_like.data.init_model import write_init_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples/math"
+CONFIG = EXAMPLES / "gsm8k_grpo_cpu.yaml"
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"}
+
+_events: list[str] | None = None
+
+
+def _audit(event: str, _: object) -> None:
+    if _events is not None and event in STARTS:
+        _events.append(event)
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.fixture(autouse=True)
+def nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs in an empty directory, starts no process, writes no file."""
+    global _events
+    monkeypatch.chdir(tmp_path)
+    _events = []
+    children = psutil.Process().children()
+    yield
+    started, _events = _events, None
+    assert started == []
+    assert psutil.Process().children() == children
+    assert not (tmp_path / "runs").exists()
+
+
+def call(*arguments: str, config: Path = CONFIG) -> Result:
+    return CliRunner().invoke(cli.app, ["--config", str(config), *arguments])
+
+
+def refusal(*arguments: str, config: Path = CONFIG) -> str:
+    """The one error of a command line that is refused."""
+    result = call(*arguments, config=config)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("error[") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (["actor.backend=sglang:d2"], "actor.backend", "sglang cannot be the actor: it is a server"),
+        (["rollout.backend=megatron:d1"], "rollout.backend", "megatron cannot be the rollout: it is a trainer"),
+        (["actor.backend=megatron:d4"], "actor.backend", "the cluster has 3"),
+        (["actor.backend=megatron:d2x2"], "actor.backend", "x"),
+        (["actor.path=empty"], "actor.path", "no config.json"),
+        (["train_dataset.path=none.jsonl"], "train_dataset.path", "does not exist"),
+        (["train_dataset.path=torn.jsonl"], "train_dataset.path", "torn.jsonl"),
+        (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a directory"),
+        (["actor.megatron.bridge_type=mbrigde"], "actor.megatron.bridge_type", "mbridge"),
+        (["rollout.max_head_offpolicynes=1"], "rollout.max_head_offpolicynes", "rollout.max_head_offpolicyness"),
+        (["gconfig.n_samples=many"], "gconfig.n_samples", "a whole number"),
+        (["gconfig.n_samples"], "gconfig.n_samples", "not an override"),
+    ],
+)
+def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "torn.jsonl").write_text('{"question": "1', encoding="utf-8")
+    message = refusal(*overrides)
+    assert f"{key} (command line)" in message
+    assert words in message
+
+
+def test_a_layout_that_the_heads_cannot_hold() -> None:
+    message = refusal("actor.backend=megatron:t8", "cluster.n_gpus_per_node=9")
+    assert "actor.backend (command line)" in message
+    assert "8" in message and "4" in message
+
+
+def test_a_busy_port() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        port = busy.getsockname()[1]
+        message = refusal(f"sglang.port={port}")
+    assert f"sglang.port (command line): port {port} cannot be used here" in message
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_installed", lambda module: module != "sglang")
+    message = refusal()
+    assert "the package sglang is not installed" in message
+    assert "make setup" in message
+
+
+def test_another_run_s_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "mine/gsm8k-grpo-cpu/first"
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").write_text("precious")
+    message = refusal("cluster.fileroot=mine", "trial_name=first")
+    assert "trial_name (command line): mine/gsm8k-grpo-cpu/first holds the results of another run" in message
+    assert [path.name for path in directory.iterdir()] == ["config.yaml"]
+    assert (directory / "config.yaml").read_text() == "precious"
+
+
+def test_no_such_file() -> None:
+    assert "none.yaml cannot be read" in refusal(config=Path("none.yaml"))
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    result = call("actor.bckend=megatron:d2", "gconfig.n_samples=0", "device=tpu")
+    assert result.exit_code == 2
+    assert result.stderr.count("error[") == 3
+    for key in ("actor.bckend", "gconfig.n_samples", "device"):
+        assert f"in {key} (command line)" in result.stderr
+    assert "actor.backend" in result.stderr  # the nearest right spelling
+
+
+def test_a_dry_run_prints_plan_and_configuration() -> None:
+    result = call("--dry-run", "trial_name=first", "actor.backend=megatron:t2")
+    assert result.exit_code == 0, result.output
+    printed, plan = result.stdout.split("\n\n")[0], result.stdout.split("\n\n")[1]
+    assert (
+        yaml.safe_load(printed) == load(CONFIG, ["trial_name=first", "actor.backend=megatron:t2"]).config.model_dump()
+    )
+    assert "sglang:d1+megatron:t2 on cpu, 70 steps" in plan
+    assert "everything was checked: the run may start" in result.stdout
+
+
+# As AReaL's tutorial prints it, with the shell's quotes.
+PUBLISHED = """
+scheduler.type=ray experiment_name=moe trial_name=first rollout.backend=sglang:d4t4
+actor.backend='megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' cluster.n_nodes=4 cluster.n_gpus_per_node=8
+actor.path=Qwen/Qwen3-30B-A3B actor.megatron.use_deterministic_algorithms=True
+"""
+
+
+def test_areal_s_published_command_line(tmp_path: Path) -> None:
+    """On a checkpoint that has the model's proportions but not its size, and a data set that is there."""
+    shape = InitModelConfig(
+        tokenizer="bytes", num_hidden_layers=4, num_key_value_heads=4, num_experts=8, max_position_embeddings=40960
+    )
+    write_init_model(shape, tmp_path / "Qwen/Qwen3-30B-A3B", seed=0)
+    for split in ("train", "test"):
+        rows = [{"question": "1 + 1?", "answer": "#### 2"}] * 256
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = ("train_dataset.path=train.jsonl", "valid_dataset.path=test.jsonl")
+    result = call(*shlex.split(PUBLISHED), *data, "--dry-run", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
+    assert result.exit_code == 0, result.output
+    assert "sglang:d4t4+megatron:(attn:d1p4t2c2|ffn:d1p4t1e4) on cuda" in result.stdout
+    assert "use_deterministic_algorithms: true" in result.stdout
