@@ -82,7 +82,10 @@ class MegatronEngine:
             self._models = self._bridge.build()
             self._bridge.load(self._models)
             self._wrapped = optimizer.wrap_models(
-                self._models, dtype=source.dtype, distributed_optimizer=sharded, overlap=device == "cuda"
+                self._models,
+                dtype=source.dtype,
+                distributed_optimizer=sharded,
+                overlap=device == "cuda" and sizes.dp * sizes.cp > 1,
             )
             self._optimizer = optimizer.make_optimizer(
                 self._wrapped, actor.optimizer, dtype=source.dtype, distributed_optimizer=sharded

@@ -20,7 +20,7 @@ def rank_environment(
     """
     if device == "cpu":
         return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    variables = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables: dict[str, str] = {}
     if model_parallel:
         # one hardware queue keeps communication kernels ahead of the computation that they overlap with (before Blackwell)
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
