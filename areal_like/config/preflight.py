@@ -21,7 +21,7 @@ from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.trainer.megatron.transformer_options import check_overrides
+from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
 from areal_like.types import Prompt
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
@@ -76,6 +76,7 @@ def preflight(loaded: LoadedConfig) -> Preflight:
         _held_out,
     ):
         findings += check(loaded)
+    findings += _bridge(loaded, plan, model)
     findings += _machine(loaded, plan)
     findings += _ports(loaded, plan)
     findings += _context(loaded, model)
@@ -220,6 +221,15 @@ def _overrides(loaded: LoadedConfig) -> Iterator[Finding]:
     overrides = loaded.config.actor.megatron.override_transformer_config
     for name, problem in check_overrides(overrides, device=device_of(loaded)).items():
         yield loaded.origins.finding("RUN-MEGATRON", f"{key}.{name}", problem)
+
+
+def _bridge(loaded: LoadedConfig, plan: Plan | None, model: Model) -> Iterator[Finding]:
+    """Layouts whose weights one of the bridges cannot export."""
+    if plan is None or model.spec is None:
+        return
+    bridge, sizes = loaded.config.actor.megatron.bridge_type, plan.engine("actor").sizes
+    if problem := check_bridge(bridge, sizes, experts=model.spec.experts > 0):
+        yield loaded.origins.finding("RUN-BRIDGE", "actor.megatron.bridge_type", problem, nearest=["megatron-bridge"])
 
 
 def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -18,7 +18,9 @@ def draw_rewards(path: Path, title: str, training: Mapping[int, float], held_out
     axes.plot(list(training), list(training.values()), color="#9ecae1", label="training batches (sampled)")
     axes.plot(list(held_out), list(held_out.values()), color="#08519c", marker="o", label="held-out problems")
     for step in {min(held_out), max(held_out)} if held_out else ():
-        axes.annotate(f"{held_out[step]:.2f}", (step, held_out[step]), xytext=(0, 8), textcoords="offset points")
+        axes.annotate(
+            f"{held_out[step]:.2f}", (step, held_out[step]), xytext=(0, -16), textcoords="offset points", ha="center"
+        )
     axes.set(xlabel="training step", ylabel="mean reward", title=title)
     axes.set_ylim(bottom=min(0.0, *training.values()) if training else 0.0)
     axes.grid(alpha=0.3)

@@ -106,6 +106,11 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "held-out"),
         (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 optimizer steps"),
         (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
+        (
+            ["actor.init_model.num_experts=4", "actor.backend=megatron:t2"],
+            "actor.megatron.bridge_type",
+            "cannot export experts",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_under_its_key(write, overrides, key, words):
