@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -39,15 +40,16 @@ class Broadcaster:
     def join(self, backend: str) -> None:
         """Join as rank 0, as SGLang's `init_custom_process_group` joins the others; raises where they stay away."""
         group: ProcessGroup
-        group, _ = _new_process_group_helper(
-            self._world_size,
-            0,
-            [],
-            Backend(backend),
-            PrefixStore(self._group_name, self._store),
-            group_name=self._group_name,
-            timeout=self._timeout,
-        )
+        with _unbound_trainer_group():
+            group, _ = _new_process_group_helper(
+                self._world_size,
+                0,
+                [],
+                Backend(backend),
+                PrefixStore(self._group_name, self._store),
+                group_name=self._group_name,
+                timeout=self._timeout,
+            )
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
         self._group = group
 
@@ -56,6 +58,23 @@ class Broadcaster:
         for bucket in buckets:
             flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
             broadcast(flat, src=0, group=self._group)
+
+
+@contextmanager
+def _unbound_trainer_group() -> Iterator[None]:
+    """Hide that the trainer's own group is bound to its GPU.
+
+    torch would split the new communicator from that group, in which the servers are not, and wait for them for ever.
+    """
+    trainer = torch.distributed.group.WORLD
+    if trainer is None or trainer.bound_device_id is None:
+        yield
+        return
+    device, trainer.bound_device_id = trainer.bound_device_id, None
+    try:
+        yield
+    finally:
+        trainer.bound_device_id = device
 
 
 def specs(buckets: Iterable[Bucket]) -> list[list[TensorSpec]]:
