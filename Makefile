@@ -41,7 +41,7 @@ format: $(VENV)/.dev-installed
 # Pins to pins with hashes: resolves nothing.
 lock: $(VENV)/.cpu-installed
 	@for set in cpu dev; do $(RUN) python -m uv pip compile -q --generate-hashes --no-deps --no-annotate --no-header \
-		--no-emit-index-url --python-version 3.12 requirements/$$set.txt -o requirements/$$set.lock; done
+		--python-version 3.12 requirements/$$set.txt -o requirements/$$set.lock; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -48,7 +48,7 @@ def test_notebook_runs_and_its_saved_answers_are_current(fresh):
 
 def test_saved_answers_tell_nothing_of_the_machine():
     text = NOTEBOOK.read_text()
-    assert not re.search(r"(/home/|/root/|/work/|/tmp/|/usr/|site-packages|[A-Z]:\\\\)", text)
+    assert not re.search(r"(/(home|root|work|tmp|usr)/|site-packages|[A-Z]:\\\\)", text)
     assert "Traceback" not in text
 
 
