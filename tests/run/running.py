@@ -31,6 +31,7 @@ SMALL = (
     "gconfig.n_samples=4",
     "warm_start.batch_size=128",
     "evaluator.freq_steps=null",
+    "evaluator.temperature=0",  # greedy, so that transformers can give the same answers
 )
 
 
