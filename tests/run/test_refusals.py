@@ -135,13 +135,12 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
 
 
 def test_a_dry_run_prints_plan_and_configuration() -> None:
-    result = call("--dry-run", "trial_name=first", "actor.backend=megatron:t2")
+    overrides = ["trial_name=first", "actor.backend=megatron:t2", "total_train_steps=7"]
+    result = call("--dry-run", *overrides)
     assert result.exit_code == 0, result.output
     printed, plan = result.stdout.split("\n\n")[0], result.stdout.split("\n\n")[1]
-    assert (
-        yaml.safe_load(printed) == load(CONFIG, ["trial_name=first", "actor.backend=megatron:t2"]).config.model_dump()
-    )
-    assert "sglang:d1+megatron:t2 on cpu, 70 steps" in plan
+    assert yaml.safe_load(printed) == load(CONFIG, overrides).config.model_dump()
+    assert "sglang:d1+megatron:t2 on cpu, 7 steps" in plan
     assert "everything was checked: the run may start" in result.stdout
 
 
