@@ -16,11 +16,13 @@ def rank_environment(
 ) -> dict[str, str]:
     """Variables for one rank; `model_parallel` is whether tensor or context parallelism is used.
 
-    Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables.
+    Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables;
+    SGLang `srt/entrypoints/engine.py` (`_set_envs_and_config`).
     """
     if device == "cpu":
         return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    variables: dict[str, str] = {}
+    # SGLang sets this in its processes; where the two ends of a weight update differ, NCCL fails between them
+    variables = {"NCCL_CUMEM_ENABLE": "0"}
     if model_parallel:
         # one hardware queue keeps communication kernels ahead of the computation that they overlap with (before Blackwell)
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
