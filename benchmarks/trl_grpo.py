@@ -34,13 +34,13 @@ def rewards(completions: list[str], answer: list[str], **_: object) -> list[floa
 
 
 class HeldOut(TrainerCallback):
-    """Evaluates greedily on the held-out problems, in one batch, as often as the run does."""
+    """Evaluates on the held-out problems, in one batch, as often as the run does and at its temperature."""
 
     def __init__(self, config: RunConfig, tokenizer, events: Path, target: float, limit_s: float) -> None:
         self._events, self._target = events, target
         self._every, self._minibatches = config.evaluator.freq_steps, config.actor.ppo_n_minibatches
         self._deadline = time.time() + limit_s
-        self._longest = config.gconfig.max_new_tokens
+        self._sampling = {"max_new_tokens": config.gconfig.max_new_tokens, **decoding(config.evaluator.temperature)}
         self._tokenizer = tokenizer
         records = read_records(config.valid_dataset)
         self._answers = [record[config.valid_dataset.answer_field] for record in records]
@@ -63,8 +63,7 @@ class HeldOut(TrainerCallback):
         output = model.generate(
             input_ids=inputs.input_ids,
             attention_mask=inputs.attention_mask,
-            max_new_tokens=self._longest,
-            do_sample=False,
+            **self._sampling,
         )
         model.train()
         texts = self._tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
@@ -128,6 +127,11 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
         processing_class=tokenizer,
         callbacks=[held_out],
     ).train()
+
+
+def decoding(temperature: float) -> dict:
+    """A sampling temperature, 0 for greedy, in transformers' words; top-k, which it defaults to, is off."""
+    return {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
 
 
 def schedule(optimizer: OptimizerConfig) -> dict:
