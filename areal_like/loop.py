@@ -58,6 +58,9 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
         with record.phase("wait for rollouts"):
             trajectories = await parts.collector.next_batch()
         stats = await train_step(config.actor, config.gconfig.temperature, parts.trainer, trajectories, version, record)
+        if not config.rollout.partial_rollout:
+            with record.phase("drain"):
+                await parts.pool.drain()
         with record.phase("weight update"):
             await publish(parts.sync, version + 1, config.weight_update.timeout_s)
         parts.collector.publish(version + 1)

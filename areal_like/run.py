@@ -190,6 +190,7 @@ def _parts(
         groups=job.steps * config.train_dataset.batch_size,
         n_samples=config.gconfig.n_samples,
         sampling=Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
+        seed=config.seed if config.sglang.deterministic else None,
         admission=Admission(config.train_dataset.batch_size, config.rollout.max_head_offpolicyness),
         max_concurrent=config.rollout.max_concurrent_rollouts,
         pool=pool,

@@ -30,9 +30,10 @@ _SERVER_OWNS = frozenset(
     {
         *("model_path", "device", "dtype", "context_length", "tp_size", "pp_size", "ep_size", "dp_size", "nnodes"),
         *("host", "port", "api_key", "admin_api_key", "random_seed", "skip_tokenizer_init", "mem_fraction_static"),
-        *("attention_backend", "max_running_requests"),
+        *("attention_backend", "max_running_requests", "enable_deterministic_inference"),
     }
 )
+_DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # SGLang's, on NVIDIA GPUs
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,9 @@ def _cpu(loaded: LoadedConfig) -> Iterator[Finding]:
     if config.sglang.attention_backend not in (None, "torch_native"):
         message = f"SGLang has no {config.sglang.attention_backend} attention on CPU"
         yield origins.finding("RUN-CPU", "sglang.attention_backend", message, nearest=["torch_native"])
+    if config.sglang.deterministic:
+        message = "SGLang has no deterministic inference on CPU"
+        yield origins.finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
     if "sglang.mem_fraction_static" in origins:
         message = "does nothing on CPU: the KV cache holds what the run can have in flight"
         yield origins.finding("RUN-CPU", "sglang.mem_fraction_static", message, severity=Severity.WARNING)
@@ -233,6 +237,13 @@ def _bridge(loaded: LoadedConfig, plan: Plan | None, model: Model) -> Iterator[F
 
 
 def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
+    sglang = loaded.config.sglang
+    unfit = sglang.attention_backend not in (None, *_DETERMINISTIC_ATTENTION)
+    if sglang.deterministic and unfit and device_of(loaded) == "cuda":
+        message = f"SGLang's {sglang.attention_backend} attention is not deterministic"
+        yield loaded.origins.finding(
+            "RUN-SGLANG", "sglang.attention_backend", message, nearest=_DETERMINISTIC_ATTENTION
+        )
     for name in sorted(_SERVER_OWNS & loaded.config.sglang.extra_args.keys()):
         yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", f"{name} is set by the run itself")
 

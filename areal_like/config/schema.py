@@ -208,6 +208,10 @@ class RolloutConfig(Section):
     max_concurrent_rollouts: int | None = Field(
         None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
     )
+    partial_rollout: bool = Field(
+        True,
+        description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time for one generation request, in seconds.")
     startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
 
@@ -226,6 +230,10 @@ class SGLangConfig(Section):
     )
     max_running_requests: int | None = Field(
         None, ge=1, description="Most requests a server decodes at once; null: SGLang's choice."
+    )
+    deterministic: bool = Field(
+        False,
+        description="Samples depend on `seed` and weights alone, not on what shares their batch; slower, and not on CPU.",
     )
     port: int | None = Field(
         None, ge=1024, le=65535, description="Port of the first server, the next ones follow; null: free ports."

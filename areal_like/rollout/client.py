@@ -127,10 +127,13 @@ class ServerPool:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Response]:
+    async def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Response]:
         """Generate one response to each prompt, on one server as one request.
 
-        Responses that a weight update interrupts are continued under the new version.
+        Responses that a weight update interrupts are continued under the new version. `seeds` has one entry per prompt and
+        counts on deterministic servers.
         """
         responses = [Response() for _ in prompts]
         pending = list(range(len(prompts)))
@@ -138,7 +141,10 @@ class ServerPool:
             async with self._admitted(len(pending)) as server:
                 body = {
                     "input_ids": [[*prompts[i], *responses[i].tokens] for i in pending],
-                    "sampling_params": [_sampling_params(sampling, len(responses[i].tokens)) for i in pending],
+                    "sampling_params": [
+                        _sampling_params(sampling, len(responses[i].tokens), seeds[i] if seeds else None)
+                        for i in pending
+                    ],
                     "return_logprob": True,
                 }
                 outputs = await server.post("/generate", body, self._timeout_s)
@@ -180,6 +186,12 @@ class ServerPool:
             async with self._changed:
                 self._changed.notify_all()
 
+    async def drain(self) -> None:
+        """Let no request through until the next update, and wait for those in flight; each has its own time limit."""
+        self._open.clear()
+        async with self._changed:
+            await self._changed.wait_for(self._idle)
+
     @asynccontextmanager
     async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
         """Hold all generation while the body brings every server to `version`.
@@ -213,10 +225,11 @@ class ServerPool:
         return not any(server.in_flight for server in self.servers)
 
 
-def _sampling_params(sampling: Sampling, generated: int) -> dict[str, Any]:
-    return {
+def _sampling_params(sampling: Sampling, generated: int, seed: int | None) -> dict[str, Any]:
+    params = {
         "max_new_tokens": sampling.max_new_tokens - generated,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "stop_token_ids": list(sampling.stop_token_ids),
     }
+    return params if seed is None else params | {"sampling_seed": seed}

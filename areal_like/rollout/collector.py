@@ -18,7 +18,7 @@ class Collector:
     """Groups of samples, from prompt to scored trajectories, as many at once as the staleness bound admits.
 
     Every admitted group is handed out exactly once. Groups run as tasks of `tasks`, so the first one that fails
-    ends the run. `score` gives one reward, or None where it is missing, per response of a prompt.
+    ends the run. With a `seed`, a group's samples depend on it and the group's id. `score` gives one reward, or None where it is missing, per response of a prompt.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Collector:
         groups: int,
         n_samples: int,
         sampling: Sampling,
+        seed: int | None,
         admission: Admission,
         max_concurrent: int | None,
         pool: ServerPool,
@@ -38,6 +39,7 @@ class Collector:
         self._groups = groups
         self._n_samples = n_samples
         self._sampling = sampling
+        self._seed = seed
         self._admission = admission
         self._max_groups = max(1, max_concurrent // n_samples) if max_concurrent else None
         self._pool = pool
@@ -72,7 +74,8 @@ class Collector:
             self._tasks.create_task(self._run(group_id, prompt), name=f"group {group_id}")
 
     async def _run(self, group_id: int, prompt: Prompt) -> None:
-        responses = await self._pool.generate([prompt.tokens] * self._n_samples, self._sampling)
+        seeds = None if self._seed is None else sample_seeds(self._seed, group_id, self._n_samples)
+        responses = await self._pool.generate([prompt.tokens] * self._n_samples, self._sampling, seeds)
         rewards = await self._score(prompt, [response.tokens for response in responses])
         self._finished[group_id] = [
             trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
@@ -80,6 +83,11 @@ class Collector:
         self._running -= 1
         self._progress.set()
         self._fill()
+
+
+def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
+    """A seed for each sample of a group."""
+    return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
 
 
 def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float | None) -> Trajectory:

@@ -57,6 +57,7 @@ def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, devic
         "sampling-backend": "pytorch",
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
+        "enable-deterministic-inference": sglang.deterministic,
     }
     if device == "cpu":
         in_flight = (

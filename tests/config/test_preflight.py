@@ -101,6 +101,12 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
             "GPU",
         ),
         (["sglang.attention_backend=triton"], "sglang.attention_backend", "on CPU"),
+        (["sglang.deterministic=true"], "sglang.deterministic", "on CPU"),
+        (
+            ["device=cuda", "sglang.deterministic=true", "sglang.attention_backend=flex_attention"],
+            "sglang.attention_backend",
+            "not deterministic",
+        ),
         (["sglang.extra_args.port=3000"], "sglang.extra_args.port", "by the run itself"),
         (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "held-out"),
         (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "held-out"),

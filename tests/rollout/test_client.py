@@ -15,6 +15,7 @@ from fake_server import Body, FakeServer, output, serving
 
 from areal_like.rollout import client
 from areal_like.rollout.client import Deadline, Response, Sampling, ServerError, ServerPool
+from areal_like.rollout.collector import sample_seeds
 from areal_like.types import FinishReason
 
 STOP = 7
@@ -108,6 +109,55 @@ def test_a_request_that_missed_the_abort_is_aborted_again():
 
     (response,) = asyncio.run(ask(FakeServer(generate), interrupt_when=started))
     assert response.versions == [1]
+
+
+def test_a_drained_pool_waits_for_what_is_in_flight_and_lets_nothing_follow():
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        started.set()
+        await may_end.wait()
+        return [output([STOP], server.version)]
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            first = asyncio.create_task(pool.generate([[1]], SAMPLING))
+            await started.wait()
+            drained = asyncio.create_task(pool.drain())
+            await asyncio.sleep(0.1)
+            late = asyncio.create_task(pool.generate([[1]], SAMPLING))
+            await asyncio.sleep(0.1)
+            assert not drained.done()
+            may_end.set()
+            await drained
+            assert len(server.bodies("/generate")) == 1
+            async with pool.interrupted(1, Deadline(5)):
+                server.version = "1"
+            assert [(await task)[0].versions for task in (first, late)] == [[0], [1]]
+            assert server.bodies("/abort_request") == []
+
+    asyncio.run(run())
+
+
+def test_each_sample_has_its_seed():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return [output([STOP], server.version) for _ in body["input_ids"]]
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            await pool.generate([[1], [2]], SAMPLING, seeds=[0, 5])
+        (body,) = server.bodies("/generate")
+        assert [params["sampling_seed"] for params in body["sampling_params"]] == [0, 5]
+
+    asyncio.run(run())
+    assert sample_seeds(1, 0, 4) == sample_seeds(1, 0, 4)
+    assert len({seed for run in (1, 2) for group in (0, 1) for seed in sample_seeds(run, group, 4)}) == 16
 
 
 def test_no_request_starts_while_weights_change():
