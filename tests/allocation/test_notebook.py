@@ -5,6 +5,7 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,9 +21,10 @@ NOTEBOOK = ROOT / "docs" / "notebooks" / "gpu_count_calculator.ipynb"
 def executed():
     """The notebook, run from the repository's root by the Python that runs this; its kernel opens no port."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    kernel = jupyter_client.AsyncKernelManager(kernel_name="python3", transport="ipc")
     place = {"metadata": {"path": str(ROOT)}}
-    return nbclient.NotebookClient(notebook, km=kernel, timeout=120, record_timing=False, resources=place).execute()
+    with TemporaryDirectory() as sockets:  # they would stay in the working directory
+        kernel = jupyter_client.AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/ipc")
+        return nbclient.NotebookClient(notebook, km=kernel, timeout=120, record_timing=False, resources=place).execute()
 
 
 def answers(notebook):
@@ -44,6 +46,10 @@ def test_notebook_runs_and_its_saved_answers_are_current(fresh):
     saved = answers(nbformat.read(NOTEBOOK, as_version=4))
     assert len(saved) >= 5
     assert saved == answers(fresh), "run `python -m tests.allocation.test_notebook`"
+
+
+def test_kernel_leaves_no_socket(fresh):
+    assert [path for path in ROOT.iterdir() if path.is_socket()] == []
 
 
 def test_saved_answers_tell_nothing_of_the_machine():
