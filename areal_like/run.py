@@ -64,7 +64,11 @@ async def run(job: Job, view: View) -> None:
             model = await asyncio.to_thread(_model_directory, config, directory)
         view.say(f"starting {_describe(job)}; output of every process: {directory / 'logs'}")
         async with run_cluster(
-            config.scheduler, job.plan.devices, uses_gpus=job.device == "cuda", log_dir=directory / "logs"
+            config.scheduler,
+            job.plan.devices,
+            uses_gpus=job.device == "cuda",
+            log_dir=directory / "logs",
+            shared_dir=directory / ".weights",
         ) as cluster:
             await _run_on(cluster, job, model, record, view)
         record.finish()
@@ -162,7 +166,7 @@ async def _start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worke
 def _weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
     update = job.config.weight_update
     if update.mode == "disk":
-        return DiskSync(trainer, pool, job.config.run_dir.absolute(), update.timeout_s)
+        return DiskSync(trainer, pool, cluster.shared_dir, update.timeout_s)
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
     return CollectiveSync(
         trainer,

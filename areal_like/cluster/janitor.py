@@ -1,6 +1,6 @@
 """The last process of a run: waits for the process that started it to end, then removes what the run left.
 
-Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY`, with two pipes. Nothing is written to standard
+Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY...`, with two pipes. Nothing is written to standard
 input, which ends when its owner closes it or dies, SIGKILL included; standard output ends when all is done. A member of
 the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
 """
@@ -28,7 +28,7 @@ CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 def main() -> None:
     """Wait for the owner's end, then clean up."""
-    run_id, directory = sys.argv[1:]
+    run_id, *directories = sys.argv[1:]
     owner = psutil.Process(os.getppid())
     if os.fork():  # Ray kills the children of a worker that ends
         os._exit(0)
@@ -41,7 +41,8 @@ def main() -> None:
     shared_memory.look(lambda: members(run_id))
     end_members(run_id, spared={os.getpid(), owner.pid})
     shared_memory.remove()
-    shutil.rmtree(directory, ignore_errors=True)
+    for directory in directories:  # last, for a member might write on
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def members(run_id: str, spared: Iterable[int] = ()) -> list[psutil.Process]:

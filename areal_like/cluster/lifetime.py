@@ -22,18 +22,19 @@ LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose 
 
 
 @contextmanager
-def run_lifetime(run_id: str) -> Iterator[Path]:
+def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
     Every process that is started inside is a member of the run. When the block ends, or this process does in
     whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds.
+    So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one when nobody writes there now.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
     variables = _variables(run_id)
     before = {name: os.environ.get(name) for name in variables}
     keeper = subprocess.Popen(
-        [sys.executable, "-P", "-m", janitor.__name__, run_id, str(directory)],
+        [sys.executable, "-P", "-m", janitor.__name__, run_id, directory, *shared_dirs],
         env=_without_run({**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -81,9 +82,9 @@ def uninterrupted() -> Iterator[None]:
 class Caretaker:
     """Holds `run_lifetime` on a node of an existing cluster, where the run's own process may not be."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, shared_dir: Path) -> None:
         self._lifetime = ExitStack()
-        self._lifetime.enter_context(run_lifetime(run_id))
+        self._lifetime.enter_context(run_lifetime(run_id, shared_dir))
 
     def close(self) -> None:
         """End what the run left on this node; returns when it is gone."""

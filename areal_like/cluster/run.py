@@ -28,11 +28,13 @@ SIGTERM_REASON = "SIGTERM"
 class Cluster:
     """A running cluster and the groups that were started on it.
 
-    `token` is the run's own secret, for its servers; `directory` a temporary directory of this process's host.
+    `token` is the run's own secret, for its servers. Two directories end with the run: `directory` is on this process's
+    host, `shared_dir` where every host sees it.
     """
 
     run_id: str
     directory: Path
+    shared_dir: Path
     log_dir: Path
     placement: Placement
     startup_timeout_s: float
@@ -89,23 +91,24 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    scheduler: SchedulerConfig, devices: Collection[Device], *, uses_gpus: bool, log_dir: Path
+    scheduler: SchedulerConfig, devices: Collection[Device], *, uses_gpus: bool, log_dir: Path, shared_dir: Path
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
+    `shared_dir` is removed then; it is made by who writes into it, and has to be on a file system that all hosts share.
     SIGTERM cancels the block and then exits with 143; Ctrl-C does the like under `asyncio.run`.
     Raises ClusterError if there is no cluster or not enough in it.
     """
-    run_id = secrets.token_hex(6)
+    run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"
     limit_s = scheduler.startup_timeout_s
     with (
-        run_lifetime(run_id) as directory,
+        run_lifetime(run_id, shared_dir) as directory,
         ray_cluster(scheduler, n_slots=len(set(devices)), uses_gpus=uses_gpus, directory=directory),
         _sigterm_cancels(),
     ):
         async with place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
-            cluster = Cluster(run_id, directory, log_dir, placement, limit_s, loopback=local)
+            cluster = Cluster(run_id, directory, shared_dir, log_dir, placement, limit_s, loopback=local)
             try:
                 async with nullcontext() if local else _caretakers(cluster):
                     yield cluster
@@ -124,7 +127,7 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
         "node",
         Caretaker,
         [(device,) for device in one_each.values()],
-        lambda rank, host: {"run_id": cluster.run_id},
+        lambda rank, host: {"run_id": cluster.run_id, "shared_dir": cluster.shared_dir},
         call_timeout_s=JANITOR_LIMIT_S,
     )
     try:

@@ -11,7 +11,7 @@ from areal_like.trainer.remote import Trainer
 
 
 class DiskSync:
-    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written."""
+    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written, below `directory`."""
 
     def __init__(self, trainer: Trainer, pool: ServerPool, directory: Path, timeout_s: float) -> None:
         self._trainer = trainer
@@ -25,7 +25,7 @@ class DiskSync:
     async def send(self, version: int) -> None:
         """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
         deadline = Deadline(self._timeout_s)
-        path = self._directory / f".weights-{version}"
+        path = self._directory / str(version)
         try:
             await self._trainer.save_hf(path)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,19 @@ time.sleep(600)
 
 
 class Trainer:
-    """A rank whose collectives hang when a neighbour is gone."""
+    """A rank whose collectives hang when a neighbour is gone, and that writes checkpoints until it dies."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, shared_dir: Path) -> None:
         print("rank", rank, "is up")
         self._rank = rank
+        threading.Thread(target=self._write, args=(shared_dir / str(rank),), daemon=True).start()
+
+    def _write(self, directory: Path) -> None:
+        for number in itertools.count():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                directory.mkdir(parents=True, exist_ok=True)
+                (directory / str(number)).touch()
+            time.sleep(0.01)
 
     def pid(self) -> int:
         return os.getpid()
@@ -92,7 +103,11 @@ async def start(cluster: Cluster) -> tuple[Any, Any]:
     log_file = cluster.log_dir / "listener.log"
     return await asyncio.gather(
         cluster.start_group(
-            "actor", Trainer, [(d,) for d in devices], lambda rank, host: {"rank": rank}, call_timeout_s=60
+            "actor",
+            Trainer,
+            [(d,) for d in devices],
+            lambda rank, host: {"rank": rank, "shared_dir": cluster.shared_dir},
+            call_timeout_s=60,
         ),
         cluster.start_group(
             "rollout",
@@ -125,7 +140,9 @@ async def main() -> None:
     how, kind, address, log_dir = sys.argv[1:]
     scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=3 if how == "ask" else 100)  # type: ignore[arg-type]
     devices = [Device(0, number) for number in range(99 if how == "ask" else 2)]
-    async with run_cluster(scheduler, devices, uses_gpus=kind == "ray", log_dir=Path(log_dir)) as cluster:
+    async with run_cluster(
+        scheduler, devices, uses_gpus=kind == "ray", log_dir=Path(log_dir), shared_dir=Path(log_dir, "shared")
+    ) as cluster:
         trainer, server = await start(cluster)
         pool = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
         pool.start()
@@ -133,6 +150,7 @@ async def main() -> None:
             "run_id": cluster.run_id,
             "directory": str(cluster.directory),
             "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
+            "shared_dir": str(cluster.shared_dir),
             "gpus": await trainer.call_all("gpus", phase="start-up"),
             "sums": await trainer.call_all("add", 1, 2, phase="adding"),
             "server": await server.call_one(0, "describe", phase="start-up"),

@@ -55,7 +55,7 @@ class Job:
         base = run_id.removesuffix("w")
         processes = {p.pid: p for p in members(base) + members(base + "w")}
         processes |= {pid: psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid)}
-        files = [directory, directory + "w", *self.facts["server"]["memory"]]
+        files = [directory, directory + "w", self.facts["shared_dir"], *self.facts["server"]["memory"]]
         return [
             *(f"process {p}" for p in processes.values() if p.is_running()),
             *(f"port {port}" for port in self.ports & listening().keys()),

@@ -26,22 +26,33 @@ def interrupt(started: Run) -> None:
     started.process.send_signal(signal.SIGINT)
 
 
-def kill(started: Run) -> None:
+def kill_within_weight_update(started: Run) -> None:
+    deadline = time.monotonic() + 60
+    while not any(started.weights.glob("*")):
+        assert time.monotonic() < deadline, "no weight update"
+        time.sleep(0.001)
     started.process.kill()
 
 
 @pytest.mark.parametrize(
-    ("stop", "code", "message"),
+    ("stop", "mode", "code", "message"),
     [
-        (crash_rank, 1, r"the run failed: actor rank 1 failed during [\w -]+: the process died"),
-        (crash_server, 1, r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9"),
-        (interrupt, 130, "interrupted; every process of the run has ended"),
-        (kill, -signal.SIGKILL, ""),
+        (crash_rank, "collective", 1, r"the run failed: actor rank 1 failed during [\w -]+: the process died"),
+        (
+            crash_server,
+            "collective",
+            1,
+            r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9",
+        ),
+        (interrupt, "disk", 130, "interrupted; every process of the run has ended"),
+        (kill_within_weight_update, "disk", -signal.SIGKILL, ""),
     ],
     ids=["rank", "server", "Ctrl-C", "SIGKILL"],
 )
-def test_a_run_that_does_not_finish(tmp_path: Path, stop: Callable[[Run], None], code: int, message: str) -> None:
-    with run(tmp_path, *ENDLESS) as started:
+def test_a_run_that_does_not_finish(
+    tmp_path: Path, stop: Callable[[Run], None], mode: str, code: int, message: str
+) -> None:
+    with run(tmp_path, *ENDLESS, f"weight_update.mode={mode}") as started:
         started.wait_for_step(3)
         start = time.monotonic()
         stop(started)

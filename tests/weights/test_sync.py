@@ -74,7 +74,6 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
     asyncio.run(run())
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
     assert len(trainer.saved) == (len(models) if mode == "disk" else 0)
-    assert not list(tmp_path.glob(".weights*"))
 
 
 @pytest.mark.parametrize("mode", ["disk", "collective"])
@@ -126,7 +125,7 @@ def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode,
     with pytest.raises(WeightUpdateError, match=words.format(path=path)):
         asyncio.run(update(FakeServer()))
     assert time.monotonic() - start < 10
-    assert not list(tmp_path.glob(".weights*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trainer_that_dies_is_told_before_what_that_does_to_the_servers(models, tmp_path):
