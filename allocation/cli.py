@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import allocation
-from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, Plan, Result
+from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, ModelSpec, Plan, Result
 from allocation.cases import Case, UsageError, cases, one
 from allocation.diagnostics import has_errors
 from allocation.grid import DEFAULT_ORDER
@@ -375,11 +375,13 @@ def _print_result(case: Case, result: Result) -> None:
 
 def _known(arguments: dict[str, Any]) -> str:
     """What there was besides the layout, so that nobody takes a missing model for a checked one."""
-    batch = arguments.get("batch")
+    batch, model = arguments.get("batch"), arguments.get("model")
+    if isinstance(model, ModelSpec):
+        model = model.name if model.vocab_size else f"{model.name} (vocabulary not known)"
     return ", ".join(
         (
             f"cluster {arguments['cluster']}" if "cluster" in arguments else "no cluster",
-            f"model {arguments['model']}" if "model" in arguments else "no model",
+            f"model {model}" if model else "no model",
             f"batch {batch.n_prompts}x{batch.n_samples}" if batch else "no batch",
         )
     )

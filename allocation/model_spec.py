@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class ModelError(ValueError):
 class ModelSpec:
     """Shape of a decoder-only model. FFN sizes are per expert; `experts` 0 is a dense model.
 
+    `vocab_size` and `max_positions` are 0 where they are not known.
     `shared_ffn` is the width of all shared experts of a layer together. `linear_key_heads` and
     `linear_value_heads` belong to gated-delta-net layers (Qwen3-Next), 0 elsewhere.
     """
@@ -130,6 +131,36 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         linear_key_heads=config.get("linear_num_key_heads") or 0,
         linear_value_heads=config.get("linear_num_value_heads") or 0,
     )
+
+
+# The keys of `actor.init_model` that a spec needs, with the run's own defaults; a null vocabulary is the tokenizer's.
+INIT_MODEL: dict[str, int | bool | None] = {
+    "vocab_size": None,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "num_experts": None,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
+
+
+def from_init_model(section: Mapping[str, Any], name: str) -> ModelSpec:
+    """The spec of the Qwen3 that a run makes of its `actor.init_model`; without `vocab_size` that is 0.
+
+    Raises `ModelError` like `from_config`.
+    """
+    config: dict[str, Any] = {**INIT_MODEL, **section}
+    if config["num_experts"] is None:
+        config |= {"model_type": "qwen3", "num_experts_per_tok": 0}
+    else:
+        config |= {"model_type": "qwen3_moe"}
+    spec = from_config(config | {"vocab_size": config["vocab_size"] or 1}, name)
+    return replace(spec, vocab_size=config["vocab_size"] or 0)
 
 
 def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:

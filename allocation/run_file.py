@@ -1,7 +1,7 @@
 """A run's YAML as arguments of `check`: the keys that bear on the layout, and the line of each.
 
 Keys are AReaL's. Values may refer to other keys (`${gconfig.n_samples}`). What the file leaves out is not
-checked; only `actor.ppo_n_minibatches` is then taken as 1.
+checked; only `actor.ppo_n_minibatches` is then taken as 1, and `actor.init_model` has the run's own defaults.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ import yaml
 
 from allocation.compiler import ROLE_ORDER
 from allocation.diagnostics import Finding, Source, run_rules
+from allocation.model_spec import INIT_MODEL, ModelSpec, from_init_model
 from allocation.plan import Cluster
 from allocation.settings import BatchSpec, MegatronSettings
 
 COMMAND_LINE = "command line"
 WHOLE = "allocation_mode"
+PATH, SHAPE = "actor.path", "actor.init_model"
 BACKENDS = tuple(f"{role}.backend" for role in ROLE_ORDER)
 SETTINGS = ("actor.megatron", "actor.megatron.override_transformer_config")
 _TYPES = {"str": str, "int": int, "bool": bool}
 _OPTIONS = {option.name: _TYPES[kind] for option in fields(MegatronSettings)
             if (kind := str(option.type).removesuffix(" | None")) in _TYPES}  # fmt: skip
 KEYS: dict[str, type] = {
-    **dict.fromkeys((WHOLE, *BACKENDS, "actor.path"), str),
+    **dict.fromkeys((WHOLE, *BACKENDS, PATH), str),
+    SHAPE: dict,
+    **{f"{SHAPE}.{name}": bool if isinstance(default, bool) else int for name, default in INIT_MODEL.items()},
     **dict.fromkeys(("cluster.n_nodes", "cluster.n_gpus_per_node"), int),
     **dict.fromkeys(("train_dataset.batch_size", "gconfig.n_samples", "actor.ppo_n_minibatches"), int),
     **dict.fromkeys(("train_dataset.max_prompt_length", "valid_dataset.max_prompt_length"), int),
     **dict.fromkeys(("gconfig.max_new_tokens", "actor.mb_spec.max_tokens_per_mb"), int),
     **{f"{section}.{name}": kind for section in SETTINGS for name, kind in _OPTIONS.items()},
 }
-_WORDS = {str: "text", int: "a whole number", bool: "true or false"}
+_WORDS = {str: "text", int: "a whole number", bool: "true or false", dict: "a section of keys"}
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MOST_REFERENCES = 20
 
@@ -108,15 +112,24 @@ class _Values:
                 parsed = yaml.safe_load(value)
             except yaml.YAMLError as error:
                 raise RunFileError(f"{text!r}: {value!r} is no YAML value") from error
+        self.set(key, parsed)
+        self.places[key] = COMMAND_LINE
+        return key
+
+    def set(self, key: str, value: Any) -> None:
+        """Puts a value into the tree, and the sections above it where there are none."""
         *sections, leaf = key.split(".")
         node = self.tree
         for section in sections:
             if not isinstance(node.get(section), dict):
                 node[section] = {}
             node = node[section]
-        node[leaf] = parsed
-        self.places[key] = COMMAND_LINE
-        return key
+        node[leaf] = value
+
+    def overridden(self, key: str) -> bool:
+        """Whether the command line gives the key, or one below it, a value."""
+        said = [k for k, place in self.places.items() if place == COMMAND_LINE and f"{k}.".startswith(f"{key}.")]
+        return bool(said) and self._raw(key) is not None
 
     def get(self, key: str) -> Any:
         """The value of a key of `KEYS`; None where it is not set or is of no use."""
@@ -189,7 +202,7 @@ def _arguments(values: _Values) -> dict[str, Any]:
     found = {
         "spec": whole or roles,
         "key": WHOLE if whole else None,
-        "model": values.get("actor.path"),
+        "model": _model(values),
         "cluster": _cluster(values),
         "batch": _batch(values),
         "megatron": MegatronSettings(**dict(_settings(values))),
@@ -206,6 +219,26 @@ def _whole(values: _Values) -> str | None:
         values.unset(WHOLE)
     whole: str | None = values.get(WHOLE)
     return whole
+
+
+def _model(values: _Values) -> ModelSpec | str | None:
+    """`actor.path`, or the shape in `actor.init_model`; of the two, the command line's unsets the file's."""
+    for key, other in ((PATH, SHAPE), (SHAPE, PATH)):
+        if values.overridden(key) and not values.overridden(other):
+            values.unset(other)
+    path: str | None = values.get(PATH)
+    section = values.get(SHAPE)
+    if section is None:
+        return path
+    if path is not None:
+        values.problems[PATH] = f"the model is also given by {SHAPE}; keep one of the two"
+        return None
+    values.set(SHAPE, section)  # where it was a reference
+    given = {name: value for name in INIT_MODEL if (value := values.get(f"{SHAPE}.{name}")) is not None}
+    for name, value in given.items():
+        if KEYS[f"{SHAPE}.{name}"] is int and value < 1:
+            values.problems[f"{SHAPE}.{name}"] = f"{value} should be at least 1"
+    return None if any(key.startswith(SHAPE) for key in values.problems) else from_init_model(given, SHAPE)
 
 
 def _cluster(values: _Values) -> Cluster | None:

@@ -84,6 +84,14 @@ def test_check_of_a_yaml_names_key_and_line():
     assert [f["place"] for f in entry["findings"] if f["code"] == "ALLOC-LAYERS"] == ["command line"]
 
 
+def test_check_says_which_model_it_knew():
+    made = ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
+    assert "model actor.init_model (vocabulary not known), batch" in ask("check", str(made)).stdout
+    sized = ask("check", str(made), "actor.init_model.vocab_size=44").stdout
+    assert "model actor.init_model, batch" in sized
+    assert "no model" in ask("check", str(made), "actor.init_model=null").stdout
+
+
 def test_an_option_beats_the_yaml():
     assert "cluster 1x8" in ask("check", MOE, "--cluster", "1x8").stdout
 

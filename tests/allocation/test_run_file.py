@@ -1,5 +1,6 @@
 """A run's YAML as the compiler reads it: its keys, lines, references and overrides."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,67 @@ def test_what_a_file_says(file):
         "megatron": allocation.MegatronSettings(recompute_granularity="full", moe_enable_deepep=True),
     }
     assert run.findings == ()
+
+
+MADE = """\
+cluster: {n_nodes: 1, n_gpus_per_node: 8}
+gconfig: {heads: 6}
+actor:
+  backend: megatron:d2
+  init_model: {num_attention_heads: "${gconfig.heads}", num_key_value_heads: 6, hidden_size: 96}
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    path = tmp_path / "made.yaml"
+    path.write_text(MADE)
+    return path
+
+
+def test_a_model_that_the_run_makes(made):
+    model = read_run_file(made).arguments["model"]
+    assert (model.name, model.family, model.heads, model.hidden_size) == ("actor.init_model", "qwen3", 6, 96)
+    assert (model.layers, model.ffn, model.vocab_size) == (3, 384, 0)
+    (line,) = found(read_run_file(made, ["actor.backend=megatron:d2t4"]))[:1]
+    assert line == "error[ALLOC-HEADS] in actor.backend (command line): 6 attention heads cannot be split by `t4`"
+    assert any("ALLOC-EP-DENSE" in line for line in found(read_run_file(made, ["actor.backend=megatron:d4e2"])))
+    experts = ["actor.backend=megatron:d4e2", "actor.init_model.num_experts=4"]
+    assert not any("error" in line for line in found(read_run_file(made, experts)))
+    vocabulary = ["actor.backend=megatron:d2t2", "actor.init_model.vocab_size=259"]
+    assert any("ALLOC-VOCAB-PADDING" in line for line in found(read_run_file(made, vocabulary)))
+
+
+def test_a_section_that_is_a_reference(made):
+    made.write_text(MADE.replace("init_model: {", "init_model: ${shape}\nshape: {"))
+    assert read_run_file(made).arguments["model"].heads == 6
+
+
+def test_wrong_figures_of_the_model_are_named(made):
+    run = read_run_file(made, ["actor.init_model.hidden_size=0", "actor.init_model.num_experts=few"])
+    assert "model" not in run.arguments
+    lines = found(run)
+    assert any("hidden_size (command line): 0 should be at least 1" in line for line in lines), lines
+    assert any("num_experts (command line): 'few' should be a whole number" in line for line in lines), lines
+    (line,) = [x for x in found(read_run_file(made, ["actor.init_model=tiny"])) if "ALLOC-RUN-VALUE" in x]
+    assert line.endswith("'tiny' should be a section of keys")
+
+
+def test_the_model_is_a_path_or_made(made, tmp_path):
+    assert read_run_file(made, ["actor.path=qwen3-0.6b"]).arguments["model"] == "qwen3-0.6b"
+    assert "model" not in read_run_file(made, ["actor.init_model=null"]).arguments
+    assert read_run_file(made, ["actor.path=null"]).arguments["model"].name == "actor.init_model"
+    made.write_text(MADE + "  path: qwen3-0.6b\n")
+    (line,) = [line for line in found(read_run_file(made)) if "ALLOC-RUN-VALUE" in line]
+    assert line.endswith(f"actor.path ({made}:6): the model is also given by actor.init_model; keep one of the two")
+    assert read_run_file(made, ["actor.init_model.hidden_size=64"]).arguments["model"].hidden_size == 64
+
+
+def test_a_models_directory(file, tmp_path):
+    config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128, "vocab_size": 100}))
+    lines = found(read_run_file(file, [f"actor.path={tmp_path}", "actor.backend=megatron:d2t2p2"]))
+    assert any("ALLOC-LAYERS" in line for line in lines), lines
 
 
 def test_findings_name_key_and_line(file):
