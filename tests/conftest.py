@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One real SGLang server on loopback, as a run on CPU starts it; version and weights are as its last user left them."""
     from allocation import ParallelSizes
-    from areal_like.cluster.lifetime import free_port
+    from areal_like.cluster.lifetime import reserve_port
     from areal_like.config.load import load
     from areal_like.data.init_model import write_init_model
     from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
@@ -63,7 +63,8 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     tmp.mkdir()
     config = load(Path(__file__).parents[1] / "examples/math/gsm8k_grpo_cpu.yaml").config
     write_init_model(config.actor.init_model, model, seed=0)
-    port, token = free_port("127.0.0.1"), secrets.token_hex(16)
+    reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
+    port = reserved.getsockname()[1]
     options = server_arguments(config, model, ParallelSizes(), "cpu")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
@@ -78,6 +79,7 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
         _wait_until_healthy(server, process)
         yield server
     finally:
+        reserved.close()
         process.kill()  # its children notice and go with it
         process.wait()
 

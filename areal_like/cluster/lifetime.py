@@ -124,10 +124,20 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def free_port(host: str) -> int:
-    """A TCP port that was free on this host's address `host` a moment ago."""
-    with listen(host) as listener:
-        return int(listener.getsockname()[1])
+def reserve_port(host: str, port: int = 0) -> socket.socket:
+    """A socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
+
+    Nobody is given the port meanwhile, but a server that asks for it with SO_REUSEADDR, as servers do, can listen on it.
+    Raises OSError if the port is taken.
+    """
+    holder = socket.socket(_family(host))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind((host, port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -135,5 +145,8 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
     Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    return socket.create_server((host, port), family=_family(host), backlog=2048)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from areal_like.cluster.lifetime import free_port, spawn
+from areal_like.cluster.lifetime import reserve_port, spawn
 from areal_like.config.schema import RunConfig
 from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
 
@@ -67,6 +67,7 @@ def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, devic
             "device": "cpu",
             "attention-backend": "torch_native",
             "disable-cuda-graph": True,
+            "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
             "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
             "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
         }
@@ -92,7 +93,16 @@ class SGLangServer:
     async def start(self) -> str:
         """Start the process and wait until it serves; returns its URL, raises ServerDied."""
         spec = self._spec
-        port = spec.port or free_port(self._host)
+        try:
+            reserved = reserve_port(self._host, spec.port or 0)
+        except OSError as error:
+            what = f"port {spec.port}" if spec.port else "a port"
+            raise ServerDied(f"{spec.name} cannot have {what} of {self._host}: {error.strerror}") from error
+        with reserved:  # a port that was merely free would be another's by the time that SGLang listens
+            return await self._serve(reserved.getsockname()[1])
+
+    async def _serve(self, port: int) -> str:
+        spec = self._spec
         command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
         self._process = spawn(command, env={TOKEN_VARIABLE: spec.token}, log_file=spec.log_file)
         url = f"http://{self._host}:{port}"

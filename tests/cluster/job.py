@@ -17,7 +17,7 @@ from typing import Any
 
 from allocation import Device
 from areal_like.cluster.errors import ClusterError, WorkerError
-from areal_like.cluster.lifetime import free_port, spawn
+from areal_like.cluster.lifetime import reserve_port, spawn
 from areal_like.cluster.placement import place
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
@@ -77,7 +77,8 @@ class Server:
 
     def __init__(self, log_file: Path) -> None:
         assert os.environ["SERVER_VARIABLE"] == "1"
-        self._port = free_port("127.0.0.1")
+        self._reserved = reserve_port("127.0.0.1")
+        self._port = self._reserved.getsockname()[1]
         self._memory = [f"areal-test-{os.getpid()}-{kind}" for kind in ("tracked", "untracked")]
         command = [sys.executable, "-c", LISTENER, str(self._port), *self._memory]
         self._process = spawn(command, env={"X": "1"}, log_file=log_file)
@@ -149,8 +150,8 @@ async def main() -> None:
         facts = {
             "run_id": cluster.run_id,
             "directory": str(cluster.directory),
-            "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
             "shared_dir": str(cluster.shared_dir),
+            "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
             "gpus": await trainer.call_all("gpus", phase="start-up"),
             "sums": await trainer.call_all("add", 1, 2, phase="adding"),
             "server": await server.call_one(0, "describe", phase="start-up"),

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 from areal_like.cluster.janitor import members
-from areal_like.cluster.lifetime import spawn
+from areal_like.cluster.lifetime import listen, reserve_port, spawn
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -192,3 +193,14 @@ def test_a_program_s_log_is_its_owner_s_alone_to_read(tmp_path):
     assert spawn([sys.executable, "-c", "print('secret')"], env={}, log_file=log).wait(30) == 0
     assert log.read_text() == "secret\n"
     assert log.stat().st_mode & 0o077 == 0
+
+
+def test_a_reserved_port_is_kept_for_the_server_that_asks_for_it():
+    with reserve_port("127.0.0.1") as reserved:
+        port = reserved.getsockname()[1]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with listen("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)):
+            pass
+    with listen("127.0.0.1", port), pytest.raises(OSError, match="in use"):
+        reserve_port("127.0.0.1", port)
