@@ -3,6 +3,7 @@
 Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no port.
 Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
 - SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call stands in;
+- attention takes hundreds of short sequences at once (`sglang_cpu_attention.py`);
 - nothing is compiled, and every process has one thread: more of them slow small models down;
 - the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.
 
@@ -11,6 +12,7 @@ SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory 
 
 from __future__ import annotations
 
+import gc
 import importlib.machinery
 import multiprocessing
 import os
@@ -48,6 +50,7 @@ def _refusal(name: str) -> Callable[..., Never]:
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     from sglang.launch_server import run_server
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
@@ -58,6 +61,10 @@ def serve(arguments: list[str], cuda: bool) -> None:
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
+        from areal_like.rollout.sglang_cpu_attention import BatchedTorchNativeBackend
+
+        register_attention_backend("torch_native")(BatchedTorchNativeBackend)  # the forked schedulers look it up
+        gc.freeze()  # SGLang collects garbage after each weight update; what is imported would take it 0.2 s
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))

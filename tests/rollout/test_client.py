@@ -316,14 +316,14 @@ def test_log_probs_are_transformers_at_the_sampling_temperature(sglang_server, m
 
 def test_each_token_is_scored_by_the_weights_of_its_own_version(sglang_server, models):
     """Weights change while the server generates; what was begun is finished, token by token under known weights."""
-    prompts = [[5 + i % 20, 9] for i in range(64)]
+    prompts = [[5 + i % 20, 9] for i in range(512)]
 
     async def run() -> list[Response]:
         async with real.pool_on(sglang_server) as pool:
             await real.serve(pool, models[0], 0)
             asking = asyncio.create_task(pool.generate(prompts, Sampling(26, stop_token_ids=EOS)))
             for version in (1, 2, 3):
-                await asyncio.sleep(0.15)
+                await asyncio.sleep(0.1)
                 await real.serve(pool, models[version % 2], version)
             return await asking
 
