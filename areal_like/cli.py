@@ -110,6 +110,9 @@ def _run(config: RunConfig, checked: Preflight) -> int:
     except KeyboardInterrupt:
         _complain("interrupted; every process of the run has ended")
         return INTERRUPTED
+    except SystemExit:
+        _complain("terminated; every process of the run has ended")
+        raise
     except (ExceptionGroup, *FAILURES) as error:
         first = _first_leaf(error)
         if not isinstance(first, FAILURES):

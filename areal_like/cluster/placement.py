@@ -73,7 +73,8 @@ async def place(
         }
         yield Placement(group, slots)
     finally:
-        remove_placement_group(group)
+        if elastic:  # a private cluster ends with its groups, and may be dead already
+            remove_placement_group(group)
 
 
 async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline: float) -> list[list[str]]:

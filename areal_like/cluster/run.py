@@ -21,8 +21,6 @@ from areal_like.config.schema import SchedulerConfig
 if TYPE_CHECKING:
     from allocation import Device
 
-SIGTERM_REASON = "SIGTERM"
-
 
 @dataclass
 class Cluster:
@@ -96,7 +94,7 @@ async def run_cluster(
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; it is made by who writes into it, and has to be on a file system that all hosts share.
-    SIGTERM cancels the block and then exits with 143; Ctrl-C does the like under `asyncio.run`.
+    Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if there is no cluster or not enough in it.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
@@ -105,7 +103,7 @@ async def run_cluster(
     with (
         run_lifetime(run_id, shared_dir) as directory,
         ray_cluster(scheduler, n_slots=len(set(devices)), uses_gpus=uses_gpus, directory=directory),
-        _sigterm_cancels(),
+        _signals_cancel(),
     ):
         async with place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
             cluster = Cluster(run_id, directory, shared_dir, log_dir, placement, limit_s, loopback=local)
@@ -113,7 +111,9 @@ async def run_cluster(
                 async with nullcontext() if local else _caretakers(cluster):
                     yield cluster
             finally:
-                for group in cluster.groups:
+                for group in (
+                    [] if local else cluster.groups
+                ):  # a private cluster ends as a whole, and may be dead already
                     group.kill()
 
 
@@ -141,16 +141,26 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _sigterm_cancels() -> Iterator[None]:
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel, SIGTERM_REASON)
+def _signals_cancel() -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel the block, which then ends by them, whatever else fails meanwhile.
+
+    They often reach the whole process group, and with it the private cluster, so failures are to be expected.
+    """
+    task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[int]()
+
+    def cancel(number: int) -> None:
+        if not came and task is not None:
+            task.cancel()
+        came.append(number)
+        if number == signal.SIGINT:
+            loop.remove_signal_handler(number)  # who asks again does not want to wait
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cancel, number)
     try:
         yield
-    except asyncio.CancelledError as cancelled:
-        if cancelled.args == (SIGTERM_REASON,):
-            raise SystemExit(128 + signal.SIGTERM) from None
-        raise
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        if came:
+            raise KeyboardInterrupt if came[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -23,7 +24,11 @@ def crash_server(started: Run) -> None:
 
 
 def interrupt(started: Run) -> None:
-    started.process.send_signal(signal.SIGINT)
+    os.killpg(started.process.pid, signal.SIGINT)  # as a terminal does
+
+
+def terminate(started: Run) -> None:
+    os.killpg(started.process.pid, signal.SIGTERM)  # as timeout, Slurm and systemd do: the cluster's own processes get it too
 
 
 def kill_within_weight_update(started: Run) -> None:
@@ -45,9 +50,10 @@ def kill_within_weight_update(started: Run) -> None:
             r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9",
         ),
         (interrupt, "disk", 130, "interrupted; every process of the run has ended"),
+        (terminate, "collective", 143, "terminated; every process of the run has ended"),
         (kill_within_weight_update, "disk", -signal.SIGKILL, ""),
     ],
-    ids=["rank", "server", "Ctrl-C", "SIGKILL"],
+    ids=["rank", "server", "Ctrl-C", "SIGTERM", "SIGKILL"],
 )
 def test_a_run_that_does_not_finish(
     tmp_path: Path, stop: Callable[[Run], None], mode: str, code: int, message: str
