@@ -6,7 +6,10 @@ import logging
 import re
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
+# a minus after a word or a bracket is a range or a difference
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
+_BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
+_REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _MARK = "####"
 _BOX = r"\boxed{"
 
@@ -14,7 +17,8 @@ _BOX = r"\boxed{"
 def final_answer(text: str) -> str | None:
     r"""What a text gives as its answer: after its last `####`, in its last `\boxed{}`, else its last number.
 
-    Currency signs, blanks around it and a closing full stop are left out; None if there is nothing.
+    Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after it.
+    None if there is nothing.
     """
     mark, box = text.rfind(_MARK), text.rfind(_BOX)
     if mark >= 0 and mark > box:
@@ -24,7 +28,8 @@ def final_answer(text: str) -> str | None:
     else:
         numbers = _NUMBER.findall(text)
         answer = numbers[-1] if numbers else ""
-    return answer.strip().removesuffix(".").replace("\\$", "").replace("$", "").strip() or None
+    answer = _BOLD.sub(r"\1", answer.replace("\\$", "").replace("$", "")).lstrip("=: \t").rstrip(":. \t\n")
+    return _REMARK.sub("", answer) or None
 
 
 def quick(response: str, answer: str) -> float | None:

@@ -15,6 +15,15 @@ from areal_like.rewards.gsm8k import final_answer, quick, verify
         ("It costs #### $18.", "18"),
         (r"#### 5 or rather \boxed{6}", "6"),
         ("It is -3", "-3"),
+        ("That is 10-20.", "20"),
+        ("From (3)-7", "7"),
+        ("From 10 to -20", "-20"),
+        ("#### **7**", "7"),
+        ("#### **$7.** (seven)", "7"),
+        ("#### 7 (twenty-one less fourteen):", "7"),
+        ("####: = -7:", "-7"),
+        ("#### **7** apples", "7 apples"),
+        ("#### .5", ".5"),
         ("####", None),
         ("no number", None),
     ],
@@ -28,6 +37,24 @@ def test_final_answer(text, answer):
 )
 def test_equal_answers_are_rewarded(response):
     assert verify(response, "It is 1250.\n#### 1,250") == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "#### **7",
+        "#### 7 (8)",
+        "#### 7 (x)",
+        "#### 7 (xy + z)",
+        "#### 7 or 8",
+        "#### 2**3**2",
+        "#### 7 million",
+        "#### 6-7",
+    ],
+)
+def test_decoration_is_no_answer(response):
+    """What is left out around an answer is not what would make it another one."""
+    assert verify(response, "#### 7") == verify(response, "#### 232") == 0.0
 
 
 @pytest.mark.parametrize(
