@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.algorithms.batch import minibatches, policy_batch, with_fields
+from areal_like.algorithms.batch import minibatches, policy_batch, supervised_batch, with_fields
 from areal_like.config.schema import ActorConfig, EvaluatorConfig, RunConfig
 from areal_like.metrics.record import Record
-from areal_like.rollout.client import Sampling, ServerPool
+from areal_like.rollout.client import Response, Sampling, ServerPool
 from areal_like.rollout.collector import Collector, Score
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
@@ -51,27 +51,27 @@ class Parts:
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
     """Train for `steps` versions; the servers hold version 0 before and version `steps` after it."""
     if evaluation_due(config.evaluator, 0, steps) and parts.held_out:
-        record.held_out(0, await evaluate(config, parts))
+        reward, _ = await evaluate(config, parts)
+        record.held_out(0, reward)
     record.start()
     parts.collector.publish(0)
     for version in range(steps):
         with record.phase("wait for rollouts"):
             trajectories = await parts.collector.next_batch()
         stats = await train_step(config.actor, config.gconfig.temperature, parts.trainer, trajectories, version, record)
-        if not config.rollout.partial_rollout:
-            with record.phase("drain"):
-                await parts.pool.drain()
         with record.phase("weight update"):
             await publish(parts.sync, version + 1, config.weight_update.timeout_s)
         parts.collector.publish(version + 1)
         done = version + 1
         if evaluation_due(config.evaluator, done, steps) and parts.held_out:
             with record.phase("evaluation"):
-                record.held_out(done, await evaluate(config, parts))
+                reward, logprob_diff = await evaluate(config, parts)
+            record.held_out(done, reward)
+            stats |= logprob_diff
         if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
             with record.phase("saving"):
                 await parts.trainer.save_hf(record.checkpoint(done))
-        record.step(done, stats | describe(trajectories, version), parts.pool.tokens_generated)
+        record.step(done, stats | describe(trajectories, version), parts.collector.tokens_generated)
 
 
 async def train_step(
@@ -103,7 +103,12 @@ async def train_step(
         stats = [await trainer.train(part, loss, temperature) for part in parts]
     mean = {name: float(np.mean([part[name] for part in stats])) for name in stats[0]}
     # The servers' log-probs are compared where both sides used the same weights; a batch may have no such token.
-    share, diff = mean.pop("on_policy_share"), mean.pop("on_policy_logprob_diff")
+    tokens = [part["loss_tokens"] for part in stats]
+    share, diff = (
+        float(np.average([part[name] for part in stats], weights=tokens))
+        for name in ("on_policy_share", "on_policy_logprob_diff")
+    )
+    del mean["on_policy_logprob_diff"]
     return (
         mean
         | {"on_policy_share": share, "tokens": float(len(batch.tokens))}
@@ -111,27 +116,44 @@ async def train_step(
     )
 
 
-async def evaluate(config: RunConfig, parts: Parts) -> float:
-    """Mean reward on the held-out problems with the weights that the servers hold; missing rewards do not count."""
+async def evaluate(config: RunConfig, parts: Parts) -> tuple[float, dict[str, float]]:
+    """Mean reward on the held-out problems with the weights that trainer and servers hold; missing rewards do not count.
+
+    And `logprob_diff`, the mean difference between the two's log-probs of a part of the responses, if these were sampled.
+    """
     sampling = Sampling(
         max_new_tokens=config.gconfig.max_new_tokens,
         temperature=config.evaluator.temperature,
         stop_token_ids=parts.stop_token_ids,
     )
 
-    async def part(prompts: Sequence[Prompt]) -> list[float]:
+    async def part(prompts: Sequence[Prompt]) -> tuple[list[Response], list[float]]:
         responses = await parts.pool.generate([prompt.tokens for prompt in prompts], sampling)
         scored = await asyncio.gather(
             *(parts.score(prompt, [response.tokens]) for prompt, response in zip(prompts, responses, strict=True))
         )
-        return [reward for (reward,) in scored if reward is not None]
+        return responses, [reward for (reward,) in scored if reward is not None]
 
     starts = range(0, len(parts.held_out), EVALUATION_REQUEST)
-    groups = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
-    rewards = [reward for group in groups for reward in group]
+    judged = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
+    rewards = [reward for _, rewards in judged for reward in rewards]
     if not rewards:
         raise RewardsMissing(len(parts.held_out), "evaluation")
-    return float(np.mean(rewards))
+    if not sampling.temperature:
+        return float(np.mean(rewards)), {}
+    responses = judged[0][0]
+    diff = await logprob_diff(parts.trainer, parts.held_out[: len(responses)], responses, sampling.temperature)
+    return float(np.mean(rewards)), {"logprob_diff": diff}
+
+
+async def logprob_diff(
+    trainer: Trainer, prompts: Sequence[Prompt], responses: Sequence[Response], temperature: float
+) -> float:
+    """Mean absolute difference between the trainer's log-probs of responses and those that the servers gave."""
+    pairs = list(zip(prompts, responses, strict=True))
+    batch = supervised_batch([(prompt.tokens, response.tokens) for prompt, response in pairs])
+    trained = (await trainer.log_probs(batch, temperature))[batch.fields["loss_mask"] > 0]
+    return float(np.abs(trained - np.concatenate([response.logprobs for response in responses])).mean())
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:

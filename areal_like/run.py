@@ -97,7 +97,12 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
         async with (
-            ServerPool(urls, cluster.token, config.rollout.request_timeout_s) as pool,
+            ServerPool(
+                urls,
+                cluster.token,
+                config.rollout.request_timeout_s,
+                partial_rollout=config.rollout.partial_rollout,
+            ) as pool,
             RewardPool(
                 REWARDS[config.reward.type], timeout_s=config.reward.timeout_s, workers=config.reward.workers
             ) as rewards,

@@ -107,17 +107,18 @@ class ServerPool:
     """All servers of a run.
 
     Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial responses
-    are continued afterwards, prefix and all), and only then may weights change.
+    are continued afterwards, prefix and all; without `partial_rollout` it waits for their ends), and only then may weights
+    change.
     """
 
-    def __init__(self, urls: Sequence[str], token: str, timeout_s: float) -> None:
+    def __init__(self, urls: Sequence[str], token: str, timeout_s: float, *, partial_rollout: bool = True) -> None:
         # A kept connection may be closed by the server at the very moment at which it is used again.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
         self.servers = [Server(f"server {index}", url, self._session) for index, url in enumerate(urls)]
         self.version = -1
-        self.tokens_generated = 0
         self._timeout_s = timeout_s
+        self._partial_rollout = partial_rollout
         self._open = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -161,7 +162,6 @@ class ServerPool:
         response.tokens += [token for _, token, _ in scored]
         response.logprobs += [logprob for logprob, _, _ in scored]
         response.versions += [self.version] * len(scored)
-        self.tokens_generated += len(scored)
         reason = info["finish_reason"]
         if reason.get("status_code"):
             raise ServerError(f"{server.name} gave up on a request: {reason.get('message')}")
@@ -186,12 +186,6 @@ class ServerPool:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def drain(self) -> None:
-        """Let no request through until the next update, and wait for those in flight; each has its own time limit."""
-        self._open.clear()
-        async with self._changed:
-            await self._changed.wait_for(self._idle)
-
     @asynccontextmanager
     async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
         """Hold all generation while the body brings every server to `version`.
@@ -204,9 +198,10 @@ class ServerPool:
             if deadline.passed:
                 names = ", ".join(server.name for server in busy)
                 raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
-            await asyncio.gather(
-                *(server.post("/abort_request", {"abort_all": True}, deadline.left) for server in self.servers)
-            )
+            if self._partial_rollout:
+                await asyncio.gather(
+                    *(server.post("/abort_request", {"abort_all": True}, deadline.left) for server in self.servers)
+                )
             async with self._changed:
                 try:
                     # A request that was on its way missed the abort: ask again.

@@ -48,6 +48,7 @@ class Collector:
         self._started = 0
         self._running = 0
         self._finished: dict[int, list[Trajectory]] = {}
+        self.tokens_generated = 0  # in the responses of finished groups
         self._progress = asyncio.Event()
 
     async def next_batch(self) -> list[Trajectory]:
@@ -80,6 +81,7 @@ class Collector:
         self._finished[group_id] = [
             trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
         ]
+        self.tokens_generated += sum(len(response.tokens) for response in responses)
         self._running -= 1
         self._progress.set()
         self._fill()

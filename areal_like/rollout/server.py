@@ -130,7 +130,10 @@ class SGLangServer:
 
 async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
     try:
-        async with session.get(url + "/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
-            return answer.status == 200
+        for path in ("/health", "/model_info"):  # the first asks for no token, so any server's would do
+            async with session.get(url + path, timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                if answer.status != 200:
+                    return False
     except (aiohttp.ClientError, TimeoutError):
         return False
+    return True

@@ -28,7 +28,7 @@ def interrupt(started: Run) -> None:
 
 
 def terminate(started: Run) -> None:
-    os.killpg(started.process.pid, signal.SIGTERM)  # as timeout, Slurm and systemd do: the cluster's own processes get it too
+    os.killpg(started.process.pid, signal.SIGTERM)  # as timeout, Slurm and systemd do
 
 
 def kill_within_weight_update(started: Run) -> None:
