@@ -34,7 +34,7 @@ _EXPECTED = {
     "bool_type": "true or false",
     "model_type": "a section of keys",
     "dict_type": "a section of keys",
-    "string_pattern_mismatch": "letters, digits, `_`, `.` and `-` only",
+    "string_pattern_mismatch": "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`",
 }
 
 

@@ -290,10 +290,10 @@ class StatsLoggerConfig(Section):
 class RunConfig(Section):
     """One run of asynchronous reinforcement learning."""
 
-    experiment_name: str = Field(pattern=r"^[\w.-]+$", description="First part of the run's directory.")
+    experiment_name: str = Field(pattern=r"^\w[\w.-]*$", description="First part of the run's directory.")
     trial_name: str = Field(
         "",
-        pattern=r"^[\w.-]*$",
+        pattern=r"^(\w[\w.-]*)?$",
         description="Second part of the run's directory; empty: the time at which the run starts.",
     )
     seed: int = Field(1, ge=0, description="Seed of weights, data order and sampling.")

@@ -5,6 +5,7 @@ import pytest
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import dump, load
 
+NAME = "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`"
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
 
@@ -105,7 +106,11 @@ def test_everything_wrong_is_reported_together(write):
         ("train_dataset.shuffle=1", "1 should be true or false"),
         ("sglang.extra_args.x=[1]", "[1] should be true or false or a whole number or a number or text"),
         ("sglang.extra_args={", "{ is not a YAML value: while parsing a flow node"),
-        ("experiment_name=a/b", "'a/b' should be letters, digits, `_`, `.` and `-` only"),
+        ("experiment_name=a/b", f"'a/b' should be {NAME}"),
+        ("experiment_name=..", f"'..' should be {NAME}"),
+        ("trial_name=..", f"'..' should be {NAME}"),
+        ("trial_name=.", f"'.' should be {NAME}"),
+        ("trial_name=.weights", f"'.weights' should be {NAME}"),
         ("train_dataset=null", "None should be a section of keys"),
     ],
 )
