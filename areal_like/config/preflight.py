@@ -19,6 +19,7 @@ from areal_like.config.layout import check_layout
 from areal_like.config.load import LoadedConfig
 from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
+from areal_like.config.sglang_options import check_server_options
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
@@ -26,13 +27,6 @@ from areal_like.types import Prompt
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
 
-_SERVER_OWNS = frozenset(
-    {
-        *("model_path", "device", "dtype", "context_length", "tp_size", "pp_size", "ep_size", "dp_size", "nnodes"),
-        *("host", "port", "api_key", "admin_api_key", "random_seed", "skip_tokenizer_init", "mem_fraction_static"),
-        *("attention_backend", "max_running_requests", "enable_deterministic_inference"),
-    }
-)
 _DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # SGLang's, on NVIDIA GPUs
 
 
@@ -244,8 +238,8 @@ def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
         yield loaded.origins.finding(
             "RUN-SGLANG", "sglang.attention_backend", message, nearest=_DETERMINISTIC_ATTENTION
         )
-    for name in sorted(_SERVER_OWNS & loaded.config.sglang.extra_args.keys()):
-        yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", f"{name} is set by the run itself")
+    for name, problem, nearest in check_server_options(sglang.extra_args):
+        yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", problem, nearest=nearest)
 
 
 def _batches(loaded: LoadedConfig) -> Iterator[Finding]:

@@ -1,0 +1,105 @@
+"""Which options of SGLang's server a run sets, and which of them a user may.
+
+Names and types are read from SGLang's source, so that a config can be checked in a moment, without importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.config.annotations import call_keywords, class_source, describe, field_annotations, fits
+from areal_like.config.findings import nearest_words
+
+_OWNED = frozenset(
+    {
+        *("model_path", "tokenizer_path", "skip_tokenizer_init", "json_model_override_args", "dtype", "is_embedding"),
+        *("context_length", "max_running_requests", "mem_fraction_static", "attention_backend"),
+        *("device", "base_gpu_id", "gpu_id_step", "use_ray", "nnodes", "node_rank", "dist_init_addr", "nccl_port"),
+        *("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size", "dwdp_size"),
+        *("host", "port", "api_key", "admin_api_key", "fastapi_root_path", "grpc_mode", "smg_grpc_mode", "sidecar"),
+        *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
+        *("weight_version", "random_seed", "enable_deterministic_inference", "preferred_sampling_params"),
+        *("disaggregation_mode", "encoder_only", "language_only", "config"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A command-line option: the field of ServerArgs that it sets, and its type where the source says it plainly."""
+
+    field: str
+    annotation: ast.expr | None = None
+
+
+@functools.cache
+def server_options() -> dict[str, Option]:
+    """All options of the installed SGLang's server, aliases included, by name with underscores; none without SGLang."""
+    spec = importlib.util.find_spec("sglang")
+    roots = [] if spec is None else list(spec.submodule_search_locations or ())
+    options: dict[str, Option] = {}
+    for file in (Path(root, "srt/server_args.py") for root in roots):
+        for name, annotation in field_annotations(file, "ServerArgs").items():
+            options |= {spelling: option for spelling, option in _declared(name, annotation)}
+        if (source := class_source(file, "ServerArgs")) is not None:
+            options |= dict(_registered(source))
+    return options
+
+
+def check_server_options(options: Mapping[str, object]) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, problem and nearest right spellings of each entry of `sglang.extra_args` that cannot be set."""
+    known = server_options()
+    for name, value in options.items():
+        spelling = name.replace("-", "_")
+        option = known.get(spelling, Option(spelling))
+        if option.field in _OWNED:
+            yield name, f"{name} is set by the run itself", []
+        elif known and spelling not in known:
+            settable = [other for other, its in known.items() if its.field not in _OWNED]
+            yield name, f"SGLang's server has no option {name}", nearest_words(spelling, settable)
+        elif option.annotation is not None and not _takes(option.annotation, value):
+            yield name, f"{value!r} should be {describe(option.annotation)}", []
+
+
+def _takes(annotation: ast.expr, value: object) -> bool:
+    """Whether the option's type takes a value that the command line passes on as one word."""
+    return fits(annotation, value) or (
+        not isinstance(value, bool) and any(fits(annotation, other) for other in (str(value), [value], [str(value)]))
+    )
+
+
+def _declared(field: str, annotation: ast.expr) -> Iterator[tuple[str, Option]]:
+    """The options of a field that is declared as `A[type, Arg(...)]` or `A[type, "help"]`."""
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
+        return
+    type_, *metadata = annotation.slice.elts
+    arguments = next(call_keywords(annotation, "Arg"), {})
+    told = arguments or any(not ast.unparse(part).startswith("NS(") for part in metadata)
+    if not told or "no_cli" in arguments:
+        return
+    option = Option(field, None if {"type_parser", "action"} & arguments.keys() else type_)
+    names = [ast.literal_eval(arguments["cli_name"]) if "cli_name" in arguments else field]
+    names += ast.literal_eval(arguments["aliases"]) if "aliases" in arguments else []
+    if "action" in arguments and ast.unparse(arguments["action"]).endswith("BooleanOptionalAction"):
+        names += [f"no_{_field_name(name)}" for name in names]
+    for name in names:
+        yield _field_name(name), option
+
+
+def _registered(source: ast.ClassDef) -> Iterator[tuple[str, Option]]:
+    """The options that ServerArgs adds to its parser one by one."""
+    for call in ast.walk(source):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "parser.add_argument":
+            names = [_field_name(ast.literal_eval(argument)) for argument in call.args]
+            target = {keyword.arg: keyword.value for keyword in call.keywords}.get("dest")
+            for name in names:
+                yield name, Option(names[0] if target is None else ast.literal_eval(target))
+
+
+def _field_name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
