@@ -16,6 +16,7 @@ from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import RunConfig
 from areal_like.trainer.megatron.environment import rank_environment
+from areal_like.trainer.megatron.transformer_options import check_overrides
 
 _BACKENDS = {"actor": "megatron", "rollout": "sglang"}
 _KEYS = {
@@ -63,9 +64,11 @@ def _batch(config: RunConfig) -> BatchSpec:
 def _megatron(loaded: LoadedConfig) -> tuple[MegatronSettings, list[Finding]]:
     """The Megatron settings that the rules know; overrides that they do not know are Megatron-core's to judge."""
     config, section = loaded.config.actor.megatron, "actor.megatron.override_transformer_config"
-    known = {field.name for field in fields(MegatronSettings)}
+    overrides = config.override_transformer_config
+    refused = check_overrides(overrides, device="cuda")  # those are findings already
+    known = {field.name for field in fields(MegatronSettings)} - refused.keys()
     settings = {
-        **{name: value for name, value in config.override_transformer_config.items() if name in known},
+        **{name: value for name, value in overrides.items() if name in known},
         "recompute_granularity": config.recompute_granularity,
         "recompute_method": config.recompute_method,
         "recompute_num_layers": config.recompute_num_layers,

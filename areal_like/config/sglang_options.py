@@ -45,7 +45,7 @@ def server_options() -> dict[str, Option]:
     options: dict[str, Option] = {}
     for file in (Path(root, "srt/server_args.py") for root in roots):
         for name, annotation in field_annotations(file, "ServerArgs").items():
-            options |= {spelling: option for spelling, option in _declared(name, annotation)}
+            options |= dict(_declared(name, annotation))
         if (source := class_source(file, "ServerArgs")) is not None:
             options |= dict(_registered(source))
     return options

@@ -86,14 +86,14 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["actor.mb_spec.max_tokens_per_mb=39"], "actor.mb_spec.max_tokens_per_mb", "40"),
         (["actor.megatron.recompute_granularity=full"], "actor.megatron.recompute_granularity", "recompute_method"),
         (
-            ["actor.megatron.override_transformer_config.num_layres=1"],
-            "actor.megatron.override_transformer_config.num_layres",
-            "did you mean num_layers",
+            ["actor.megatron.override_transformer_config.moe_z_loss_coef=1"],
+            "actor.megatron.override_transformer_config.moe_z_loss_coef",
+            "did you mean moe_z_loss_coeff",
         ),
         (
             ["actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage=x"],
             "actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage",
-            "integer",
+            "'x' should be a whole number or null",
         ),
         (
             ["actor.megatron.override_transformer_config.fp8=hybrid"],

@@ -22,7 +22,7 @@ def test_names_are_those_of_the_installed_megatron():
         "print(*(f.name for f in fields(TransformerConfig)))"
     )
     shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert transformer_fields() == set(shown.stdout.split())
+    assert transformer_fields().keys() == set(shown.stdout.split())
 
 
 def test_checking_names_imports_neither_torch_nor_megatron():
@@ -37,7 +37,16 @@ def test_checking_names_imports_neither_torch_nor_megatron():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("moe_router_topkk", 2, "did you mean moe_router_topk?"),
+        ("moe_z_loss_coef", 2, "did you mean moe_z_loss_coeff?"),
+        ("num_layers", 1, "the model's config.json"),
+        ("hidden_size", 64, "the model's config.json"),
+        ("layernorm_epsilon", "abc", "the model's config.json"),
+        ("mtp_num_layers", 1, "the model's config.json"),
+        ("grad_scale_func", 1, "a Callable, which YAML does not have"),
+        ("moe_z_loss_coeff", "abc", "'abc' should be a number or null"),
+        ("moe_pad_expert_input_to_capacity", 1, "1 should be true or false"),
+        ("moe_token_drop_policy", "first", "'first' should be probs or position"),
+        ("recompute_modules", "mlp", "'mlp' should be a list or null"),
         ("tensor_model_parallel_size", 2, "follows from the allocation"),
         ("bf16", True, "actor.dtype"),
         ("variable_seq_lengths", False, "fixed by the trainer"),
@@ -53,16 +62,26 @@ def test_overrides_that_cannot_be_set_say_why(name, value, words):
 
 
 def test_overrides_come_last():
-    overrides = {"layernorm_epsilon": 1e-3, "moe_aux_loss_coeff": 0.01, "fp8": None}
+    overrides = {"moe_z_loss_coeff": 1e-3, "moe_aux_loss_coeff": 0.01, "fp8": None}
     assert check_overrides(overrides, device="cpu") == {}
     actor = ActorConfig(megatron=MegatronConfig(override_transformer_config=overrides))
     options = transformer_options(actor, device="cpu", pipelined=False, interleaved=False)
     assert options.items() >= overrides.items()
-    assert options.keys() <= transformer_fields()
+    assert options.keys() <= transformer_fields().keys()
 
 
 def test_a_fusion_is_fine_where_there_is_a_gpu():
     assert check_overrides({"gradient_accumulation_fusion": True}, device="cuda") == {}
+
+
+def test_the_attention_backend_is_chosen_by_name():
+    from megatron.core.transformer.enums import AttnBackend
+
+    assert "flash or fused" in check_overrides({"attention_backend": "flush"}, device="cuda")["attention_backend"]
+    for backend in AttnBackend:
+        actor = ActorConfig(megatron=MegatronConfig(override_transformer_config={"attention_backend": backend.name}))
+        options = transformer_options(actor, device="cuda", pipelined=False, interleaved=False)
+        assert options["attention_backend"] is backend
 
 
 def test_bridges_and_layouts():

@@ -1,6 +1,6 @@
 """Which fields of Megatron-core's TransformerConfig a run sets, and which of them a user may.
 
-The names are read from Megatron-core's source, so that a config can be checked in a moment, without torch.
+Names and types are read from Megatron-core's source, so that a config can be checked in a moment, without torch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.config.annotations import describe, field_annotations, fits
+
 if TYPE_CHECKING:
     from allocation import ParallelSizes
 
-_SOURCES = ("core/model_parallel_config.py", "core/transformer/transformer_config.py")
-_CLASSES = ("ModelParallelConfig", "TransformerConfig")
+_SOURCES = {
+    "core/model_parallel_config.py": "ModelParallelConfig",
+    "core/transformer/transformer_config.py": "TransformerConfig",
+}
 
 _FROM_ALLOCATION = (
     "tensor_model_parallel_size",
@@ -41,9 +45,42 @@ _FROM_ENGINE = {
     "variable_seq_lengths": None,
     "hidden_dropout": None,
     "attention_dropout": None,
+    "tensor_parallel_num_weight_shards": None,
+    "expert_tensor_parallel_num_weight_shards": None,
+    "gtp_weight_remat_size": None,
+    "expert_gtp_weight_remat_size": None,
+    "hierarchical_context_parallel_sizes": None,
+    "hybrid_context_parallel": None,
+    "perform_initialization": None,
+    "use_cpu_initialization": None,
+    "init_model_with_meta_device": None,
 }
+# What the model computes; the servers compute it too, from the same config.json.
+_FROM_MODEL = frozenset(
+    {
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "qk_layernorm", "qk_l2_norm"),
+        *("add_bias_linear", "add_qkv_bias", "gated_linear_unit", "glu_linear_offset", "activation_func_clamp_value"),
+        *("softmax_scale", "softmax_type", "attention_output_gate", "multi_latent_attention", "rotary_interleaved"),
+        *("window_size", "window_attn_skip_freq", "no_rope_freq", "mrope_section", "experimental_attention_variant"),
+        *("apply_residual_connection_post_layernorm", "is_hybrid_model", "heterogeneous_block_specs", "use_mup"),
+        *("init_method_std", "embedding_init_method_std"),
+        *("num_moe_experts", "moe_ffn_hidden_size", "moe_layer_freq", "moe_latent_size"),
+        *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+        *("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
+        *("moe_router_pre_softmax", "moe_router_score_function", "moe_router_topk_scaling_factor"),
+        *("moe_router_enable_expert_bias", "moe_router_force_load_balancing", "moe_router_force_biased"),
+    }
+)
+_FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
+# Enumerations, by the names of their members.
+_IN_WORDS = {
+    "attention_backend": ast.parse("Literal['flash', 'fused', 'unfused', 'local', 'auto']", mode="eval").body,
+}
+_WITHOUT_EFFECT_PREFIXES = ("inference_",)  # SGLang generates
 _GPU_ONLY = (
     "apply_rope_fusion",
+    "attention_backend",
     "bias_activation_fusion",
     "bias_dropout_fusion",
     "cuda_graph_impl",
@@ -63,40 +100,50 @@ _GPU_ONLY = (
 
 
 @functools.cache
-def transformer_fields() -> frozenset[str]:
-    """Names of all fields of the installed Megatron-core's TransformerConfig."""
+def transformer_fields() -> dict[str, ast.expr]:
+    """The fields of the installed Megatron-core's TransformerConfig and their types; none without Megatron-core."""
     spec = importlib.util.find_spec("megatron")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    names: set[str] = set()
+    fields: dict[str, ast.expr] = {}
     for root in roots:
-        for source in _SOURCES:
-            path = Path(root, source)
-            if path.exists():
-                classes = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef))
-                for node in (n for c in classes if c.name in _CLASSES for n in c.body):
-                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                        names.add(node.target.id)
-    return frozenset(names)
+        for source, name in _SOURCES.items():
+            fields |= field_annotations(Path(root, source), name)
+    return fields | _IN_WORDS if fields else {}
 
 
 def check_overrides(overrides: Mapping[str, Any], *, device: str) -> dict[str, str]:
     """For each name in `actor.megatron.override_transformer_config` that cannot be set, a sentence that says why."""
-    problems = {}
-    for name, value in overrides.items():
-        if name in _FROM_ALLOCATION:
-            problems[name] = (
-                f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
-            )
-        elif name in _FROM_ENGINE:
-            key = _FROM_ENGINE[name]
-            problems[name] = f"{name} is set by {key}" if key else f"{name} is fixed by the trainer"
-        elif name not in transformer_fields():
-            near = difflib.get_close_matches(name, transformer_fields(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            problems[name] = f"Megatron-core's TransformerConfig has no field {name}{hint}"
-        elif device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
-            problems[name] = f"{name} needs a GPU"
-    return problems
+    problems = {name: _problem(name, value, device) for name, value in overrides.items()}
+    return {name: problem for name, problem in problems.items() if problem}
+
+
+def _problem(name: str, value: Any, device: str) -> str | None:
+    fields = transformer_fields()
+    if reason := _decided_elsewhere(name):
+        return reason
+    if fields and name not in fields:
+        near = difflib.get_close_matches(name, (n for n in fields if not _decided_elsewhere(n)), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"Megatron-core's TransformerConfig has no field {name}{hint}"
+    if name in fields and not fits(fields[name], value):
+        return f"{value!r} should be {describe(fields[name])}"
+    if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
+        return f"{name} needs a GPU"
+    return None
+
+
+def _decided_elsewhere(name: str) -> str | None:
+    """Why a field is not the user's to set, if it is not."""
+    if name in _FROM_ALLOCATION:
+        return f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
+    if name in _FROM_ENGINE:
+        key = _FROM_ENGINE[name]
+        return f"{name} is set by {key}" if key else f"{name} is fixed by the trainer"
+    if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
+        return f"{name} follows from the model's config.json, which the servers read as well"
+    if name.startswith(_WITHOUT_EFFECT_PREFIXES):
+        return f"{name} has no effect: SGLang generates"
+    return None
 
 
 def check_bridge(bridge_type: str, sizes: ParallelSizes, *, experts: bool) -> str | None:
@@ -145,4 +192,9 @@ def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved
         "persist_layer_norm": on_gpu,
         "moe_permute_fusion": on_gpu,
     }
-    return options | dict(overrides)
+    options |= overrides
+    if "attention_backend" in overrides:
+        from megatron.core.transformer.enums import AttnBackend
+
+        options["attention_backend"] = AttnBackend[overrides["attention_backend"]]
+    return options
