@@ -130,6 +130,8 @@ async def _start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
     engine = {
         "actor": config.actor,
         "path": model,
+        "tokenizer": job.tokenizer.directory,
+        "scratch": cluster.shared_dir,
         "sizes": plan.sizes,
         "device": job.device,
         "seed": config.seed,

@@ -22,7 +22,10 @@ class TokenizerError(Exception):
 
 
 class Tokenizer:
-    """A fast tokenizer with the model's end tokens and, where it has one, its chat template."""
+    """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
+
+    `directory` is where its files lie, None if it was made here.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,10 @@ class Tokenizer:
         eos_token_ids: Sequence[int],
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> None:
         self.backend = backend
+        self.directory = directory
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
@@ -56,7 +61,7 @@ class Tokenizer:
         eos = _eos_token_ids(directory, backend, special)
         if not eos:
             raise TokenizerError(f"{path} names no end token; set eos_token in tokenizer_config.json")
-        return cls(backend, eos, template if isinstance(template, str) else None, special)
+        return cls(backend, eos, template if isinstance(template, str) else None, special, directory.absolute())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""

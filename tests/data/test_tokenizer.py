@@ -24,6 +24,7 @@ def edit(file, **changes):
 
 def test_a_plain_prompt_is_the_text_itself(model):
     tokenizer = Tokenizer.load(str(model))
+    assert tokenizer.directory == model
     assert tokenizer.decode(tokenizer.encode_prompt("1 + 1 = é?")) == "1 + 1 = é?"
 
 

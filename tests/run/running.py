@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         self.directory = folder / "runs/test/run"
-        self.weights = self.directory / ".weights"  # on their way to the servers
+        self.weights = self.directory / ".weights"  # on their way to the servers, or to a checkpoint
         self._output, self._errors = folder / "output.txt", folder / "errors.txt"
         overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
@@ -126,7 +126,8 @@ class Run:
             process for process in psutil.process_iter(["cmdline"]) if self.run_id in (process.info["cmdline"] or [])
         ]
         observed = [process for process in self._processes.values() if process.is_running()]
-        files = [str(temporary_directory(self.run_id)), str(self.weights), *self._memory]
+        partial = map(str, self.directory.glob("checkpoints/.*"))
+        files = [str(temporary_directory(self.run_id)), str(self.weights), *partial, *self._memory]
         return [
             *(f"process {process}" for process in {*members(self.run_id), *janitors, *observed}),
             *(f"port {port}" for port in self._ports & listening().keys()),

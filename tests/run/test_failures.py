@@ -15,7 +15,8 @@ from running import CLEAN_S, Run, run
 ENDLESS = ("total_train_epochs=10000", "total_train_steps=null", "evaluator.at_start=false", "warm_start=null")
 
 
-def crash_rank(started: Run) -> None:
+def crash_rank_within_save(started: Run) -> None:
+    wait_for_weights(started)
     started.find("actor-1.log")[0].kill()
 
 
@@ -32,17 +33,27 @@ def terminate(started: Run) -> None:
 
 
 def kill_within_weight_update(started: Run) -> None:
+    wait_for_weights(started)
+    started.process.kill()
+
+
+def wait_for_weights(started: Run) -> None:
+    """Return as soon as a file of weights is on its way."""
     deadline = time.monotonic() + 60
     while not any(started.weights.glob("*")):
-        assert time.monotonic() < deadline, "no weight update"
+        assert time.monotonic() < deadline, "no weights are written"
         time.sleep(0.001)
-    started.process.kill()
 
 
 @pytest.mark.parametrize(
     ("stop", "mode", "code", "message"),
     [
-        (crash_rank, "collective", 1, r"the run failed: actor rank 1 failed during [\w -]+: the process died"),
+        (
+            crash_rank_within_save,
+            "collective",
+            1,
+            r"the run failed: actor rank 1 failed during [\w -]+: the process died",
+        ),
         (
             crash_server,
             "collective",
@@ -58,11 +69,11 @@ def kill_within_weight_update(started: Run) -> None:
 def test_a_run_that_does_not_finish(
     tmp_path: Path, stop: Callable[[Run], None], mode: str, code: int, message: str
 ) -> None:
-    with run(tmp_path, *ENDLESS, f"weight_update.mode={mode}") as started:
+    with run(tmp_path, *ENDLESS, f"weight_update.mode={mode}", "saver.freq_steps=1") as started:
         started.wait_for_step(3)
         start = time.monotonic()
         stop(started)
-        assert started.end(60) == code
+        assert started.end(60) == code, started.errors
         assert started.remains() == []
         assert time.monotonic() - start < 2 * CLEAN_S
     assert re.match(message, started.errors)

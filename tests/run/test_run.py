@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from areal_like.config.load import load
 from areal_like.config.preflight import preflight
+from areal_like.config.schema import InitModelConfig
+from areal_like.data.init_model import write_init_model
 from areal_like.rewards.gsm8k import verify
 
 STEPS = 3
@@ -127,12 +129,16 @@ def test_the_directory_is_not_another_runs(finished: Run) -> None:
 
 
 def test_without_staleness_training_is_synchronous(tmp_path: Path) -> None:
-    """η = 0, with the other bridge and the other way of weights."""
-    others = ("actor.megatron.bridge_type=megatron-bridge", "weight_update.mode=disk")
+    """η = 0, with the other bridge, the other way of weights, and a tokenizer that does not come with the model."""
+    tokenizer = tmp_path / "tokenizer"
+    write_init_model(InitModelConfig(), tokenizer, seed=0)
+    (tokenizer / "special_tokens_map.json").write_text("{}")
+    others = ("actor.megatron.bridge_type=megatron-bridge", "weight_update.mode=disk", f"tokenizer_path={tokenizer}")
     with run(tmp_path, *LEARN, *others, "rollout.max_head_offpolicyness=0") as started:
         assert started.end() == 0, started.errors
         assert started.remains() == []
     assert contents(started) == CONTENTS
+    assert (started.directory / f"checkpoints/step-{STEPS}/special_tokens_map.json").exists()
     scalars = read_scalars(started)
     assert set(scalars["staleness/max"].values()) == {0}
     assert set(scalars["rollout/on_policy_share"].values()) == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 
 import numpy as np
@@ -82,6 +83,45 @@ def test_buckets_keep_order_and_limit():
     weights = [(str(i), torch.zeros(size)) for i, size in enumerate([10, 30, 100, 5, 5])]
     buckets = list(in_buckets(iter(weights), limit=160))
     assert [[name for name, _ in bucket] for bucket in buckets] == [["0", "1"], ["2"], ["3", "4"]]
+
+
+def test_a_checkpoint_has_the_tokenizer_that_was_chosen(tmp_path, models):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "special_tokens_map.json", "chat_template.jinja", "merges.txt"):
+        (tokenizer / name).write_text("chosen")
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tokenizer / name).write_text("another model's")
+    source = shutil.copytree(models["tied"], tmp_path / "source")
+    (source / "added_tokens.json").write_text("the model's own")
+    (source / "generation_config.json").write_text("the model's own")
+    weights = load_file(source / "model.safetensors")
+
+    write_checkpoint(tmp_path / "out", weights.items(), source, "float32", tokenizer=tokenizer)
+    assert {file.name for file in (tmp_path / "out").iterdir() if file.read_bytes() == b"chosen"} == {
+        *("tokenizer.json", "special_tokens_map.json", "chat_template.jinja", "merges.txt")
+    }
+    assert {file.name for file in (tmp_path / "out").iterdir()} - {file.name for file in tokenizer.iterdir()} == set()
+    assert (tmp_path / "out/generation_config.json").read_text() == "the model's own"
+    assert load_file(tmp_path / "out/model.safetensors").keys() == weights.keys()
+
+    write_checkpoint(tmp_path / "own", weights.items(), source, "float32")
+    assert (tmp_path / "own/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert (tmp_path / "own/added_tokens.json").exists()
+
+
+def test_an_unfinished_checkpoint_is_where_it_is_told_to_be(tmp_path, models):
+    target, scratch = tmp_path / "checkpoints/step-1", tmp_path / "scratch"
+
+    def weights():
+        for name, tensor in load_file(models["tied"] / "model.safetensors").items():
+            assert len(list(scratch.iterdir())) == 1
+            assert not target.parent.exists()
+            yield name, tensor
+
+    write_checkpoint(target, weights(), models["tied"], "float32", scratch=scratch)
+    assert list(scratch.iterdir()) == []
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_large_checkpoints_are_sharded_and_replace_old_ones(tmp_path, models, monkeypatch):

@@ -62,14 +62,18 @@ class MegatronEngine:
         device: str,
         seed: int,
         total_steps: int | None = None,
+        tokenizer: Path | None = None,
+        scratch: Path | None = None,
         listener: socket.socket | None = None,
     ) -> None:
         """Joins the other ranks, builds this rank's part of the model at `path` (Hugging Face form) and loads it.
 
         `device` is "cpu" or "cuda" (the current one); `total_steps` is the number of optimizer steps that the
-        learning-rate schedule spans; `listener` is rank 0's socket from `rendezvous.open_listener`.
+        learning-rate schedule spans; `tokenizer` and `scratch` are `write_checkpoint`'s; `listener` is the socket at
+        the rendezvous, rank 0's alone (`cluster.lifetime.listen`).
         """
         self.actor, self.sizes, self.path = actor, sizes, Path(path)
+        self._tokenizer, self._scratch = tokenizer, scratch
         self.device = _prepare_process(device, actor, sizes, rendezvous.address)
         options = transformer_options(actor, device=device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
         source = ModelSource(self.path, getattr(torch, actor.dtype), sizes, options)
@@ -153,9 +157,16 @@ class MegatronEngine:
         return in_buckets(self._exported(), bucket_mb << 20)
 
     def save_hf(self, path: str | Path) -> None:
-        """Writes a Hugging Face checkpoint that transformers loads, with the tokenizer of the model it started from."""
+        """Writes a Hugging Face checkpoint that transformers loads; it appears when it is complete."""
         if dist.get_rank() == 0:
-            write_checkpoint(Path(path), self._exported(), self.path, self.actor.dtype)
+            write_checkpoint(
+                Path(path),
+                self._exported(),
+                self.path,
+                self.actor.dtype,
+                tokenizer=self._tokenizer,
+                scratch=self._scratch,
+            )
         else:
             for _ in self._exported():
                 pass

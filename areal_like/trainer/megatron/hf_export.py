@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -14,6 +15,8 @@ from torch import Tensor
 Bucket = list[tuple[str, Tensor]]
 _SHARD_BYTES = 4 << 30
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+# as transformers names them (VOCAB_FILES_NAMES of its tokenizers)
+_TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "*.model", "*.tiktoken")
 
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bucket]:
@@ -30,14 +33,24 @@ def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bu
         yield bucket
 
 
-def write_checkpoint(path: Path, weights: Iterable[tuple[str, Tensor]], source: Path, dtype: str) -> None:
-    """Writes `weights` as safetensors to `path`, with the config and tokenizer files of the checkpoint at `source`.
+def write_checkpoint(
+    path: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    source: Path,
+    dtype: str,
+    *,
+    tokenizer: Path | None = None,
+    scratch: Path | None = None,
+) -> None:
+    """Writes `weights` as safetensors to `path`, with the config of the checkpoint at `source`.
 
-    The directory appears under its name only when it is complete; one that is there already is replaced.
+    The tokenizer's files are those of the directory `tokenizer`, by default `source`. The checkpoint appears under its
+    name only when it is complete; one that is there already is replaced. Until then it is in `scratch`, a directory of
+    the same file system, by default beside `path`.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = (scratch or path.parent) / f".{path.name}.{os.getpid()}.partial"
     partial.mkdir(parents=True)
-    copy_descriptions(source, partial, dtype)
+    copy_descriptions(source, tokenizer or source, partial, dtype)
     index, total = {}, 0
     for number, bucket in enumerate(in_buckets(weights, _SHARD_BYTES), 1):
         shard = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
@@ -46,20 +59,29 @@ def write_checkpoint(path: Path, weights: Iterable[tuple[str, Tensor]], source: 
         index.update(dict.fromkeys(shard, number))
         total += sum(tensor.nbytes for tensor in shard.values())
     _name_shards(partial, index, total)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
 
 
-def copy_descriptions(source: Path, target: Path, dtype: str) -> None:
-    """Copies a checkpoint's files other than weights, and notes in its config the data type of the new weights."""
-    for file in source.iterdir():
+def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:
+    """Copies a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
+
+    The config then names the data type of the new weights.
+    """
+    files = [file for file in source.iterdir() if not _is_tokenizers(file)]
+    for file in files + [file for file in tokenizer.iterdir() if _is_tokenizers(file)]:
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
             shutil.copy(file, target)
     config = json.loads((target / "config.json").read_text())
     config.pop("torch_dtype", None)
     config["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _is_tokenizers(file: Path) -> bool:
+    return any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES)
 
 
 def _shard_name(number: int, count: int | None = None) -> str:
