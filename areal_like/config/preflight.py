@@ -121,13 +121,14 @@ def _packages(loaded: LoadedConfig) -> Iterator[Finding]:
         "scheduler.type": ("ray", "ray"),
         "actor.backend": ("megatron.core", "megatron-core"),
         "rollout.backend": ("sglang", "sglang"),
-        "actor.megatron.bridge_type": ("megatron.bridge", bridge)
-        if bridge == "megatron-bridge"
-        else ("mbridge", bridge),
+        "actor.megatron.bridge_type": (bridge.replace("-", "."), bridge),
         "reward.type": ("math_verify", "math-verify"),
+        "stats_logger": ("matplotlib", "matplotlib"),
     }
     if loaded.config.stats_logger.tensorboard:
         needed["stats_logger.tensorboard"] = ("tensorboard", "tensorboard")
+    if device_of(loaded) == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
+        needed["device"] = ("transformer_engine", "transformer-engine")
     for key, (module, package) in needed.items():
         if not _installed(module):
             yield loaded.origins.finding(

@@ -200,8 +200,19 @@ def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):
 
 def test_with_gpus_auto_means_cuda(write):
     with mock.patch.object(module, "_gpu_count", return_value=2):
-        found = errors(write(), "device=auto")
-    assert "3 GPUs are asked for, this host has 2" in found[0].message
+        with mock.patch.object(module, "_installed", return_value=True):
+            (finding,) = errors(write(), "device=auto")
+        assert "3 GPUs are asked for, this host has 2" in finding.message
+
+
+def test_transformer_engine_is_needed_where_there_are_gpus(write):
+    with (
+        mock.patch.object(module, "_gpu_count", return_value=3),
+        mock.patch.object(module, "_installed", lambda name: name != "transformer_engine"),
+    ):
+        (finding,) = errors(write(), "device=cuda")
+        assert finding.message == "the package transformer-engine is not installed"
+        assert check(write(), "device=cpu").ok
 
 
 def test_an_option_that_does_nothing_is_a_warning(write):

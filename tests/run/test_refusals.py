@@ -16,7 +16,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from areal_like import cli
-from areal_like.config import preflight
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.data.init_model import write_init_model
@@ -102,13 +101,6 @@ def test_a_busy_port() -> None:
         port = busy.getsockname()[1]
         message = refusal(f"sglang.port={port}")
     assert f"sglang.port (command line): port {port} cannot be used here" in message
-
-
-def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_installed", lambda module: module != "sglang")
-    message = refusal()
-    assert "the package sglang is not installed" in message
-    assert "make setup" in message
 
 
 def test_another_run_s_directory(tmp_path: Path) -> None:
