@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from allocation import EnginePlan, Plan
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.cluster.workers import WorkerGroup
@@ -36,6 +38,10 @@ from areal_like.weights.disk import DiskSync
 from areal_like.weights.sync import WeightSync, publish
 
 
+class PreparationError(RuntimeError):
+    """The run's directory cannot be written, or its model cannot be made or downloaded."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A run that may start: its configuration and what the checks made of it."""
@@ -52,13 +58,19 @@ class Job:
 async def run(job: Job, view: View) -> None:
     """The whole run. When this returns or raises, nothing of it is left but its directory.
 
-    Raises an ExceptionGroup whose first leaf is what failed first.
+    Raises PreparationError before anything is started, and then an ExceptionGroup whose first leaf is what failed first.
     """
     config = job.config
     directory = config.run_dir
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / CONFIG_FILE).write_text(dump(config))
-    record = Record(directory, f"{config.experiment_name} / {config.trial_name}", view, config.stats_logger.tensorboard)
+    title = f"{config.experiment_name} / {config.trial_name}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / CONFIG_FILE).write_text(dump(config))
+        record = Record(directory, title, view, config.stats_logger.tensorboard)
+    except OSError as error:
+        raise PreparationError(
+            f"{directory} (cluster.fileroot) cannot be written: {error.strerror or error}"
+        ) from error
     try:
         with view.doing("preparing the model"):
             model = await asyncio.to_thread(_model_directory, config, directory)
@@ -220,17 +232,24 @@ def _score(job: Job, rewards: RewardPool) -> Score:
 
 
 def _model_directory(config: RunConfig, directory: Path) -> Path:
-    """Where the model lies in Hugging Face form; made or downloaded if it does not yet."""
+    """Where the model lies in Hugging Face form; made or downloaded if it does not yet. Raises PreparationError."""
     if config.actor.init_model:
         made = directory / "initial_model"
-        write_init_model(config.actor.init_model, made, seed=config.seed, dtype=config.actor.dtype)
+        try:
+            write_init_model(config.actor.init_model, made, seed=config.seed, dtype=config.actor.dtype)
+        except (OSError, SafetensorError) as error:
+            raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
         return made.absolute()
     path = str(config.actor.path)
     if is_local(path):
         return Path(path).absolute()
+    import httpx
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(path))
+    try:
+        return Path(snapshot_download(path))
+    except (OSError, httpx.HTTPError) as error:  # those of the hub are both
+        raise PreparationError(f"{path} (actor.path) cannot be downloaded: {error}") from error
 
 
 def _describe(job: Job) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from allocation import Device
 
+GPU_IDS_S = 10.0  # that nodes have at least for saying which GPUs were granted, however late that was
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -78,8 +80,9 @@ async def place(
 
 
 async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline: float) -> list[list[str]]:
-    """Which GPUs Ray reserved in each bundle; only a task that holds all of a bundle can tell."""
+    """Which GPUs Ray reserved in each bundle; only a task that holds all of a bundle can tell. Raises ClusterError."""
     import ray
+    from ray.exceptions import RayError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     def ask() -> list[str]:
@@ -96,7 +99,16 @@ async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline:
         .remote()
         for bundle, members in enumerate(on_node)
     ]
-    return await asyncio.wait_for(asyncio.gather(*asking), max(10.0, deadline - time.monotonic()))
+    limit_s = max(GPU_IDS_S, deadline - time.monotonic())
+    try:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.gather(*asking)
+    except TimeoutError as error:
+        raise ClusterError(
+            f"the plan's nodes did not say within {limit_s:.0f} s which of their GPUs are granted"
+        ) from error
+    except RayError as error:
+        raise ClusterError(f"a node of the plan did not say which of its GPUs are granted: {error}") from error
 
 
 def _fits(bundles: list[dict[str, float]]) -> bool:
