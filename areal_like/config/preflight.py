@@ -67,6 +67,7 @@ def preflight(loaded: LoadedConfig) -> Preflight:
         _cpu,
         _overrides,
         _server_arguments,
+        _sampling,
         _batches,
         _held_out,
     ):
@@ -241,6 +242,13 @@ def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
         )
     for name, problem, nearest in check_server_options(sglang.extra_args):
         yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", problem, nearest=nearest)
+
+
+def _sampling(loaded: LoadedConfig) -> Iterator[Finding]:
+    """Behaviour log-probs have to be those of the distribution that was sampled from (sglang/srt/layers/sampler.py)."""
+    if loaded.config.gconfig.top_p != 1:
+        message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
+        yield loaded.origins.finding("RUN-SAMPLING", "gconfig.top_p", message, "write gconfig.top_p=1.0")
 
 
 def _batches(loaded: LoadedConfig) -> Iterator[Finding]:

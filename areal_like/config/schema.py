@@ -89,7 +89,12 @@ class GenerationConfig(Section):
     temperature: float = Field(
         1.0, gt=0, description="Softmax temperature; the trainer scales its log-probs the same way."
     )
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: share of the probability mass that is sampled from.")
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus: share of the probability mass that is sampled from; only 1, or log-probs would be wrong.",
+    )
 
 
 class RewardConfig(Section):
