@@ -67,9 +67,11 @@ def _spec(loaded: LoadedConfig, path: str) -> tuple[ModelSpec | None, list[Findi
 
 def _tokenizer(loaded: LoadedConfig, key: str, path: str) -> tuple[Tokenizer | None, list[Finding]]:
     try:
-        return Tokenizer.load(path), []
+        tokenizer = Tokenizer.load(path)
+        tokenizer.encode_prompt("1 + 1 = ?")  # once here: a template that fails would fail for every row of the data
     except TokenizerError as error:
         return None, [loaded.origins.finding("RUN-TOKENIZER", key, str(error))]
+    return tokenizer, []
 
 
 def _shape(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:

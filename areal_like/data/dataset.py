@@ -14,7 +14,7 @@ import numpy as np
 
 from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
 from areal_like.data import arithmetic
-from areal_like.data.tokenizer import Tokenizer
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.types import Prompt
 
 type Record = Mapping[str, Any]
@@ -58,7 +58,8 @@ def read_records(config: DatasetConfig) -> Sequence[Record]:
     if path == "arithmetic":
         return _read_arithmetic(config)
     if path.endswith((".jsonl", ".parquet")) and not Path(path).is_file():
-        raise DatasetError("path", f"{path} does not exist", "name a JSONL or Parquet file, or a dataset on the hub")
+        what = "is not a file" if Path(path).exists() else "does not exist"
+        raise DatasetError("path", f"{path} {what}", "name a JSONL or Parquet file, or a dataset on the hub")
     records: Sequence[Record]
     if path.endswith(".jsonl"):
         records = _read_jsonl(path)
@@ -124,19 +125,21 @@ def _read_arithmetic(config: DatasetConfig) -> list[dict[str, str]]:
 
 def _read_jsonl(path: str) -> list[Record]:
     records: list[Record] = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
-                raise DatasetError(
-                    "path", f"{path}, line {number} is not JSON: {error}", "write one object per line"
-                ) from error
-            if not isinstance(record, dict):
-                raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
-            records.append(record)
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError as error:
+        raise DatasetError("path", f"{path} cannot be read: {error}", "make it readable") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:  # not JSON, or not UTF-8
+            problem = f"{path}, line {number} is not JSON: {error}"
+            raise DatasetError("path", problem, "write one object per line") from error
+        if not isinstance(record, dict):
+            raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
+        records.append(record)
     return records
 
 
@@ -165,7 +168,11 @@ def _read_hub(config: DatasetConfig) -> Sequence[Record]:
 
 
 def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record) -> Prompt:
-    tokens = tokenizer.encode_prompt(record[config.prompt_field])
+    try:
+        tokens = tokenizer.encode_prompt(record[config.prompt_field])
+    except TokenizerError as error:
+        problem = f"{config.path}, row {row + 1} cannot be tokenised: {error}"
+        raise DatasetError("path", problem, "correct the row or the chat template") from error
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens:
         problem = f"{config.path}, row {row + 1} has words that the tokenizer does not know"
         raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")

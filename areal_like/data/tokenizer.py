@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tokenizers
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+_MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")  # of the tokenizers library
+# A template is a program: it fails by its own hand, or as any expression of Python does.
+_TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 class TokenizerError(Exception):
@@ -24,7 +29,7 @@ class TokenizerError(Exception):
 class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
-    `directory` is where its files lie, None if it was made here.
+    `directory` is where its files lie, None if it was made here. Raises TokenizerError for a broken chat template.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
         self._special_tokens = dict(special_tokens or {})
-        self._template = None if chat_template is None else _chat_environment().from_string(chat_template)
+        self._template = None if chat_template is None else _compile(chat_template)
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
@@ -52,16 +57,18 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend = _backend(file)
         settings = _read_json(directory / "tokenizer_config.json")
         special = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := _text(settings.get(key)))}
         template = settings.get("chat_template")
         if (jinja := directory / "chat_template.jinja").is_file():
-            template = jinja.read_text()
+            template = _read_text(jinja)
+        if not isinstance(template, str | None):
+            raise TokenizerError(f"{path} has several chat templates; leave one in chat_template.jinja")
         eos = _eos_token_ids(directory, backend, special)
         if not eos:
             raise TokenizerError(f"{path} names no end token; set eos_token in tokenizer_config.json")
-        return cls(backend, eos, template if isinstance(template, str) else None, special, directory.absolute())
+        return cls(backend, eos, template, special, directory.absolute())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
@@ -79,7 +86,7 @@ class Tokenizer:
             raise TokenizerError("the tokenizer has no chat template")
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
-        except TemplateError as error:
+        except _TEMPLATE_FAILURES as error:
             raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
         return self.backend.encode(text, add_special_tokens=False).ids
 
@@ -90,6 +97,21 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=True)
+
+
+def _backend(file: Path) -> tokenizers.Tokenizer:
+    """A tokenizer.json; checked first, as the library has no exception of its own to say that it is torn."""
+    model = _read_json(file).get("model")
+    if not isinstance(model, dict) or "vocab" not in model or model.get("type", "BPE") not in _MODELS:
+        raise TokenizerError(f"{file} describes no tokenizer; save the model's fast tokenizer there")
+    return tokenizers.Tokenizer.from_file(str(file))
+
+
+def _compile(template: str) -> Template:
+    try:
+        return _chat_environment().from_string(template)
+    except TemplateError as error:
+        raise TokenizerError(f"the chat template is not Jinja: {error}") from error
 
 
 def _chat_environment() -> ImmutableSandboxedEnvironment:
@@ -139,9 +161,19 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return json.loads(file.read_text())
+        content = json.loads(_read_text(file))
     except json.JSONDecodeError as error:
         raise TokenizerError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{file} is not a JSON object")
+    return content
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{file} cannot be read: {error}") from error
 
 
 def _text(token: Any) -> str | None:

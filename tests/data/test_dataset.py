@@ -77,6 +77,20 @@ def test_a_missing_file_is_named(name, tmp_path):
         load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
 
 
+@pytest.mark.parametrize("name", ["folder.jsonl", "folder.parquet"])
+def test_a_directory_is_not_a_file(name, tmp_path):
+    (tmp_path / name).mkdir()
+    with pytest.raises(DatasetError, match="is not a file"):
+        load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
+
+
+def test_a_file_that_breaks_off_while_it_is_read_is_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.symlink_to("/proc/self/mem")  # opens, but its first byte is not mapped
+    with pytest.raises(DatasetError, match=r"a\.jsonl cannot be read"):
+        load_prompts(DatasetConfig(path=str(file)), BYTES)
+
+
 def test_what_is_not_parquet_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_text("not parquet")
     with pytest.raises(DatasetError, match="cannot be read as Parquet"):

@@ -69,3 +69,35 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
     edit(model / "tokenizer_config.json", chat_template="{{ raise_exception('no') }}")
     with pytest.raises(TokenizerError, match="no"):
         Tokenizer.load(str(model)).encode_prompt("x")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("tokenizer.json", '{"version": "1.0", "model": {"typ', "not JSON"),
+        ("tokenizer.json", "{}", "describes no tokenizer"),
+        ("tokenizer.json", "[]", "not a JSON object"),
+        ("tokenizer.json", '{"model": {"type": "Neural"}}', "describes no tokenizer"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("generation_config.json", "{", "not JSON"),
+        ("chat_template.jinja", "{% if %}", "not Jinja"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
+    ],
+)
+def test_a_torn_file_is_a_tokenizer_error(model, file, content, words):
+    (model / file).write_text(content)
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer.load(str(model))
+
+
+def test_a_file_that_is_not_text_is_a_tokenizer_error(model):
+    (model / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=r"chat_template.jinja cannot be read"):
+        Tokenizer.load(str(model))
+
+
+@pytest.mark.parametrize("template", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}"])
+def test_a_template_that_fails_is_a_tokenizer_error(model, template):
+    (model / "chat_template.jinja").write_text(template)
+    with pytest.raises(TokenizerError, match="chat template refuses"):
+        Tokenizer.load(str(model)).encode_prompt("x")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import published
 import pytest
 import yaml
 from click.testing import Result
@@ -73,6 +73,8 @@ def refusal(*arguments: str, config: Path = CONFIG) -> str:
         (["actor.path=empty"], "actor.path", "no config.json"),
         (["train_dataset.path=none.jsonl"], "train_dataset.path", "does not exist"),
         (["train_dataset.path=torn.jsonl"], "train_dataset.path", "torn.jsonl"),
+        (["train_dataset.path=folder.jsonl"], "train_dataset.path", "folder.jsonl is not a file"),
+        (["train_dataset.path=broken.jsonl"], "train_dataset.path", "broken.jsonl cannot be read"),
         (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a directory"),
         (["actor.megatron.bridge_type=mbrigde"], "actor.megatron.bridge_type", "mbridge"),
         (["rollout.max_head_offpolicynes=1"], "rollout.max_head_offpolicynes", "rollout.max_head_offpolicyness"),
@@ -84,8 +86,28 @@ def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: 
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("")
     (tmp_path / "torn.jsonl").write_text('{"question": "1', encoding="utf-8")
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "broken.jsonl").symlink_to("/proc/self/mem")  # opens, but its first byte is not mapped
     message = refusal(*overrides)
     assert f"{key} (command line)" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("tokenizer.json", '{"model": {"typ', "not JSON"),
+        ("tokenizer.json", "{}", "describes no tokenizer"),
+        ("chat_template.jinja", "{% if %}", "not Jinja"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}", "refuses the conversation: no"),
+        ("chat_template.jinja", "{{ messages + 1 }}", "refuses the conversation"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, file: str, content: str, words: str) -> None:
+    write_init_model(InitModelConfig(num_hidden_layers=1), tmp_path / "model", seed=0)
+    (tmp_path / "model" / file).write_text(content)
+    message = refusal("actor.path=model")
+    assert "actor.path (command line)" in message
     assert words in message
 
 
@@ -136,14 +158,6 @@ def test_a_dry_run_prints_plan_and_configuration() -> None:
     assert "everything was checked: the run may start" in result.stdout
 
 
-# As AReaL's tutorial prints it, with the shell's quotes.
-PUBLISHED = """
-scheduler.type=ray experiment_name=moe trial_name=first rollout.backend=sglang:d4t4
-actor.backend='megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' cluster.n_nodes=4 cluster.n_gpus_per_node=8
-actor.path=Qwen/Qwen3-30B-A3B actor.megatron.use_deterministic_algorithms=True
-"""
-
-
 def test_areal_s_published_command_line(tmp_path: Path) -> None:
     """On a checkpoint that has the model's proportions but not its size, and a data set that is there."""
     shape = InitModelConfig(
@@ -154,7 +168,7 @@ def test_areal_s_published_command_line(tmp_path: Path) -> None:
         rows = [{"question": "1 + 1?", "answer": "#### 2"}] * 256
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = ("train_dataset.path=train.jsonl", "valid_dataset.path=test.jsonl")
-    result = call(*shlex.split(PUBLISHED), *data, "--dry-run", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
+    result = call(*published.OVERRIDES, *data, "--dry-run", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
     assert result.exit_code == 0, result.output
     assert "sglang:d4t4+megatron:(attn:d1p4t2c2|ffn:d1p4t1e4) on cuda" in result.stdout
     assert "use_deterministic_algorithms: true" in result.stdout
