@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import types
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,14 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 def dump(config: RunConfig) -> str:
     """The resolved configuration as YAML, every key written out; `load` gives the same configuration back."""
-    return yaml.safe_dump(config.model_dump(), sort_keys=False, width=120)
+    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text such as `1e5`, which is none to OmegaConf (YAML 1.2) but would be plain text to PyYAML (1.1)."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+.\d]"), list("-+.0123456789"))
 
 
 def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+import yaml
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import dump, load
@@ -178,3 +179,12 @@ def test_the_resolved_configuration_loads_as_itself(write, tmp_path):
     file = tmp_path / "resolved.yaml"
     file.write_text(dump(config))
     assert load(file).config == config
+
+
+@pytest.mark.parametrize("name", ["1e5", "12e03", "1.e3", "1_0e5", "007", "2024-01-01", "1.5", "no", "null", "0x1F"])
+def test_a_name_that_looks_like_a_number_loads_as_itself(write, tmp_path, name):
+    config = load(write(), [f"experiment_name={name}", f"trial_name={name}"]).config
+    file = tmp_path / "resolved.yaml"
+    file.write_text(dump(config))
+    assert load(file).config == config
+    assert yaml.safe_load(file.read_text()) == config.model_dump()
