@@ -16,7 +16,6 @@ from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-
 _MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")  # of the tokenizers library
 # A template is a program: it fails by its own hand, or as any expression of Python does.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
