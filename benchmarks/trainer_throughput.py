@@ -26,13 +26,14 @@ import typer
 
 from allocation import ParallelSizes
 from areal_like.algorithms.batch import response_mask
+from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.data.init_model import write_init_model
 from areal_like.trainer import packing
 from areal_like.trainer.megatron import cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.trainer.rendezvous import Rendezvous, open_listener
+from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, LossSpec
 from benchmarks.report import save
 
@@ -125,7 +126,7 @@ def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
     if run.actor.init_model:
         write_init_model(run.actor.init_model, folder / "model", seed=run.seed, dtype=run.actor.dtype)
     path = folder / "model" if run.actor.init_model else Path(str(run.actor.path))
-    listener = open_listener("127.0.0.1")
+    listener = listen("127.0.0.1")
     return MegatronEngine(
         run.actor,
         path,

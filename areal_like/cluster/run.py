@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 class Cluster:
     """A running cluster and the groups that were started on it.
 
-    `token` is the run's own secret, for its servers. Two directories end with the run: `directory` is on this process's
-    host, `shared_dir` where every host sees it.
+    `token` is the run's own secret, for its servers; `shared_dir`, which every host sees, ends with the run.
     """
 
     run_id: str
-    directory: Path
     shared_dir: Path
     log_dir: Path
     placement: Placement
@@ -39,10 +37,6 @@ class Cluster:
     loopback: bool
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
-
-    def host(self, device: Device) -> str:
-        """Address of the node that a plan device is on."""
-        return self.placement.slots[device].host
 
     async def start_group(
         self,
@@ -52,23 +46,19 @@ class Cluster:
         arguments: Callable[[int, str], Mapping[str, Any]],
         *,
         call_timeout_s: float,
-        env: Mapping[str, str] | None = None,
     ) -> WorkerGroup:
         """Start one process for each entry of `devices` and make `cls(**arguments(rank, host))` there.
 
-        A process sees the GPUs of its entry alone; `host` is its node's address. `env` is set before `cls` is imported,
-        and output goes to `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's
-        start-up limit.
+        A process sees the GPUs of its entry alone; `host` is its node's address, and output goes to
+        `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's start-up limit.
         """
-        workers = [self._start_worker(role, rank, cls, own, env or {}) for rank, own in enumerate(devices)]
+        workers = [self._start_worker(role, rank, cls, own) for rank, own in enumerate(devices)]
         group = WorkerGroup(role, workers, call_timeout_s)
         self.groups.append(group)
         await group.build(cls, [arguments(member.rank, member.host) for member in workers], self.startup_timeout_s)
         return group
 
-    def _start_worker(
-        self, role: str, rank: int, cls: type, devices: Sequence[Device], env: Mapping[str, str]
-    ) -> Member:
+    def _start_worker(self, role: str, rank: int, cls: type, devices: Sequence[Device]) -> Member:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -84,7 +74,7 @@ class Cluster:
         strategy = PlacementGroupSchedulingStrategy(self.placement.group, placement_group_bundle_index=slots[0].bundle)
         actor: Any = ray.remote(worker_class(cls))
         actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
-        return Member(rank, slots[0].host, actor.remote(self.run_id, {**variables, **env}, log_file), log_file)
+        return Member(rank, slots[0].host, actor.remote(self.run_id, variables, log_file), log_file)
 
 
 @asynccontextmanager
@@ -106,7 +96,7 @@ async def run_cluster(
         _signals_cancel(),
     ):
         async with place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
-            cluster = Cluster(run_id, directory, shared_dir, log_dir, placement, limit_s, loopback=local)
+            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, loopback=local)
             try:
                 async with nullcontext() if local else _caretakers(cluster):
                     yield cluster

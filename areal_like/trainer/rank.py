@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.cluster.lifetime import listen
 from areal_like.trainer.remote import TensorSpec
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -24,10 +25,8 @@ class TrainerRank:
         self._listener: Any = None
 
     def listen(self) -> tuple[str, int]:
-        """Open the socket at which the ranks will meet; returns its address and port."""
-        from areal_like.trainer.rendezvous import open_listener
-
-        self._listener = open_listener(self._address)
+        """Open the socket at which the ranks will meet; returns its address and port. Rank 0 only."""
+        self._listener = listen(self._address)
         return self._address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, arguments: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 
@@ -15,11 +14,3 @@ class Rendezvous:
     address: str
     port: int
     timeout_s: float = 600.0
-
-
-def open_listener(address: str) -> socket.socket:
-    """A listening socket on a free port of `address` alone; torch's own store would listen on every interface.
-
-    Rank 0 opens it, tells the others its port, and passes it to the engine.
-    """
-    return socket.create_server((address, 0), backlog=1024)

@@ -17,7 +17,7 @@ from typing import Any
 
 from allocation import Device
 from areal_like.cluster.errors import ClusterError, WorkerError
-from areal_like.cluster.lifetime import reserve_port, spawn
+from areal_like.cluster.lifetime import reserve_port, spawn, temporary_directory
 from areal_like.cluster.placement import place
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
@@ -76,7 +76,6 @@ class Server:
     """Starts a program with a port and a temporary file; listens for its end in a coroutine."""
 
     def __init__(self, log_file: Path) -> None:
-        assert os.environ["SERVER_VARIABLE"] == "1"
         self._reserved = reserve_port("127.0.0.1")
         self._port = self._reserved.getsockname()[1]
         self._memory = [f"areal-test-{os.getpid()}-{kind}" for kind in ("tracked", "untracked")]
@@ -116,7 +115,6 @@ async def start(cluster: Cluster) -> tuple[Any, Any]:
             [devices[1:]],
             lambda rank, host: {"log_file": log_file},
             call_timeout_s=60,
-            env={"SERVER_VARIABLE": "1"},
         ),
     )
 
@@ -149,7 +147,7 @@ async def main() -> None:
         pool.start()
         facts = {
             "run_id": cluster.run_id,
-            "directory": str(cluster.directory),
+            "directory": str(temporary_directory(cluster.run_id.removesuffix("w"))),
             "shared_dir": str(cluster.shared_dir),
             "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
             "gpus": await trainer.call_all("gpus", phase="start-up"),

@@ -1,6 +1,6 @@
-import shlex
 from pathlib import Path
 
+import published
 import pytest
 
 from areal_like.config.layout import check_layout
@@ -10,13 +10,6 @@ from areal_like.config.preflight import preflight
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
-
-# As AReaL's tutorial prints it, with the shell's quotes.
-PUBLISHED = """
-scheduler.type=ray experiment_name=moe trial_name=first rollout.backend=sglang:d4t4
-actor.backend='megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)' cluster.n_nodes=4 cluster.n_gpus_per_node=8
-actor.path=Qwen/Qwen3-30B-A3B actor.megatron.use_deterministic_algorithms=True
-"""
 
 
 def test_there_are_examples():
@@ -39,7 +32,7 @@ def test_the_cpu_example_passes_every_check(tmp_path):
 
 @pytest.mark.parametrize("name", ["gsm8k_grpo.yaml", "gsm8k_grpo_moe.yaml"])
 def test_the_published_command_line_works_as_printed(name):
-    loaded = load(ROOT / "examples/math" / name, shlex.split(PUBLISHED))
+    loaded = load(ROOT / "examples/math" / name, published.OVERRIDES)
     findings, plan = check_layout(loaded, None)
     assert plan is not None, list(map(str, findings))
     config = loaded.config

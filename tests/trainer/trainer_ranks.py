@@ -14,7 +14,8 @@ from unittest import mock
 
 import torch
 
-from areal_like.trainer.rendezvous import Rendezvous, open_listener
+from areal_like.cluster.lifetime import listen
+from areal_like.trainer.rendezvous import Rendezvous
 
 _LIMIT_S = 60
 
@@ -80,7 +81,7 @@ _listener: socket.socket | None = None
 
 def _listen() -> int:
     global _listener
-    _listener = open_listener("127.0.0.1")
+    _listener = listen("127.0.0.1")
     return _listener.getsockname()[1]
 
 

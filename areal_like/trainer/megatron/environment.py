@@ -1,7 +1,4 @@
-"""Environment variables that a trainer rank needs before torch, Transformer Engine and NCCL start. No torch here.
-
-Whoever starts the process passes them on (`runtime_env` of a Ray actor); the engine sets those that are missing.
-"""
+"""Environment variables of a trainer rank: what torch, Transformer Engine and NCCL read when they start. No torch here."""
 
 from __future__ import annotations
 
@@ -11,16 +8,14 @@ import socket
 import psutil
 
 
-def rank_environment(
-    *, device: str, deterministic: bool = False, model_parallel: bool = False, threads: int = 1
-) -> dict[str, str]:
+def rank_environment(*, device: str, deterministic: bool = False, model_parallel: bool = False) -> dict[str, str]:
     """Variables for one rank; `model_parallel` is whether tensor or context parallelism is used.
 
     Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables;
     SGLang `srt/entrypoints/engine.py` (`_set_envs_and_config`).
     """
     if device == "cpu":
-        return {"OMP_NUM_THREADS": str(threads), "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     # SGLang sets this in its processes; where the two ends of a weight update differ, NCCL fails between them
     variables = {"NCCL_CUMEM_ENABLE": "0"}
     if model_parallel:
