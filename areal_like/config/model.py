@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def find_model(loaded: LoadedConfig) -> tuple[Model, list[Finding]]:
         made = from_config(model_config(shape, config.actor.dtype), "actor.init_model")
         if config.tokenizer_path is None:
             return Model(made, make_tokenizer(shape.tokenizer)), findings
-        tokenizer, problems = _tokenizer(loaded, "tokenizer_path", config.tokenizer_path)
+        tokenizer, problems = _tokenizer(loaded, "tokenizer_path", config.tokenizer_path, made)
         return Model(made, tokenizer), findings + problems
     if path is None or shape is not None:
         which, help = (
@@ -40,10 +41,12 @@ def find_model(loaded: LoadedConfig) -> tuple[Model, list[Finding]]:
         message = f"the model comes from path or init_model, and {which}"
         return Model(None, None), [origins.finding("RUN-MODEL", "actor.path", message, help)]
     spec, findings = _spec(loaded, path)
+    if spec is not None and is_local(path):
+        findings += _weights(loaded, Path(path))
     if spec is None and config.tokenizer_path is None:
         return Model(None, None), findings
     key = "actor.path" if config.tokenizer_path is None else "tokenizer_path"
-    tokenizer, problems = _tokenizer(loaded, key, config.tokenizer_path or path)
+    tokenizer, problems = _tokenizer(loaded, key, config.tokenizer_path or path, spec)
     return Model(spec, tokenizer), findings + problems
 
 
@@ -65,12 +68,38 @@ def _spec(loaded: LoadedConfig, path: str) -> tuple[ModelSpec | None, list[Findi
         return None, [loaded.origins.finding("RUN-MODEL", "actor.path", str(error))]
 
 
-def _tokenizer(loaded: LoadedConfig, key: str, path: str) -> tuple[Tokenizer | None, list[Finding]]:
+def _weights(loaded: LoadedConfig, directory: Path) -> Iterator[Finding]:
+    """The safetensors files of a model directory, all that an index names."""
+    index, problem = directory / "model.safetensors.index.json", None
+    if index.is_file():
+        try:
+            missing = sorted({name for name in _indexed(index) if not (directory / name).is_file()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            problem = f"{index} cannot be read: {error}"
+        else:
+            problem = f"{directory} lacks {missing[0]}, which {index.name} names" if missing else None
+    elif not any(directory.glob("*.safetensors")):
+        problem = f"{directory} has no weights: no *.safetensors file"
+    if problem:
+        yield loaded.origins.finding("RUN-MODEL", "actor.path", problem, "save the model's weights there")
+
+
+def _indexed(index: Path) -> Iterable[str]:
+    return json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+
+
+def _tokenizer(
+    loaded: LoadedConfig, key: str, path: str, model: ModelSpec | None
+) -> tuple[Tokenizer | None, list[Finding]]:
     try:
         tokenizer = Tokenizer.load(path)
         tokenizer.encode_prompt("1 + 1 = ?")  # once here: a template that fails would fail for every row of the data
     except TokenizerError as error:
         return None, [loaded.origins.finding("RUN-TOKENIZER", key, str(error))]
+    rows = model.vocab_size if model else 0
+    if 0 < rows < tokenizer.vocab_size:
+        message = f"the tokenizer has {tokenizer.vocab_size} entries, the model's embedding {rows} rows"
+        return tokenizer, [loaded.origins.finding("RUN-TOKENIZER", key, message, "use the model's own tokenizer")]
     return tokenizer, []
 
 

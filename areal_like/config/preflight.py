@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,7 @@ from areal_like.config.sglang_options import check_server_options
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
+from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
@@ -77,6 +78,8 @@ def preflight(loaded: LoadedConfig) -> Preflight:
     findings += _ports(loaded, plan)
     findings += _context(loaded, model)
     findings += _steps(loaded, n_train) if n_train else []
+    for key, its_prompts in prompts.items():
+        findings += _warm_start(loaded, key, its_prompts, model.tokenizer, plan)
     return Preflight(
         findings=tuple(findings),
         device=device,
@@ -271,6 +274,23 @@ def _held_out(loaded: LoadedConfig) -> Iterator[Finding]:
     for key, asked in (("warm_start", config.warm_start), ("evaluator.freq_steps", config.evaluator.freq_steps)):
         if asked is not None:
             yield loaded.origins.finding("RUN-HELD-OUT", key, "needs held-out prompts", "set valid_dataset")
+
+
+def _warm_start(
+    loaded: LoadedConfig, key: str, prompts: Sequence[Prompt], tokenizer: Tokenizer | None, plan: Plan | None
+) -> Iterator[Finding]:
+    """An example of the warm start is a prompt with its reference answer, and has to fit in a micro-batch."""
+    limit = loaded.config.actor.mb_spec.max_tokens_per_mb
+    if loaded.config.warm_start is None or tokenizer is None or plan is None or not prompts:
+        return
+    sizes = plan.engine("actor").sizes
+    alignment = sequence_alignment(sizes.tp, sizes.cp)
+    longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
+    longest = -(-longest // alignment) * alignment
+    if longest > limit:
+        message = f"{key}, row {row + 1} has {longest} tokens with its answer; a micro-batch holds {limit}"
+        help = f"allow at least {longest}, or leave that row out"
+        yield loaded.origins.finding("RUN-WARM-START", "actor.mb_spec.max_tokens_per_mb", message, help)
 
 
 def _context(loaded: LoadedConfig, model: Model) -> Iterator[Finding]:

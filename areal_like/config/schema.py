@@ -15,9 +15,9 @@ SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a re
 
 
 class Section(BaseModel):
-    """One node of the tree: immutable, unknown keys refused, no silent conversion between types."""
+    """One node of the tree: immutable, unknown keys refused, no silent conversion between types, numbers finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ClusterConfig(Section):

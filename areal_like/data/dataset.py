@@ -49,6 +49,9 @@ def read_problems(config: DatasetConfig) -> Sequence[Record]:
             if not isinstance(record.get(name), str):
                 problem = f"{config.path}, row {row + 1} has no text in field {name!r}"
                 raise DatasetError(field, problem, f"its fields are {', '.join(map(str, record))}")
+            if not record[name].strip():
+                problem = f"{config.path}, row {row + 1} has nothing in field {name!r}"
+                raise DatasetError(field, problem, "fill it in or leave that row out")
     return records
 
 

@@ -104,6 +104,8 @@ def test_everything_wrong_is_reported_together(write):
         ("seed=true", "True should be a whole number"),
         ("seed=", "None should be a whole number"),
         ("gconfig.temperature=0", "0 should be greater than 0"),
+        ("actor.timeout_s=.inf", "inf should be a finite number"),
+        ("gconfig.temperature=.nan", "nan should be a finite number"),
         ("train_dataset.shuffle=1", "1 should be true or false"),
         ("sglang.extra_args.x=[1]", "[1] should be true or false or a whole number or a number or text"),
         ("sglang.extra_args={", "{ is not a YAML value: while parsing a flow node"),

@@ -6,6 +6,8 @@ import pytest
 from areal_like.config import preflight as module
 from areal_like.config.load import load
 from areal_like.config.preflight import CONFIG_FILE, preflight
+from areal_like.config.schema import InitModelConfig
+from areal_like.data.init_model import write_init_model
 
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
@@ -181,15 +183,53 @@ def test_a_package_that_is_not_chosen_is_not_needed(write):
 
 
 def test_a_model_directory_is_read(write, tmp_path):
-    from areal_like.config.schema import InitModelConfig
-    from areal_like.data.init_model import write_init_model
-
     write_init_model(InitModelConfig(num_attention_heads=3, num_key_value_heads=3), tmp_path / "model", seed=0)
     checked = check(write(), f"actor.path={tmp_path / 'model'}")
     assert checked.ok
     assert len(checked.train_prompts) == 16
     found = errors(write(), f"actor.path={tmp_path / 'model'}", "actor.backend=megatron:t2")
     assert any("3" in f.message and f.key == "actor.backend (command line)" for f in found)
+
+
+def test_a_model_directory_needs_its_weights(write, tmp_path):
+    directory = tmp_path / "model"
+    write_init_model(InitModelConfig(num_hidden_layers=1), directory, seed=0)
+    (directory / "model.safetensors").rename(directory / "model-1-of-2.safetensors")
+    index = directory / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}')
+    (finding,) = errors(write(), f"actor.path={directory}")
+    assert (finding.key, "lacks model-2-of-2.safetensors" in finding.message) == ("actor.path (command line)", True)
+    for torn in ("{", "[]", '{"weight_map": 1}'):
+        index.write_text(torn)
+        (finding,) = errors(write(), f"actor.path={directory}")
+        assert "index.json cannot be read" in finding.message
+    index.unlink()
+    (directory / "model-1-of-2.safetensors").unlink()
+    (finding,) = errors(write(), f"actor.path={directory}")
+    assert "no weights" in finding.message
+
+
+@pytest.mark.parametrize("model", ["actor.path=SMALL", "actor.init_model.vocab_size=44"])
+def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(write, tmp_path, model):
+    write_init_model(InitModelConfig(num_hidden_layers=1), tmp_path / "small", seed=0)
+    write_init_model(InitModelConfig(num_hidden_layers=1, tokenizer="bytes"), tmp_path / "large", seed=0)
+    overrides = [model.replace("SMALL", str(tmp_path / "small")), f"tokenizer_path={tmp_path / 'large'}"]
+    (finding,) = errors(write(), *overrides, "train_dataset.max_prompt_length=400", "valid_dataset=null")[:1]
+    assert finding.key == "tokenizer_path (command line)"
+    assert "259 entries, the model's embedding 44 rows" in finding.message
+
+
+def test_a_warm_start_needs_examples_that_fit(write, tmp_path):
+    data = tmp_path / "long.jsonl"
+    data.write_text('{"question": "1?", "answer": "1"}\n{"question": "1?", "answer": "' + "1" * 60 + '"}\n')
+    paths = [f"train_dataset.path={data}", "train_dataset.batch_size=2", f"valid_dataset.path={data}"]
+    settings = [*paths, "actor.init_model.tokenizer=bytes", "actor.mb_spec.max_tokens_per_mb=63"]
+    assert check(write(), *settings, "warm_start.steps=1").ok
+    settings += ["valid_dataset.max_samples=1", "actor.backend=megatron:t2"]  # padded to even lengths
+    assert check(write(), *settings).ok
+    (finding,) = errors(write(), *settings, "warm_start.steps=1")
+    assert finding.key == "actor.mb_spec.max_tokens_per_mb (command line)"
+    assert "train_dataset, row 2 has 64 tokens with its answer; a micro-batch holds 63" in finding.message
 
 
 def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):

@@ -59,6 +59,8 @@ def test_arithmetic_needs_no_file():
         ('{"question": "1", "answer": "1"}\n[3]\n', "path", ["line 2", "not an object"]),
         ('{"question": "1", "answer": "1"}\n{"question": "1"}\n', "answer_field", ["row 2", "'answer'", "question"]),
         ('{"question": 3, "answer": "1"}\n', "prompt_field", ["row 1", "'question'"]),
+        ('{"question": " ", "answer": "1"}\n', "prompt_field", ["row 1", "nothing in field 'question'"]),
+        ('{"question": "1", "answer": ""}\n', "answer_field", ["row 1", "nothing in field 'answer'"]),
         ('{"question": "12345678", "answer": "1"}\n', "max_prompt_length", ["row 1", "8 tokens", "more than 5"]),
     ],
 )
