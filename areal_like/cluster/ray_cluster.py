@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
@@ -42,8 +43,8 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
     """
     local = scheduler.type == "local"
     _configure(_SETTINGS | (_LOCAL_SETTINGS if local else _EXISTING_SETTINGS))
-    if not local:
-        _check_reachable(scheduler.address)
+    if not local and (problem := address_problem(scheduler.address)):
+        raise ClusterError(f"scheduler.address: {'; '.join(problem)}")
     import ray
 
     place = "the private Ray cluster" if local else f"the Ray cluster at {scheduler.address} (scheduler.address)"
@@ -75,19 +76,19 @@ def _configure(settings: dict[str, str]) -> None:
     os.environ.update(settings)
 
 
-def _check_reachable(address: str) -> None:
+def address_problem(address: str) -> tuple[str, str] | None:
+    """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it."""
     if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ClusterError(f"scheduler.address: {address!r} is not `auto` or HOST:PORT, such as 10.0.0.1:6379")
+        return None
+    parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", address)
+    if parts is None or int(parts["port"]) > 65535:
+        return f"{address!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_LIMIT_S).close()
-    except OSError as error:
-        raise ClusterError(
-            f"scheduler.address: nothing answers at {address} ({error}); start a cluster there with "
-            f"`ray start --head --port {port}`, or set scheduler.type=local"
-        ) from error
+        socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), CONNECT_LIMIT_S).close()
+    except (OSError, UnicodeError) as error:  # a host's name may be too long for the codec of such names
+        help = f"start a cluster there with `ray start --head --port {parts['port']}`, or set scheduler.type=local"
+        return f"nothing answers at {address} ({error})", help
+    return None
 
 
 def _reason(error: BaseException) -> str:

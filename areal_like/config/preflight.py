@@ -10,11 +10,13 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from allocation import Plan
 from allocation.diagnostics import Finding, Severity, has_errors
+from areal_like.cluster.ray_cluster import address_problem
 from areal_like.config.layout import check_layout
 from areal_like.config.load import LoadedConfig
 from areal_like.config.model import Model, find_model
@@ -99,10 +101,16 @@ def device_of(loaded: LoadedConfig) -> Literal["cpu", "cuda"]:
 
 
 def _gpu_count() -> int:
-    """NVIDIA GPUs that a process of this host would see."""
+    """NVIDIA GPUs that a process of this host would see; CUDA reads its list up to the first entry that is no GPU."""
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return present if visible is None else min(present, len([gpu for gpu in visible.split(",") if gpu.strip()]))
+    if visible is None:
+        return present
+    return min(present, len(list(takewhile(_names_gpu, visible.split(",")))))
+
+
+def _names_gpu(entry: str) -> bool:
+    return entry.strip() != "" and not entry.strip().startswith("-")
 
 
 def _prompts(
@@ -187,9 +195,11 @@ def _port_problem(port: int) -> str | None:
 
 
 def _machine(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A private cluster is this host alone."""
+    """A private cluster is this host alone; an existing one answers."""
     config, origins = loaded.config, loaded.origins
     if config.scheduler.type == "ray":
+        if problem := address_problem(config.scheduler.address):
+            yield origins.finding("RUN-MACHINE", "scheduler.address", *problem)
         return
     if config.cluster.n_nodes > 1:
         message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"

@@ -219,6 +219,46 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(write,
     assert "259 entries, the model's embedding 44 rows" in finding.message
 
 
+@pytest.mark.parametrize("address", ["foo", ":6379", "10.0.0.1:x", "10.0.0.1:70000", "ray://10.0.0.1:6379"])
+def test_an_address_that_is_none_is_refused(write, address):
+    (finding,) = errors(write(), "scheduler.type=ray", f"scheduler.address={address}")
+    assert finding.key == "scheduler.address (command line)"
+    assert "is not `auto` or HOST:PORT" in finding.message
+
+
+def test_an_existing_cluster_has_to_answer(write):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"scheduler.address=127.0.0.1:{listener.getsockname()[1]}"
+        (finding,) = errors(write(), "scheduler.type=ray", address)
+        assert "nothing answers" in finding.message
+        assert "ray start --head" in finding.help
+        listener.listen()
+        assert check(write(), "scheduler.type=ray", address).ok
+        assert check(write(), "scheduler.address=foo").ok  # a private cluster has no address
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 4),
+        ("", 0),
+        ("-1", 0),
+        ("0,1", 2),
+        ("0,-1,1", 1),
+        ("1,,2", 1),
+        ("GPU-5f3a, MIG-07", 2),
+        ("0,1,2,3,4,5", 4),
+    ],
+)
+def test_gpus_are_counted_as_cuda_counts_them(monkeypatch, visible, count):
+    monkeypatch.setattr(module.Path, "glob", lambda *_: [None] * 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert module._gpu_count() == count
+
+
 def test_a_warm_start_needs_examples_that_fit(write, tmp_path):
     data = tmp_path / "long.jsonl"
     data.write_text('{"question": "1?", "answer": "1"}\n{"question": "1?", "answer": "' + "1" * 60 + '"}\n')
