@@ -62,7 +62,7 @@ def describe(annotation: ast.expr) -> str:
         "List": lambda: "a list",
         "tuple": lambda: f"a list of {len(arguments)}",
         "Tuple": lambda: f"a list of {len(arguments)}",
-    }.get(name, lambda: words.get(name, f"a {name}, which YAML does not have"))()
+    }.get(name, lambda: words.get(name, f"a {name} (not a YAML value)"))()
 
 
 def call_keywords(node: ast.AST, function: str) -> Iterator[dict[str, ast.expr]]:

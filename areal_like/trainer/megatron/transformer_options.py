@@ -125,6 +125,8 @@ def _problem(name: str, value: Any, device: str) -> str | None:
         near = difflib.get_close_matches(name, (n for n in fields if not _decided_elsewhere(n)), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"Megatron-core's TransformerConfig has no field {name}{hint}"
+    if name in fields and "Callable" in ast.unparse(fields[name]):
+        return f"{name} is a function, which the trainer sets"
     if name in fields and not fits(fields[name], value):
         return f"{value!r} should be {describe(fields[name])}"
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
