@@ -76,6 +76,7 @@ def preflight(loaded: LoadedConfig) -> Preflight:
     ):
         findings += check(loaded)
     findings += _bridge(loaded, plan, model)
+    findings += _tied_experts(loaded, model)
     findings += _machine(loaded, plan)
     findings += _ports(loaded, plan)
     findings += _context(loaded, model)
@@ -243,6 +244,14 @@ def _bridge(loaded: LoadedConfig, plan: Plan | None, model: Model) -> Iterator[F
     bridge, sizes = loaded.config.actor.megatron.bridge_type, plan.engine("actor").sizes
     if problem := check_bridge(bridge, sizes, experts=model.spec.experts > 0):
         yield loaded.origins.finding("RUN-BRIDGE", "actor.megatron.bridge_type", problem, nearest=["megatron-bridge"])
+
+
+def _tied_experts(loaded: LoadedConfig, model: Model) -> Iterator[Finding]:
+    """SGLang's mixture-of-experts models never look for shared embeddings and would use an output layer of noise."""
+    if model.spec is not None and model.spec.experts > 0 and model.spec.tied_embeddings:
+        key = "actor.init_model.tie_word_embeddings" if loaded.config.actor.init_model else "actor.path"
+        message = "SGLang does not share embeddings with the output layer in models with experts (tie_word_embeddings)"
+        yield loaded.origins.finding("RUN-MODEL", key, message, "use a model with an output layer of its own")
 
 
 def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:

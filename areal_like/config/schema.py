@@ -41,7 +41,7 @@ class SchedulerConfig(Section):
         "auto", description="Address of the existing cluster (`type: ray`); `auto` asks RAY_ADDRESS, then this host."
     )
     startup_timeout_s: float = Field(
-        300.0, gt=0, description="Longest wait for Ray and every trainer rank, in seconds."
+        300.0, gt=0, description="Longest wait for Ray's grant, then for every worker's process, in seconds."
     )
 
 
@@ -123,7 +123,9 @@ class InitModelConfig(Section):
     head_dim: int = Field(32, ge=2, description="Width of one head; even.")
     intermediate_size: int = Field(384, ge=1, description="Width of the dense feed-forward layer.")
     max_position_embeddings: int = Field(512, ge=1, description="Longest sequence, in tokens.")
-    tie_word_embeddings: bool = Field(True, description="Share the input embedding with the output layer.")
+    tie_word_embeddings: bool = Field(
+        True, description="Share the input embedding with the output layer; has to be false with experts."
+    )
     num_experts: int | None = Field(None, ge=2, description="Experts per layer (Qwen3-MoE); null: a dense model.")
     num_experts_per_tok: int = Field(2, ge=1, description="Experts that each token is routed to.")
     moe_intermediate_size: int = Field(128, ge=1, description="Width of one expert's feed-forward layer.")
@@ -198,7 +200,9 @@ class ActorConfig(Section):
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
     timeout_s: float = Field(
-        1800.0, gt=0, description="Longest time for one call of the trainer, such as a step or a save, in seconds."
+        1800.0,
+        gt=0,
+        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
     )
     megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
 

@@ -116,6 +116,11 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 optimizer steps"),
         (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
         (
+            ["actor.init_model.num_experts=4"],
+            "actor.init_model.tie_word_embeddings",
+            "does not share embeddings",
+        ),
+        (
             ["actor.init_model.num_experts=4", "actor.backend=megatron:t2"],
             "actor.megatron.bridge_type",
             "cannot export experts",

@@ -73,8 +73,11 @@ def test_a_run_that_does_not_finish(
         started.wait_for_step(3)
         start = time.monotonic()
         stop(started)
-        assert started.end(60) == code, started.errors
+        ended = started.end(60)
         assert started.remains() == []
         assert time.monotonic() - start < 2 * CLEAN_S
-    assert re.match(message, started.errors)
     assert "Traceback" not in started.errors
+    if stop is terminate and ended == 1:  # Ray ends its driver if it notices first that its node is gone
+        return
+    assert ended == code, started.errors
+    assert re.match(message, started.errors)

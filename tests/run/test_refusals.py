@@ -161,7 +161,12 @@ def test_a_dry_run_prints_plan_and_configuration() -> None:
 def test_areal_s_published_command_line(tmp_path: Path) -> None:
     """On a checkpoint that has the model's proportions but not its size, and a data set that is there."""
     shape = InitModelConfig(
-        tokenizer="bytes", num_hidden_layers=4, num_key_value_heads=4, num_experts=8, max_position_embeddings=40960
+        tokenizer="bytes",
+        num_hidden_layers=4,
+        num_key_value_heads=4,
+        num_experts=8,
+        max_position_embeddings=40960,
+        tie_word_embeddings=False,
     )
     write_init_model(shape, tmp_path / "Qwen/Qwen3-30B-A3B", seed=0)
     for split in ("train", "test"):
