@@ -16,7 +16,6 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,31 +103,23 @@ def pack(
     token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
     so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`).
     """
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    padded = [_round_up(int(lengths[i]), alignment) for i in members] or [alignment]
-    cu_seqlens = np.concatenate(([0], np.cumsum(padded))).astype(np.int32)
-    total = int(cu_seqlens[-1])
-    packed = np.zeros(total, np.int64)
-    targets = np.full(total, NO_TARGET, np.int64)
-    for i, at in zip(members, cu_seqlens, strict=False):
-        length, start = int(lengths[i]), int(starts[i])
-        packed[at : at + length] = tokens[start : start + length]
-        targets[at : at + length - 1] = np.arange(start + 1, start + length)
-    positions = np.concatenate([np.arange(length) for length in padded])
-    share = _zigzag(cu_seqlens, cp, cp_rank)
-    return MicroBatch(packed[share], positions[share], targets[share], cu_seqlens, max(padded))
+    chosen = np.asarray(members, np.int64)
+    own, starts = lengths[chosen].astype(np.int64), np.cumsum(lengths, dtype=np.int64)[chosen] - lengths[chosen]
+    if not members:
+        own = starts = np.zeros(1, np.int64)
+    padded = -(-np.maximum(own, 1) // alignment) * alignment
+    cu_seqlens = np.concatenate(([0], np.cumsum(padded)))
 
-
-def _zigzag(cu_seqlens: Ints, cp: int, cp_rank: int) -> NDArray[np.int64]:
-    """Places in the pack that `cp_rank` owns, sequence by sequence."""
-    if cp == 1:
-        return np.arange(cu_seqlens[-1])
-    parts = []
-    for start, end in itertools.pairwise(cu_seqlens):
-        chunk = (end - start) // (2 * cp)
-        for place in (cp_rank, 2 * cp - 1 - cp_rank):
-            parts.append(np.arange(start + place * chunk, start + (place + 1) * chunk))
-    return np.concatenate(parts)
+    sequence = np.repeat(np.arange(len(padded)), padded)  # of every place in the pack
+    positions = np.arange(cu_seqlens[-1]) - cu_seqlens[sequence]
+    if cp > 1:
+        chunk = positions // (padded // (2 * cp))[sequence]
+        share = (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
+        sequence, positions = sequence[share], positions[share]
+    place = starts[sequence] + positions  # in the batch
+    packed = np.where(positions < own[sequence], tokens[np.minimum(place, len(tokens) - 1)], 0)
+    targets = np.where(positions < own[sequence] - 1, place + 1, NO_TARGET)
+    return MicroBatch(packed.astype(np.int64), positions, targets, cu_seqlens.astype(np.int32), int(padded.max()))
 
 
 def _lightest_first(order: Sequence[int], sizes: Sequence[int], n_bins: int, capacity: int) -> list[list[int]] | None:

@@ -156,8 +156,10 @@ def learning_rates(
         ]
 
 
-def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, str]:
-    """What the engine says of batches that it cannot train on."""
+def complaints(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, names: tuple[str, ...]
+) -> dict[str, str]:
+    """What the engine says of batches that it cannot train on; a number that is not finite ruins it for later ones."""
     batch = make_batch()
     losses.LOSSES["infinite"] = lambda logprobs, entropy, fields, parameters: (logprobs * np.inf, {})
     losses.LOSSES["steep"] = lambda logprobs, entropy, fields, parameters: (
@@ -173,7 +175,8 @@ def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
     }
     said: dict[str, Any] = {}
     with engine(rendezvous, listener, setting) as made:
-        for case, (bad, loss, kind) in cases.items():
+        for case in names:
+            bad, loss, kind = cases[case]
             try:
                 said[case] = made.train(bad, LossSpec(loss))
             except kind as error:

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from megatron.core import parallel_state  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
-from areal_like.trainer.megatron.forward import forward, forward_backward  # noqa: E402
+from areal_like.trainer.megatron.forward import DeviceBatch, forward, forward_backward, to_device  # noqa: E402
 from areal_like.trainer.megatron.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
@@ -103,16 +103,16 @@ class MegatronEngine:
         first tensor-parallel ranks, and None elsewhere. Together the results cover the batch.
         """
 
-        def read(micro_batch: packing.MicroBatch, logits: torch.Tensor) -> tuple[NDArray[np.int64], torch.Tensor]:
-            rows = np.flatnonzero(micro_batch.targets != packing.NO_TARGET)
-            targets = micro_batch.targets[rows]
-            return targets, self._log_probs_at(logits, rows, batch.tokens[targets], temperature)[0]
+        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+
+        def read(micro_batch: DeviceBatch, logits: torch.Tensor) -> torch.Tensor:
+            return self._log_probs_at(micro_batch, logits, temperature)[0]
 
         with cpu.cpu_as_cuda():
-            parts = forward(self._wrapped, self._micro_batches(batch), read)
+            values = forward(self._wrapped, micro_batches, read)
             if not parallel.is_data_source():
                 return None
-        return np.concatenate([t for t, _ in parts]), torch.cat([v for _, v in parts]).cpu().numpy()
+        return np.concatenate([item.targets for item in micro_batches]), torch.cat(values).cpu().numpy()
 
     def train(
         self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
@@ -123,18 +123,16 @@ class MegatronEngine:
         rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule. Raises
         ValueError when no token is trained on, NonFiniteError when the loss or the gradient norm is inf or nan.
         """
-        mask = batch.fields["loss_mask"] > 0
-        fields = {k: torch.from_numpy(v).to(self.device) for k, v in batch.fields.items() if k != "loss_mask"}
-        micro_batches = self._micro_batches(batch)
+        trained = batch.fields["loss_mask"] > 0
+        trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
+        if not trained.any():
+            raise ValueError("no token of the batch is trained on: loss_mask is 0 wherever a token can be predicted")
+        micro_batches = self._micro_batches(batch, trained)
 
-        def token_loss(micro_batch: packing.MicroBatch, logits: torch.Tensor) -> tuple:
-            rows = np.flatnonzero((micro_batch.targets != packing.NO_TARGET) & mask[micro_batch.targets])
-            targets = micro_batch.targets[rows]
-            log_probs, entropy = self._log_probs_at(logits, rows, batch.tokens[targets], temperature)
-            at = torch.from_numpy(targets).to(self.device)
-            here = {name: field[at] for name, field in fields.items()}
-            per_token, stats = LOSSES[loss.name](log_probs, entropy, here, loss.parameters)
-            total, count = per_token.sum(), torch.tensor(len(rows), dtype=torch.int, device=self.device)
+        def token_loss(micro_batch: DeviceBatch, logits: torch.Tensor) -> tuple:
+            log_probs, entropy = self._log_probs_at(micro_batch, logits, temperature)
+            per_token, stats = LOSSES[loss.name](log_probs, entropy, micro_batch.fields, loss.parameters)
+            total, count = per_token.sum(), micro_batch.count
             sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
             return total, count, {"loss_tokens": count, **sums}
 
@@ -143,10 +141,11 @@ class MegatronEngine:
                 model.zero_grad_buffer()
             self._optimizer.zero_grad()
             parts = forward_backward(self._wrapped, micro_batches, token_loss)
-            result = means(parts, self.device)
-            if not math.isfinite(result["loss"]):
-                raise NonFiniteError(f"the loss is {result['loss']}")
             grad_norm, lr = self._step(learning_rate)
+            result = means(parts, self.device)  # reading a number waits for the device: not before all work is launched
+        for what, value in (("loss", result["loss"]), ("gradient norm", grad_norm)):
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the {what} is {value}")
         return {**result, "grad_norm": grad_norm, "lr": lr}
 
     def weights(self, bucket_mb: int = 512) -> Iterator[Bucket]:
@@ -186,7 +185,8 @@ class MegatronEngine:
         """Leaves the process group."""
         parallel.shutdown()
 
-    def _micro_batches(self, batch: Batch) -> list[packing.MicroBatch]:
+    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> list[DeviceBatch]:
+        """This rank's share on the device, before any kernel runs: a copy in between would wait for those before it."""
         sizes = self.sizes
         schedule = packing.make_schedule(
             batch.lengths,
@@ -196,18 +196,19 @@ class MegatronEngine:
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
         cp_rank = parallel_state.get_context_parallel_rank()
-        return [
+        packs = [
             packing.pack(batch.tokens, batch.lengths, members, schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
             for members in schedule.micro_batches[parallel_state.get_data_parallel_rank()]
         ]
+        return [to_device(pack, batch, wanted, self.device) for pack in packs]
 
     def _log_probs_at(
-        self, logits: torch.Tensor, rows: NDArray[np.int64], labels: NDArray[Any], temperature: float
+        self, micro_batch: DeviceBatch, logits: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return log_probs_and_entropy(
             logits,
-            torch.from_numpy(rows).to(self.device),
-            torch.from_numpy(labels.astype(np.int64)).to(self.device),
+            micro_batch.rows,
+            micro_batch.labels,
             temperature=temperature,
             vocab_size=self._vocab_size,
             group=parallel_state.get_tensor_model_parallel_group(),
@@ -222,8 +223,6 @@ class MegatronEngine:
         lr = float(self._optimizer.param_groups[0]["lr"])
         _, grad_norm, _ = self._optimizer.step()
         self._scheduler.step(0)
-        if not math.isfinite(grad_norm):
-            raise NonFiniteError(f"the gradient norm is {float(grad_norm)}")
         return float(grad_norm), lr
 
     def _exported(self) -> Iterable[tuple[str, torch.Tensor]]:

@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_like.trainer.packing import MicroBatch
+from areal_like.trainer.packing import NO_TARGET, MicroBatch
+from areal_like.types import Batch
 
-TokenLoss = Callable[[MicroBatch, Tensor], tuple[Tensor, Tensor, Any]]
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
+
+    `tokens` and `positions` are `[1, t]`. `rows` are the n places that predict, `labels` the tokens they predict, and
+    each of `fields` the batch's values there, all `[n]`; `targets` are the labels' places in the batch, on the host;
+    `count` is n.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    packed: PackedSeqParams
+    rows: Tensor
+    labels: Tensor
+    fields: Mapping[str, Tensor]
+    targets: NDArray[np.int64]
+    count: Tensor
+
+
+TokenLoss = Callable[[DeviceBatch, Tensor], tuple[Tensor, Tensor, Any]]
 """From a micro-batch and its logits `[t, vocabulary / tp]` to the summed loss, the number of loss tokens, statistics."""
 
 
-def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], loss: TokenLoss) -> list:
+def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
+    """Copies a micro-batch; `wanted` is `[tokens of the batch]`, where a prediction is to be looked at."""
+    rows = np.flatnonzero((pack.targets != NO_TARGET) & wanted[pack.targets])
+    targets = pack.targets[rows]
+
+    def copied(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    cu_seqlens = copied(pack.cu_seqlens)
+    return DeviceBatch(
+        tokens=copied(pack.tokens)[None],
+        positions=copied(pack.positions)[None],
+        packed=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens,
+            max_seqlen_q=pack.max_seqlen,
+            max_seqlen_kv=pack.max_seqlen,
+        ),
+        rows=copied(rows),
+        labels=copied(batch.tokens[targets].astype(np.int64)),
+        fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
+        targets=targets,
+        count=torch.tensor(len(rows), dtype=torch.int, device=device),
+    )
+
+
+def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], loss: TokenLoss) -> list:
     """Runs all micro-batches forward and backward; the statistics of each, on the last pipeline stage, else []."""
 
-    def scalar_loss(micro_batch: MicroBatch, output: Tensor) -> tuple[Tensor, Tensor, Any]:
+    def scalar_loss(micro_batch: DeviceBatch, output: Tensor) -> tuple[Tensor, Tensor, Any]:
         return loss(micro_batch, output[0])
 
     return _run(models, micro_batches, scalar_loss, forward_only=False)
@@ -28,18 +79,18 @@ def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[
 
 @torch.no_grad()
 def forward(
-    models: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], read: Callable[[MicroBatch, Tensor], Any]
+    models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], read: Callable[[DeviceBatch, Tensor], Any]
 ) -> list:
     """Runs all micro-batches forward; what `read` makes of each one's logits, on the last pipeline stage, else []."""
 
-    def output_only(micro_batch: MicroBatch, output: Tensor, non_loss_data: bool) -> Any:
+    def output_only(micro_batch: DeviceBatch, output: Tensor, non_loss_data: bool) -> Any:
         return read(micro_batch, output[0])
 
     return _run(models, micro_batches, output_only, forward_only=True, collect_non_loss_data=True)
 
 
 def _run(
-    models: Sequence[torch.nn.Module], micro_batches: Sequence[MicroBatch], loss_func: Callable, **kwargs: Any
+    models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], loss_func: Callable, **kwargs: Any
 ) -> list:
     iterators = [iter(micro_batches) for _ in models]
     return get_forward_backward_func()(
@@ -47,29 +98,20 @@ def _run(
         data_iterator=iterators if len(models) > 1 else iterators[0],
         model=list(models) if len(models) > 1 else models[0],
         num_microbatches=len(micro_batches),
-        seq_length=int(micro_batches[0].cu_seqlens[-1]),  # unused: shapes travel with the activations
+        seq_length=micro_batches[0].tokens.shape[1],  # unused: shapes travel with the activations
         micro_batch_size=1,
         **kwargs,
     )
 
 
 def _forward_step(loss_func: Callable, data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Callable]:
-    micro_batch: MicroBatch = next(data_iterator)
-    device = next(model.parameters()).device
-    cu_seqlens = torch.from_numpy(micro_batch.cu_seqlens).to(device, non_blocking=True)
-    packed = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=micro_batch.max_seqlen,
-        max_seqlen_kv=micro_batch.max_seqlen,
-    )
+    micro_batch: DeviceBatch = next(data_iterator)
     options = {"fp32_output": False} if model.config.bf16 else {}  # float32 logits would double the largest tensor
     output = model(
-        input_ids=torch.from_numpy(micro_batch.tokens)[None].to(device, non_blocking=True),
-        position_ids=torch.from_numpy(micro_batch.positions)[None].to(device, non_blocking=True),
+        input_ids=micro_batch.tokens,
+        position_ids=micro_batch.positions,
         attention_mask=None,
-        packed_seq_params=packed,
+        packed_seq_params=micro_batch.packed,
         **options,
     )
     return output, partial(loss_func, micro_batch)
