@@ -86,10 +86,12 @@ async def train_step(
     batch = policy_batch(trajectories, version)
     if not len(batch.lengths):
         raise RewardsMissing(len(trajectories), f"step {version + 1}")
-    if actor.ppo_n_minibatches > 1:
-        # With one mini-batch the proximal policy is the current one, which the loss knows without another forward pass.
+    # At the first mini-batch the proximal policy is the current one, which the loss knows without another forward pass.
+    parts: list[Batch] = minibatches(batch, actor.ppo_n_minibatches)
+    if len(parts) > 1:
         with record.phase("log-probs"):
-            batch = with_fields(batch, proximal_logprobs=await trainer.log_probs(batch, temperature))
+            for i in range(1, len(parts)):
+                parts[i] = with_fields(parts[i], proximal_logprobs=await trainer.log_probs(parts[i], temperature))
     loss = LossSpec(
         "policy",
         {
@@ -99,7 +101,6 @@ async def train_step(
         },
     )
     with record.phase("training"):
-        parts: list[Batch] = minibatches(batch, actor.ppo_n_minibatches)
         stats = [await trainer.train(part, loss, temperature) for part in parts]
     mean = {name: float(np.mean([part[name] for part in stats])) for name in stats[0]}
     # The servers' log-probs are compared where both sides used the same weights; a batch may have no such token.

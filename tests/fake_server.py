@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from areal_like.rollout.client import PREFILL_ONLY
+
 Body = dict[str, Any]
 Answer = Any
 
@@ -19,6 +21,7 @@ class FakeServer:
     def __init__(self, on_generate: Callable[[FakeServer, Body], Awaitable[Answer]] | None = None) -> None:
         self.version = "0"
         self.requests: list[tuple[str, Body]] = []
+        self.prefilled: list[list[int]] = []  # prompts, by requests that generate nothing
         self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
         self.aborted = asyncio.Event()
         self.url = ""
@@ -30,6 +33,9 @@ class FakeServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, body = request.path, await request.json() if request.can_read_body else {}
+        if body.get("sampling_params") == PREFILL_ONLY:
+            self.prefilled += body["input_ids"]
+            return web.json_response([])
         self.requests.append((path, body))
         if path in self.answers:
             answer = await self.answers[path]()

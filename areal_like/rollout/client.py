@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from areal_like.types import FinishReason
 
 # A request to a dying server breaks before the server's watcher has said why: let that be heard first.
 AFTERMATH_S = 3.0
+PREFILL_ONLY = {"max_new_tokens": 0}
 
 
 class ServerError(RuntimeError):
@@ -134,14 +136,17 @@ class ServerPool:
         """Generate one response to each prompt, on one server as one request.
 
         Responses that a weight update interrupts are continued under the new version. `seeds` has one entry per prompt and
-        counts on deterministic servers.
+        counts on deterministic servers; these prefill every sample, so that it never depends on what their cache holds.
         """
         responses = [Response() for _ in prompts]
         pending = list(range(len(prompts)))
         while pending:
             async with self._admitted(len(pending)) as server:
+                inputs = [[*prompts[i], *responses[i].tokens] for i in pending]
+                if not seeds:
+                    await self._prefill_shared(server, inputs)
                 body = {
-                    "input_ids": [[*prompts[i], *responses[i].tokens] for i in pending],
+                    "input_ids": inputs,
                     "sampling_params": [
                         _sampling_params(sampling, len(responses[i].tokens), seeds[i] if seeds else None)
                         for i in pending
@@ -153,6 +158,12 @@ class ServerPool:
                     self._extend(responses[i], output, sampling, server)
             pending = [i for i in pending if responses[i].finish_reason is None]
         return responses
+
+    async def _prefill_shared(self, server: Server, inputs: Sequence[Sequence[int]]) -> None:
+        """Have the server cache what several inputs are equal to: samples that arrive together would each prefill it."""
+        shared = [tokens for tokens, n in Counter(map(tuple, inputs)).items() if n > 1]
+        if shared:
+            await server.post("/generate", {"input_ids": shared, "sampling_params": PREFILL_ONLY}, self._timeout_s)
 
     def _extend(self, response: Response, output: dict[str, Any], sampling: Sampling, server: Server) -> None:
         info = output["meta_info"]

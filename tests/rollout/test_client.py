@@ -144,6 +144,22 @@ def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("seeds", "prefilled"), [(None, [[1, 2]]), ([0, 1, 2], [])])
+def test_a_prompt_of_several_samples_is_prefilled_once(seeds: list[int] | None, prefilled: list[list[int]]):
+    async def generate(server: FakeServer, body: Body) -> Any:
+        assert server.prefilled == prefilled
+        return [output([STOP]) for _ in body["input_ids"]]
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+            async with pool.interrupted(0, Deadline(5)):
+                pass
+            assert len(await pool.generate([[1, 2], [3], [1, 2]], SAMPLING, seeds)) == 3
+
+    asyncio.run(run())
+
+
 def test_each_sample_has_its_seed():
     async def generate(server: FakeServer, body: Body) -> Any:
         return [output([STOP], server.version) for _ in body["input_ids"]]
