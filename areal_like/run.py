@@ -42,6 +42,10 @@ class PreparationError(RuntimeError):
     """The run's directory cannot be written, or its model cannot be made or downloaded."""
 
 
+class DirectoryTaken(PreparationError):
+    """Another run began in the run's directory after the checks."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A run that may start: its configuration and what the checks made of it."""
@@ -58,15 +62,20 @@ class Job:
 async def run(job: Job, view: View) -> None:
     """The whole run. When this returns or raises, nothing of it is left but its directory.
 
-    Raises PreparationError before anything is started, and then an ExceptionGroup whose first leaf is what failed first.
+    Raises PreparationError (DirectoryTaken) before anything is started, and then an ExceptionGroup whose first leaf is what failed first.
     """
     config = job.config
     directory = config.run_dir
     title = f"{config.experiment_name} / {config.trial_name}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / CONFIG_FILE).write_text(dump(config))
+        with (directory / CONFIG_FILE).open("x") as file:  # of runs that start together, one has the directory
+            file.write(dump(config))
         record = Record(directory, title, view, config.stats_logger.tensorboard)
+    except FileExistsError as error:
+        raise DirectoryTaken(
+            f"{directory} belongs to a run that started at the same time; set trial_name to another name"
+        ) from error
     except OSError as error:
         raise PreparationError(
             f"{directory} (cluster.fileroot) cannot be written: {error.strerror or error}"
@@ -163,7 +172,7 @@ async def _start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worke
         return {
             "spec": ServerSpec(
                 name=name,
-                arguments=server_arguments(config, model, plan.sizes, job.device),
+                arguments=server_arguments(config, model, plan.sizes, job.device, rank),
                 log_file=log_file,
                 token=cluster.token,
                 port=port,

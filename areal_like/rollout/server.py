@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
+import numpy as np
 
 from areal_like.cluster.lifetime import reserve_port, spawn
 from areal_like.config.schema import RunConfig
@@ -40,8 +41,10 @@ class ServerSpec:
     startup_timeout_s: float
 
 
-def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, device: str) -> tuple[str, ...]:
-    """SGLang's arguments for one server of the run."""
+def server_arguments(
+    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0
+) -> tuple[str, ...]:
+    """SGLang's arguments for server `index` of the run; each draws its own random numbers."""
     sglang, context_length = config.sglang, config.context_length
     options: dict[str, object] = {
         "model-path": model,
@@ -50,7 +53,7 @@ def server_arguments(config: RunConfig, model: Path, sizes: ParallelSizes, devic
         "tp-size": sizes.tp,
         "pp-size": sizes.pp,
         "ep-size": sizes.ep,
-        "random-seed": config.seed,
+        "random-seed": np.random.SeedSequence([config.seed, index]).generate_state(1)[0],
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
         "grammar-backend": "none",

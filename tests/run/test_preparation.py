@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -16,7 +17,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from running import CONFIG, ROOT, SCRIPT
 
 from areal_like.config.load import load
-from areal_like.run import PreparationError, _model_directory
+from areal_like.config.preflight import preflight
+from areal_like.metrics.console import View
+from areal_like.run import DirectoryTaken, Job, PreparationError, _model_directory, run
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,19 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
     assert message in result.stderr
     assert "File too large" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_of_runs_that_start_together_one_has_the_directory(tmp_path: Path) -> None:
+    loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "trial_name=t"])
+    checked = preflight(loaded)
+    assert checked.ok and checked.plan and checked.tokenizer and checked.device
+    job = Job(loaded.config, checked.device, checked.plan, checked.tokenizer, (), (), checked.steps)
+    loaded.config.run_dir.mkdir(parents=True)
+    (loaded.config.run_dir / "config.yaml").write_text("of the other run")
+    with pytest.raises(DirectoryTaken, match="set trial_name to another name"):
+        asyncio.run(run(job, View(False)))
+    assert [file.name for file in loaded.config.run_dir.iterdir()] == ["config.yaml"]
+    assert (loaded.config.run_dir / "config.yaml").read_text() == "of the other run"
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError, httpx.ReadTimeout, OSError])

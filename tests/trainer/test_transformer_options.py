@@ -54,6 +54,10 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("variable_seq_lengths", False, "fixed by the trainer"),
         ("gradient_accumulation_fusion", True, "needs a GPU"),
         ("fp8", "hybrid", "needs a GPU"),
+        ("cpu_offloading", True, "needs a GPU"),
+        ("cross_entropy_loss_fusion", True, "no effect: the trainer computes log-probs itself"),
+        ("inference_rng_tracker", True, "no effect: SGLang generates"),
+        ("moe_aux_loss_coeff", 0.01, "no effect alone"),
     ],
 )
 def test_overrides_that_cannot_be_set_say_why(name, value, words):
@@ -64,7 +68,12 @@ def test_overrides_that_cannot_be_set_say_why(name, value, words):
 
 
 def test_overrides_come_last():
-    overrides = {"moe_z_loss_coeff": 1e-3, "moe_aux_loss_coeff": 0.01, "fp8": None}
+    overrides = {
+        "moe_z_loss_coeff": 1e-3,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.01,
+        "fp8": None,
+    }
     assert check_overrides(overrides, device="cpu") == {}
     actor = ActorConfig(megatron=MegatronConfig(override_transformer_config=overrides))
     options = transformer_options(actor, device="cpu", pipelined=False, interleaved=False)

@@ -77,12 +77,16 @@ _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
 _IN_WORDS = {
     "attention_backend": ast.parse("Literal['flash', 'fused', 'unfused', 'local', 'auto']", mode="eval").body,
 }
-_WITHOUT_EFFECT_PREFIXES = ("inference_",)  # SGLang generates
+_WITHOUT_EFFECT_PREFIXES = {
+    "inference_": "SGLang generates",
+    "cross_entropy_": "the trainer computes log-probs itself",
+}
 _GPU_ONLY = (
     "apply_rope_fusion",
     "attention_backend",
     "bias_activation_fusion",
     "bias_dropout_fusion",
+    "cpu_offloading",
     "cuda_graph_impl",
     "enable_cuda_graph",
     "external_cuda_graph",
@@ -114,6 +118,10 @@ def transformer_fields() -> dict[str, ast.expr]:
 def check_overrides(overrides: Mapping[str, Any], *, device: str) -> dict[str, str]:
     """For each name in `actor.megatron.override_transformer_config` that cannot be set, a sentence that says why."""
     problems = {name: _problem(name, value, device) for name, value in overrides.items()}
+    if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
+        problems["moe_aux_loss_coeff"] = (
+            "moe_aux_loss_coeff has no effect alone: the trainer's moe_router_load_balancing_type is none; set it as well"
+        )
     return {name: problem for name, problem in problems.items() if problem}
 
 
@@ -143,9 +151,10 @@ def _decided_elsewhere(name: str) -> str | None:
         return f"{name} is set by {key}" if key else f"{name} is fixed by the trainer"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
         return f"{name} follows from the model's config.json, which the servers read as well"
-    if name.startswith(_WITHOUT_EFFECT_PREFIXES):
-        return f"{name} has no effect: SGLang generates"
-    return None
+    return next(
+        (f"{name} has no effect: {why}" for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)),
+        None,
+    )
 
 
 def check_bridge(bridge_type: str, sizes: ParallelSizes, *, experts: bool) -> str | None:
