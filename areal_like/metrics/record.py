@@ -88,8 +88,9 @@ class Record:
             json.dumps({"steps": last, "held_out": self._held_out, "rewards": self._rewards}, indent=1) + "\n"
         )
         if self._held_out:
-            first, final = self._held_out[min(self._held_out)], self._held_out[max(self._held_out)]
-            self._view.say(f"\nheld-out reward: {first:.3f} -> {final:.3f} in {last} steps")
+            evaluated = sorted({min(self._held_out), max(self._held_out)})
+            rewards = " -> ".join(f"{self._held_out[step]:.3f} at step {step}" for step in evaluated)
+            self._view.say(f"\nheld-out reward: {rewards} of {last}")
         for what, where in {
             "checkpoint": self.checkpoint(last),
             "reward curve": picture,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,19 @@ from areal_like.metrics.record import Record
 
 STATS = {"reward": 0.5, "loss": -0.01, "kl": 2e-5, "entropy": 1.5, "clip_share": 0.02, "staleness_mean": 0.75}
 STATS |= {"tokens": 300.0, "reward_missing": 0.0}
+EVALUATED = {0: 0.25, 2: 0.75}
 
 
-def record_run(directory: Path) -> None:
-    """Two steps, evaluated before and after."""
+def record_run(directory: Path, held_out: Mapping[int, float] = EVALUATED) -> None:
+    """Two steps, and an evaluation after each step in `held_out`."""
     record = Record(directory, "a title", View(enabled=True), tensorboard=True)
-    record.held_out(0, 0.25)
+    if 0 in held_out:
+        record.held_out(0, held_out[0])
     for step in (1, 2):
         with record.phase("training"):
             time.sleep(0.01)
-        if step == 2:
-            record.held_out(2, 0.75)
+        if step in held_out:
+            record.held_out(step, held_out[step])
         record.step(step, STATS | ({"logprob_diff": 1e-6} if step == 1 else {}), tokens_generated=100 * step)
     record.finish()
     record.close()
@@ -39,7 +42,24 @@ def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.Capt
     assert len(first) == len(second) == len(header)  # columns stay below their names, where a value is missing too
     assert first.split()[:6] == ["1", "0.500", "-0.0100", "0.00002", "1.500", "0.020"]
     assert second.split()[:3] == ["2", "0.500", "0.750"]
-    assert "held-out reward: 0.250 -> 0.750 in 2 steps" in lines
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        (EVALUATED, ["held-out reward: 0.250 at step 0 -> 0.750 at step 2 of 2"]),
+        ({0: 0.25, 1: 0.5}, ["held-out reward: 0.250 at step 0 -> 0.500 at step 1 of 2"]),
+        ({0: 0.25}, ["held-out reward: 0.250 at step 0 of 2"]),
+        ({2: 0.75}, ["held-out reward: 0.750 at step 2 of 2"]),
+        ({}, []),
+    ],
+    ids=str,
+)
+def test_the_last_line_names_the_steps_that_were_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: Mapping[int, float], said: list[str]
+) -> None:
+    record_run(tmp_path, held_out)
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out reward:")] == said
 
 
 def test_a_run_without_a_console_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
