@@ -19,12 +19,13 @@ from areal_like.config.preflight import Preflight, preflight
 from areal_like.config.schema import RunConfig
 from areal_like.loop import RewardsMissing
 from areal_like.metrics.console import View
+from areal_like.metrics.files import RecordError
 from areal_like.rollout.client import ServerError
 from areal_like.run import Job, PreparationError, run
 from areal_like.weights.sync import WeightUpdateError
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
-FAILURES = (PreparationError, ClusterError, WorkerError, ServerError, WeightUpdateError, RewardsMissing)
+FAILURES = (PreparationError, ClusterError, WorkerError, ServerError, WeightUpdateError, RewardsMissing, RecordError)
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 

@@ -8,12 +8,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from areal_like.metrics.console import View
+from areal_like.metrics.files import writing
 from areal_like.metrics.phases import Phases
 from areal_like.metrics.tensorboard import TensorBoard
 
 
 class Record:
-    """The files of one run directory; the console shows the same numbers."""
+    """The files of one run directory; the console shows the same numbers.
+
+    Raises RecordError where one of them cannot be written.
+    """
 
     def __init__(self, directory: Path, title: str, view: View, tensorboard: bool) -> None:
         self.directory = directory
@@ -81,12 +85,13 @@ class Record:
         from areal_like.metrics.picture import draw_rewards
 
         picture = self.directory / "rewards.png"
-        draw_rewards(picture, self._title, self._rewards, self._held_out)
+        with writing(picture):
+            draw_rewards(picture, self._title, self._rewards, self._held_out)
         last = max(self._rewards)
         summary = self.directory / "summary.json"
-        summary.write_text(
-            json.dumps({"steps": last, "held_out": self._held_out, "rewards": self._rewards}, indent=1) + "\n"
-        )
+        numbers = {"steps": last, "held_out": self._held_out, "rewards": self._rewards}
+        with writing(summary):
+            summary.write_text(json.dumps(numbers, indent=1) + "\n")
         if self._held_out:
             evaluated = sorted({min(self._held_out), max(self._held_out)})
             rewards = " -> ".join(f"{self._held_out[step]:.3f} at step {step}" for step in evaluated)
@@ -102,7 +107,7 @@ class Record:
                 self._view.say(f"  {what:<14}{where}")
 
     def close(self) -> None:
-        """Write out what is buffered."""
+        """End the files that were kept open."""
         if self._board:
             self._board.close()
 

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from areal_like.metrics.files import writing
 
 
 class TensorBoard:
-    """Event files in one directory; `tensorboard --logdir DIRECTORY` shows them."""
+    """One event file in a directory; `tensorboard --logdir DIRECTORY` shows it.
+
+    Every step is on disk when `write` returns: TensorBoard's own EventFileWriter writes in a thread, up to two minutes
+    late, and what fails there fails between two steps. Raises RecordError where the file cannot be written.
+    """
 
     def __init__(self, directory: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # only runs that want it need it
+        from tensorboard.summary.writer.record_writer import RecordWriter  # only runs that want it need it
 
-        self._writer = EventFileWriter(str(directory))
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._path = directory / name
+        with writing(self._path):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._records = RecordWriter(self._path.open("ab"))
+        self._append(file_version="brain.Event:2")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add one value per name at `step`."""
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._append(step=step, summary=Summary(value=values))
 
     def close(self) -> None:
-        """Write out what is buffered."""
-        self._writer.close()
+        """End the file."""
+        with writing(self._path):
+            self._records.close()
+
+    def _append(self, **event: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with writing(self._path):
+            self._records.write(Event(wall_time=time.time(), **event).SerializeToString())
+            self._records.flush()

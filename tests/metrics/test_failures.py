@@ -1,0 +1,95 @@
+"""A disk that takes no more, or a directory that is gone, ends a run with one sentence."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from areal_like import cli
+from areal_like.config.load import load
+from areal_like.config.preflight import preflight
+from areal_like.metrics.console import View
+from areal_like.metrics.files import RecordError
+from areal_like.metrics.record import Record
+from areal_like.metrics.tensorboard import TensorBoard
+from areal_like.run import Job
+
+CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def finished_record(directory: Path) -> Record:
+    record = Record(directory, "a title", View(enabled=False), tensorboard=False)
+    with record.phase("training"):
+        pass
+    names = ("reward", "loss", "kl", "entropy", "clip_share", "staleness_mean", "tokens")
+    record.step(1, dict.fromkeys(names, 0.5), tokens_generated=100)
+    return record
+
+
+def test_an_event_that_does_not_fit_is_noticed_at_its_own_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.write(1, {"a": 1.0})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    with largest_file(file.stat().st_size + 10):
+        with pytest.raises(RecordError) as raised:
+            board.write(2, {"a": 1.0})
+        with pytest.raises(RecordError):  # what is left of the event does not fit either
+            board.close()
+    assert str(raised.value) == f"{file} cannot be written: File too large"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_events_have_no_place_where_a_file_stands(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(RecordError, match=r"tensorboard/events\S+ cannot be written: File exists"):
+        Record(tmp_path, "a title", View(enabled=False), tensorboard=True)
+
+
+@pytest.mark.parametrize("name", ["rewards.png", "summary.json"])
+def test_a_full_disk_at_the_end(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(RecordError) as raised:
+        finished_record(tmp_path).finish()
+    assert str(raised.value) == f"{tmp_path / name} cannot be written: No space left on device"
+
+
+def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    record = finished_record(directory)
+    directory.rename(tmp_path / "elsewhere")
+    with pytest.raises(RecordError) as raised:
+        record.finish()
+    assert str(raised.value) == f"{directory / 'rewards.png'} cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_command_line_tells_it_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grouped: bool
+) -> None:
+    async def full(job: Job, view: View) -> None:
+        error = RecordError("runs/e/t/summary.json cannot be written: No space left on device")
+        raise ExceptionGroup("tasks", [error]) if grouped else error
+
+    monkeypatch.setattr(cli, "run", full)
+    loaded = load(CONFIG, ["trial_name=t"])
+    assert cli._run(loaded.config, preflight(loaded)) == cli.FAILED
+    message = "the run failed: runs/e/t/summary.json cannot be written: No space left on device\n"
+    assert capsys.readouterr() == ("", message)
