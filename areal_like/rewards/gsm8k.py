@@ -1,4 +1,8 @@
-"""Is a response's final answer the reference's? GSM8K's rule, with math-verify for what is not a plain integer."""
+"""Is a response's final answer the reference's? GSM8K's rule, with math-verify for what is not a plain integer.
+
+GSM8K's grader (grade_school_math/dataset.py) takes the number right after `####`, whatever follows it. So do we where
+the reference is a plain number and words follow: `18 eggs` is 18, but neither `7/2` nor `7 million` is 7.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,12 @@ import logging
 import re
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
+_PLAIN = re.compile(rf"{_INTEGER.pattern}(?:\.\d+)?|-?\.\d+")
+_FACTOR = r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|pi)\b"  # words that make it another number
+_AMOUNT = re.compile(
+    rf"(?P<number>(?>{_PLAIN.pattern}))[.,]?(?!.*{_FACTOR})(?:\s*[^\W\d_]{{2}}\D*?)?(?:\.\s.*)?",
+    re.DOTALL | re.IGNORECASE,
+)
 # a minus after a word or a bracket is a range or a difference
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
@@ -37,7 +47,7 @@ def quick(response: str, answer: str) -> float | None:
 
     1.0 or 0.0, as `verify` would give it: without a final answer it is 0, and two integers are compared as such.
     """
-    given, wanted = final_answer(response), final_answer(answer)
+    given, wanted = _final_answers(response, answer)
     if given is None:
         return 0.0
     if wanted is not None and _INTEGER.fullmatch(given) and _INTEGER.fullmatch(wanted):
@@ -53,13 +63,21 @@ def verify(response: str, answer: str) -> float:
     from math_verify import LatexExtractionConfig, parse
     from math_verify import verify as equal
 
-    given, wanted = final_answer(response), final_answer(answer)
+    given, wanted = _final_answers(response, answer)
     if given is None or wanted is None:
         return 0.0
     # the caller limits the time: math-verify's own limit is an alarm signal, which long calls in C do not heed
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn of that at every first call
     parsed = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
     return float(equal(*parsed, timeout_seconds=None))
+
+
+def _final_answers(response: str, answer: str) -> tuple[str | None, str | None]:
+    """Those of both; against a plain number, a response's number counts without the words after it."""
+    given, wanted = final_answer(response), final_answer(answer)
+    if given and wanted and _PLAIN.fullmatch(wanted) and (amount := _AMOUNT.fullmatch(given)):
+        given = amount["number"]
+    return given, wanted
 
 
 def _digits(integer: str) -> tuple[bool, str]:

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,61 @@ def test_unequal_answers_are_not_rewarded(response):
     assert verify(response, "#### 1,250") == 0.0
 
 
+@pytest.mark.parametrize(
+    ("response", "wanted"),
+    [
+        ("#### 7 apples", "7"),
+        ("#### 7 dollars", "7"),
+        ("#### 18 eggs left", "18"),
+        ("#### **18** eggs (left over)", "18"),
+        ("#### **18 eggs a day.**", "18"),
+        ("#### $7,", "7"),
+        ("#### 7. So 7 remain.", "7"),
+        ("#### 7 eggs. That is 10 - 3.", "7"),
+        ("#### 1,250 miles per hour", "1250"),
+        ("#### -7 degrees", "-7"),
+        ("#### 1.50 dollars", "1.5"),
+        (r"\boxed{18 pens}", "18"),
+    ],
+)
+def test_what_follows_the_number_does_not_decide(response, wanted):
+    for other in (wanted, "6"):
+        answer, reward = f"#### {other}", float(other == wanted)
+        assert verify(response, answer) == reward
+        assert quick(response, answer) in (reward, None)
+
+
+@pytest.mark.parametrize("response", ["7 dozen", "7 and a half", "7 pi", "7x", "7/2 miles", "7 - 2"])
+def test_what_makes_it_another_number_does(response):
+    assert quick(f"#### {response}", "#### 7") is None
+    assert verify(f"#### {response}", "#### 7") == 0.0
+
+
+def test_quick_is_quick():
+    start = time.monotonic()
+    for response in ("7" * 40_000 + "x", "7 ab" + ". " * 20_000 + "1", "7" + " " * 40_000 + "9"):
+        quick(f"#### {response}", "#### 7")
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("#### 7 eggs", "#### 7", 1.0),
+        ("#### 8 eggs", "#### 7", 0.0),
+        ("#### 1,250 eggs", "It is 1250.\n#### 1250", 1.0),
+        ("#### -0", "#### 0", 1.0),
+        ("no answer", "#### 7", 0.0),
+        ("#### 1.5 eggs", "#### 1.50", None),
+        (r"#### \text{Monday}", r"#### \text{Monday}", None),
+        (r"#### \frac{14}{2}", "#### 7", None),
+    ],
+)
+def test_quick_settles_plain_integers_alone(response, answer, reward):
+    assert quick(response, answer) == reward
+    assert verify(response, answer) == (1.0 if reward is None else reward)
+
+
 def test_code_in_a_response_is_not_run(tmp_path):
     trace = tmp_path / "trace"
     assert verify(f"#### __import__('pathlib').Path('{trace}').touch()", "#### 1") == 0.0
@@ -74,7 +131,7 @@ def test_code_in_a_response_is_not_run(tmp_path):
 @given(
     given_number=st.integers(-2000, 2000),
     wanted=st.integers(-2000, 2000) | st.none(),
-    form=st.sampled_from(["#### {}", "#### {:,}", "it is {}.", "\\boxed{{{}}}", "#### 0{}", "none"]),
+    form=st.sampled_from(["#### {}", "#### {:,}", "#### {} eggs", "it is {}.", "\\boxed{{{}}}", "#### 0{}", "none"]),
 )
 def test_quick_says_what_verify_says(given_number, wanted, form):
     response = form.format(given_number)
