@@ -146,6 +146,21 @@ def test_without_staleness_training_is_synchronous(tmp_path: Path) -> None:
     assert max(scalars["rollout/logprob_diff_server_trainer"].values()) < 1e-4
 
 
+def test_several_servers_of_several_ranks_hold_the_weights_of_a_folded_trainer(tmp_path: Path) -> None:
+    """Every server's log-probs are the trainer's: attention and experts in different groups, shards on the servers."""
+    experts = ("num_experts=4", "moe_intermediate_size=64", "tie_word_embeddings=false")
+    layout = ("actor.backend=megatron:(attn:d2|ffn:e2)", "rollout.backend=sglang:d2t2", "cluster.n_gpus_per_node=6")
+    model = [f"actor.init_model.{setting}" for setting in experts]
+    short = ("total_train_steps=2", "warm_start.steps=4", "rollout.max_head_offpolicyness=0")
+    with run(tmp_path, *layout, *model, *short) as started:
+        assert started.end() == 0, started.errors
+        assert started.remains() == []
+        assert {log.name for log in (started.directory / "logs").glob("server-*")} == {"server-0.log", "server-1.log"}
+    differences = read_scalars(started)["rollout/logprob_diff_server_trainer"]
+    assert sorted(differences) == [1, 2]
+    assert max(differences.values()) < 1e-4
+
+
 def contents(finished: Run) -> set[str]:
     return {path.name for path in finished.directory.iterdir()}
 
