@@ -1,11 +1,13 @@
-"""Datasets in, prompts out; a stream over them whose place is saved.
+"""Datasets in, prompts out; a stream over them whose place can be saved.
 
-A dataset is a JSONL or Parquet file, a name on the Hugging Face hub, or `arithmetic`.
+A dataset is a JSONL or Parquet file, `owner/name` on the Hugging Face hub, or `arithmetic`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.types import Prompt
 
 type Record = Mapping[str, Any]
+
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class DatasetError(Exception):
@@ -60,9 +64,9 @@ def read_records(config: DatasetConfig) -> Sequence[Record]:
     path = config.path
     if path == "arithmetic":
         return _read_arithmetic(config)
-    if path.endswith((".jsonl", ".parquet")) and not Path(path).is_file():
-        what = "is not a file" if Path(path).exists() else "does not exist"
-        raise DatasetError("path", f"{path} {what}", "name a JSONL or Parquet file, or a dataset on the hub")
+    if problem := _path_problem(path):
+        remedy = "name a JSONL or Parquet file, or a dataset of the hub as owner/name"
+        raise DatasetError("path", f"{path} {problem}", remedy)
     records: Sequence[Record]
     if path.endswith(".jsonl"):
         records = _read_jsonl(path)
@@ -117,6 +121,19 @@ def training_steps(config: RunConfig, n_prompts: int) -> int:
     """Steps of a run over `n_prompts` training prompts."""
     steps = config.total_train_epochs * n_prompts // config.train_dataset.batch_size
     return steps if config.total_train_steps is None else min(steps, config.total_train_steps)
+
+
+def _path_problem(path: str) -> str | None:
+    """Why a path is neither a file that can be read nor a name on the hub.
+
+    The datasets library would take other names for a folder or for one of its builders, and read what lies there.
+    """
+    readable = path.endswith((".jsonl", ".parquet"))
+    if os.path.isfile(path):
+        return None if readable else "is neither JSONL nor Parquet"
+    if os.path.exists(path):
+        return "is not a file"
+    return None if _HUB_NAME.fullmatch(path) and not readable else "does not exist"
 
 
 def _read_arithmetic(config: DatasetConfig) -> list[dict[str, str]]:

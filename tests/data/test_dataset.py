@@ -1,6 +1,7 @@
 import itertools
 import json
 
+import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -77,6 +78,43 @@ def test_a_fault_names_file_row_and_remedy(content, field, words, tmp_path):
 def test_a_missing_file_is_named(name, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
         load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
+
+
+@pytest.mark.parametrize("name", ["csv", "json", "text", "gsm8k", "./owner/name", "owner/name/more", "owner/a.jsonl"])
+def test_only_owner_and_name_are_asked_of_the_hub(name, tmp_path, monkeypatch):
+    """A plain name would be one of the datasets library's builders, and read the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for suffix in ("csv", "json", "txt"):
+        (tmp_path / f"train.{suffix}").write_text('{"question": "1?", "answer": "1"}')
+    with pytest.raises(DatasetError, match=f"{name} does not exist") as caught:
+        load_prompts(DatasetConfig(path=name), BYTES)
+    assert "owner/name" in caught.value.remedy
+
+
+def test_a_folder_is_not_taken_for_a_dataset_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/mine").mkdir(parents=True)
+    write_jsonl(tmp_path / "data/mine/train.jsonl", ROWS)
+    with pytest.raises(DatasetError, match="data/mine is not a file"):
+        load_prompts(DatasetConfig(path="data/mine"), BYTES)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer\n1?,1\n")
+    with pytest.raises(DatasetError, match=r"a\.csv is neither JSONL nor Parquet"):
+        load_prompts(DatasetConfig(path=str(tmp_path / "a.csv")), BYTES)
+
+
+def test_a_dataset_of_the_hub(monkeypatch):
+    asked = []
+
+    def load_dataset(*names, split):
+        asked.append((*names, split))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config = ValidDatasetConfig(path="openai/gsm8k", name="main")
+    assert len(load_prompts(config, BYTES)) == 2 and asked == [("openai/gsm8k", "main", "test")]
 
 
 @pytest.mark.parametrize("name", ["folder.jsonl", "folder.parquet"])
