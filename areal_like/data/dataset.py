@@ -17,6 +17,7 @@ import numpy as np
 from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
 from areal_like.data import arithmetic
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.rewards.gsm8k import final_answer
 from areal_like.types import Prompt
 
 type Record = Mapping[str, Any]
@@ -35,15 +36,19 @@ class DatasetError(Exception):
         self.field, self.problem, self.remedy = field, problem, remedy
 
 
-def load_prompts(config: DatasetConfig, tokenizer: Tokenizer) -> list[Prompt]:
-    """All prompts of a dataset, tokenised; raises DatasetError."""
+def load_prompts(config: DatasetConfig, tokenizer: Tokenizer, *, train_on_answers: bool = False) -> list[Prompt]:
+    """All prompts of a dataset, tokenised; raises DatasetError.
+
+    To train on the reference answers, the tokenizer has to know their words too.
+    """
     prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(read_problems(config))]
+    _check_words(config, tokenizer, prompts, train_on_answers)
     _check_lengths(config, prompts)
     return prompts
 
 
 def read_problems(config: DatasetConfig) -> Sequence[Record]:
-    """The rows of a dataset that a run uses, each with a problem and an answer; raises DatasetError."""
+    """The rows of a dataset that a run uses, each with a problem and a final answer; raises DatasetError."""
     records = read_records(config)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
@@ -56,6 +61,9 @@ def read_problems(config: DatasetConfig) -> Sequence[Record]:
             if not record[name].strip():
                 problem = f"{config.path}, row {row + 1} has nothing in field {name!r}"
                 raise DatasetError(field, problem, "fill it in or leave that row out")
+        if final_answer(record[config.answer_field]) is None:  # no response would ever equal it
+            problem = f"{config.path}, row {row + 1} has no final answer in field {config.answer_field!r}"
+            raise DatasetError("answer_field", problem, "end it with `#### ` and the answer, or leave that row out")
     return records
 
 
@@ -193,10 +201,24 @@ def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Recor
     except TokenizerError as error:
         problem = f"{config.path}, row {row + 1} cannot be tokenised: {error}"
         raise DatasetError("path", problem, "correct the row or the chat template") from error
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens:
-        problem = f"{config.path}, row {row + 1} has words that the tokenizer does not know"
-        raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
     return Prompt(sample_id=row, tokens=tokens, answer=record[config.answer_field])
+
+
+def _check_words(
+    config: DatasetConfig, tokenizer: Tokenizer, prompts: Sequence[Prompt], train_on_answers: bool
+) -> None:
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    for prompt in prompts:
+        if unknown in prompt.tokens:
+            words = "words"
+        elif train_on_answers and unknown in tokenizer.encode_response(prompt.answer):
+            words = "words in its answer"
+        else:
+            continue
+        problem = f"{config.path}, row {prompt.sample_id + 1} has {words} that the tokenizer does not know"
+        raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
 
 
 def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:

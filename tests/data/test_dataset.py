@@ -9,6 +9,7 @@ from pyarrow import parquet
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
 from areal_like.data.dataset import DatasetError, PromptStream, load_prompts
 from areal_like.data.init_model import make_tokenizer
+from areal_like.rewards.gsm8k import verify
 from areal_like.types import Prompt
 
 BYTES = make_tokenizer("bytes")
@@ -62,6 +63,12 @@ def test_arithmetic_needs_no_file():
         ('{"question": 3, "answer": "1"}\n', "prompt_field", ["row 1", "'question'"]),
         ('{"question": " ", "answer": "1"}\n', "prompt_field", ["row 1", "nothing in field 'question'"]),
         ('{"question": "1", "answer": ""}\n', "answer_field", ["row 1", "nothing in field 'answer'"]),
+        (
+            '{"question": "1", "answer": "1"}\n{"question": "1", "answer": "one"}\n',
+            "answer_field",
+            ["row 2", "no final"],
+        ),
+        ('{"question": "1", "answer": "It is 2.\\n####"}\n', "answer_field", ["row 1", "no final answer", "'answer'"]),
         ('{"question": "12345678", "answer": "1"}\n', "max_prompt_length", ["row 1", "8 tokens", "more than 5"]),
     ],
 )
@@ -141,6 +148,24 @@ def test_words_unknown_to_the_tokenizer_are_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"question": "Zoe has 3 zebras.", "answer": "#### 3"}])
     with pytest.raises(DatasetError, match="tokenizer does not know"):
         load_prompts(DatasetConfig(path=path), make_tokenizer("arithmetic"))
+
+
+@pytest.mark.parametrize(
+    "answer", ["It is 2.\n#### 2", r"#### \frac{1}{2}", r"#### \text{Monday}", "#### (A)", r"so \boxed{x^2}", "2"]
+)
+def test_final_answers_that_a_verifier_can_use(answer, tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "1?", "answer": answer}])
+    (prompt,) = load_prompts(DatasetConfig(path=path), BYTES)
+    assert verify(answer, prompt.answer) == 1.0
+
+
+def test_answers_that_are_trained_on_have_known_words_too(tmp_path):
+    rows = [{"question": "Tom has 3 apples.", "answer": answer} for answer in ("#### 3", "Zebras! #### 3")]
+    config = DatasetConfig(path=write_jsonl(tmp_path / "a.jsonl", rows))
+    tokenizer = make_tokenizer("arithmetic")
+    assert len(load_prompts(config, tokenizer)) == 2
+    with pytest.raises(DatasetError, match="row 2 has words in its answer that the tokenizer does not know"):
+        load_prompts(config, tokenizer, train_on_answers=True)
 
 
 def test_an_unknown_split_of_arithmetic_is_refused():
