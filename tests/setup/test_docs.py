@@ -45,11 +45,27 @@ def test_configurations_and_keys_of_the_readme_exist(command):
     load(ROOT / words[words.index("--config") + 1], [word for word in words if "=" in word])
 
 
+def linked(page: Path) -> list[Path]:
+    """What a page links to in this repository."""
+    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)[^)]*\)", page.read_text())
+    return [(page.parent / target).resolve() for target in targets if "://" not in target]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_linked_pages_and_files_exist(page):
-    targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)[^)]*\)", page.read_text())
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
-    assert not missing
+    assert [target for target in linked(page) if not target.exists()] == []
+
+
+def test_every_page_is_reached_by_links_from_the_readme():
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            waiting += linked(page) if page.suffix == ".md" else []
+    pages = {page for page in (ROOT / "docs").rglob("*") if page.suffix in (".md", ".ipynb")}
+    assert pages
+    assert pages - reached == set()
 
 
 def test_the_readme_is_short_and_its_make_targets_exist():
