@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 
 
 def commands() -> list[str]:
@@ -66,6 +67,23 @@ def test_every_page_is_reached_by_links_from_the_readme():
     pages = {page for page in (ROOT / "docs").rglob("*") if page.suffix in (".md", ".ipynb")}
     assert pages
     assert pages - reached == set()
+
+
+def test_paths_in_the_architecture_exist():
+    paths = set(re.findall(r"\b(?:areal_like|allocation|examples|tests)/[\w/]*(?:\.\w+)?", ARCHITECTURE))
+    for folder, rest in re.findall(r"^\| `([\w/]+/)` \|(.*)", ARCHITECTURE, re.MULTILINE):
+        paths |= {folder + file for file in re.findall(r"`(\w+\.py)`", rest)}
+    assert len(paths) > 60
+    assert sorted(path for path in paths if not (ROOT / path).exists()) == []
+
+
+def test_functions_in_the_architecture_are_in_the_files_named_with_them():
+    steps = re.findall(r"^ *([\w.]+) +(areal_like/\S+\.py)", ARCHITECTURE, re.MULTILINE)
+    assert len(steps) > 10
+    for function, file in steps:
+        text = (ROOT / file).read_text()
+        missing = [name for name in function.split(".") if not re.search(rf"\b(?:def|class) {name}\b", text)]
+        assert not missing, file
 
 
 def test_the_readme_is_short_and_its_make_targets_exist():
