@@ -9,12 +9,10 @@ and the reference answer, which may be LaTeX. The dataset has one split; `test` 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Annotated
 
-import pyarrow
 import typer
-from pyarrow import parquet
+from splits import Instruction, OutputDir, Overwrite, write_splits
 
 from areal_like.config.schema import DatasetConfig
 from areal_like.data.dataset import DatasetError, Record, read_records
@@ -23,28 +21,25 @@ INSTRUCTION = "Let's think step by step and output the final answer within \\box
 
 
 def main(
-    output_dir: Annotated[Path, typer.Option(help="Directory for train.parquet and test.parquet.")],
+    output_dir: OutputDir,
     input: Annotated[
         str, typer.Option(help="Dataset on the hub, or a .jsonl or .parquet file with `problem` and `answer`.")
     ] = "agentica-org/DeepScaleR-Preview-Dataset",
-    instruction: Annotated[str, typer.Option(help="Text after each problem; empty for none.")] = INSTRUCTION,
+    instruction: Instruction = INSTRUCTION,
     test_size: Annotated[int, typer.Option(min=1, help="Problems to hold out.")] = 500,
     seed: Annotated[int, typer.Option(help="Seed of the choice.")] = 0,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write DeepScaleR's problems as Parquet, ready to train from."""
-    try:
+
+    def splits() -> dict[str, list[dict[str, str]]]:
         rows = [row(record, instruction, n) for n, record in enumerate(read_records(DatasetConfig(path=input)), 1)]
         if test_size >= len(rows):
             raise DatasetError("path", f"{input} has only {len(rows)} problems", "hold out fewer with --test-size")
-    except DatasetError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    random.Random(seed).shuffle(rows)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for split, part in (("train", rows[test_size:]), ("test", rows[:test_size])):
-        file = output_dir / f"{split}.parquet"
-        parquet.write_table(pyarrow.Table.from_pylist(part), file)
-        typer.echo(f"{file}: {len(part)} problems")
+        random.Random(seed).shuffle(rows)
+        return {"train": rows[test_size:], "test": rows[:test_size]}
+
+    write_splits(output_dir, overwrite, splits)
 
 
 def row(record: Record, instruction: str, number: int) -> dict[str, str]:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow
 import typer
-from pyarrow import parquet
+from splits import SPLITS, Instruction, OutputDir, Overwrite, write_splits
 
 from areal_like.config.schema import DatasetConfig
 from areal_like.data.dataset import DatasetError, Record, read_records
@@ -23,35 +22,28 @@ INSTRUCTION = 'Let\'s think step by step and output the final answer after "####
 
 
 def main(
-    output_dir: Annotated[Path, typer.Option(help="Directory for train.parquet and test.parquet.")],
+    output_dir: OutputDir,
     input: Annotated[
         str, typer.Option(help="Dataset on the hub, or a directory with train and test as .jsonl or .parquet.")
     ] = "openai/gsm8k",
-    instruction: Annotated[str, typer.Option(help="Text after each problem; empty for none.")] = INSTRUCTION,
+    instruction: Instruction = INSTRUCTION,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write GSM8K's two splits as Parquet, ready to train from."""
-    try:
-        splits = {
-            split: [row(record, instruction, n) for n, record in enumerate(read(input, split), 1)]
-            for split in ("train", "test")
-        }
-    except DatasetError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    output_dir.mkdir(parents=True, exist_ok=True)
-    for split, rows in splits.items():
-        file = output_dir / f"{split}.parquet"
-        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-        typer.echo(f"{file}: {len(rows)} problems")
+
+    def rows(split: str) -> list[dict[str, str]]:
+        return [row(record, instruction, n) for n, record in enumerate(read(input, split), 1)]
+
+    write_splits(output_dir, overwrite, lambda: {split: rows(split) for split in SPLITS})
 
 
 def read(source: str, split: str) -> Sequence[Record]:
     """The rows of one split of a local directory or of a dataset on the hub."""
-    for suffix in (".jsonl", ".parquet"):
-        file = Path(source, split + suffix)
-        if file.is_file():
-            return read_records(DatasetConfig(path=str(file)))
-    return read_records(DatasetConfig(path=source, name="main", split=split))
+    if not Path(source).is_dir():
+        return read_records(DatasetConfig(path=source, name="main", split=split))
+    files = [Path(source, split + suffix) for suffix in (".jsonl", ".parquet")]
+    file = next((file for file in files if file.is_file()), files[0])
+    return read_records(DatasetConfig(path=str(file)))
 
 
 def row(record: Record, instruction: str, number: int) -> dict[str, str]:

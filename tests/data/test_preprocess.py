@@ -3,6 +3,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from areal_like.config.schema import DatasetConfig
 from areal_like.data.dataset import read_records
 
@@ -47,3 +49,35 @@ def test_deepscaler(tmp_path):
     assert (len(train), len(test)) == (7, 3)
     assert len({row["question"] for row in train + test}) == 10
     assert {row["answer"] for row in train + test} == {"#### \\frac{1}{2}"}
+
+
+SCRIPTS = pytest.mark.parametrize("script", ["gsm8k.py", "deepscaler.py"])
+
+
+@SCRIPTS
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_in_the_directorys_place_is_refused_before_any_data_is_read(script, place, tmp_path):
+    (tmp_path / "file").touch()
+    done = run(script, "--input", "no-such-data", "--output-dir", tmp_path / place)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path / 'file'} is not a directory; choose another --output-dir\n"
+
+
+@SCRIPTS
+def test_files_are_replaced_only_when_asked(script, tmp_path):
+    (tmp_path / "test.parquet").write_text("mine")
+    done = run(script, "--input", "no-such-data", "--output-dir", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path / 'test.parquet'} exists; replace it with --overwrite\n"
+    write(tmp_path / "train.jsonl", [{"question": "1?", "problem": "1?", "answer": "#### 1"}] * 2)
+    write(tmp_path / "test.jsonl", [{"question": "1?", "answer": "#### 1"}])
+    source = tmp_path if script == "gsm8k.py" else tmp_path / "train.jsonl"
+    more = [] if script == "gsm8k.py" else ["--test-size", 1]
+    done = run(script, "--input", source, "--output-dir", tmp_path, "--overwrite", *more)
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "test.parquet")) == 1
+
+
+def test_a_missing_split_is_named(tmp_path):
+    done = run("gsm8k.py", "--input", tmp_path, "--output-dir", tmp_path / "out")
+    assert done.returncode == 2 and f"{tmp_path}/train.jsonl does not exist" in done.stderr
