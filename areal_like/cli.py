@@ -14,7 +14,7 @@ from rich.table import Table
 from allocation import Finding, Plan, render
 from areal_like.cluster.errors import ClusterError, WorkerError
 from areal_like.config.findings import ConfigError
-from areal_like.config.load import LoadedConfig, dump, load
+from areal_like.config.load import LoadedConfig, dump, read
 from areal_like.config.preflight import Preflight, preflight
 from areal_like.config.schema import RunConfig
 from areal_like.loop import RewardsMissing
@@ -47,14 +47,14 @@ def main(
     if not dry_run:
         raise typer.Exit(_run(loaded.config, checked))
     typer.echo(dump(loaded.config))
-    if checked.plan:
+    if checked.plan and checked.device:
         Console().print(_describe_plan(checked.plan, checked.device, checked.steps))
     typer.echo("everything was checked: the run may start")
 
 
 def _check(file: Path, overrides: Sequence[str]) -> tuple[LoadedConfig, Preflight]:
     try:
-        loaded = load(file, overrides)
+        loaded = read(file, overrides)
     except ConfigError as error:
         raise _refuse(error.findings) from error
     checked = preflight(loaded)
@@ -93,7 +93,7 @@ def _describe_plan(plan: Plan, device: str, steps: int) -> Table:
 
 def _run(config: RunConfig, checked: Preflight) -> int:
     """Run and report; returns the exit code."""
-    if checked.plan is None or checked.tokenizer is None:  # checks without errors made both
+    if checked.device is None or checked.plan is None or checked.tokenizer is None:  # checks without errors made both
         raise ValueError("the configuration was not checked")
     job = Job(
         config=config,

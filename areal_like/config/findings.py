@@ -16,10 +16,6 @@ class Origins:
 
     places: Mapping[str, str] = field(default_factory=dict)
 
-    def __contains__(self, key: str) -> bool:
-        """Whether the user wrote this very key."""
-        return key in self.places
-
     def of(self, key: str) -> str:
         """The place of a key or of the section around it; `default` where nobody set it."""
         while key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from areal_like.config.schema import RunConfig, Section
@@ -53,3 +53,15 @@ def takes_text(annotation: Any) -> bool:
         or (get_origin(member) is Literal and all(isinstance(c, str) for c in get_args(member)))
         for member in members(annotation)
     )
+
+
+def is_below(keys: Iterable[str], section: str) -> bool:
+    """Whether one of the dotted keys is `section` or lies in it."""
+    return any(key == section or key.startswith(f"{section}.") for key in keys)
+
+
+def value_at(data: Any, key: str) -> Any:
+    """The value at a dotted key of nested mappings, None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data

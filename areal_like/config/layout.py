@@ -14,7 +14,8 @@ from allocation.diagnostics import has_errors
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.load import LoadedConfig
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import MegatronConfig, RunConfig
+from areal_like.config.unknown import known, known_findings
 from areal_like.trainer.megatron.environment import rank_environment
 from areal_like.trainer.megatron.transformer_options import check_overrides
 
@@ -30,24 +31,32 @@ _KINDS = {"actor": "trainer", "rollout": "server"}
 
 
 def check_layout(loaded: LoadedConfig, model: ModelSpec | None) -> tuple[list[Finding], Plan | None]:
-    """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan."""
+    """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan.
+
+    Of two backends that are not both known, the other one's errors are found. Raises UnknownSetting where that has no
+    meaning either.
+    """
     config = loaded.config
-    findings = list(_fields(loaded))
+    whole = config.allocation_mode
+    findings = known_findings(_fields(loaded)) if whole is None else list(_fields(loaded))
     if findings:
         return findings, None
-    whole = config.allocation_mode
+    roles = {"actor": known(lambda: config.actor.backend), "rollout": known(lambda: config.rollout.backend)}
+    backends = {role: backend for role, backend in roles.items() if backend is not None}
     settings, findings = _megatron(loaded)
     result = allocation.check(
-        whole or {"actor": str(config.actor.backend), "rollout": str(config.rollout.backend)},
+        whole or backends,
         key="allocation_mode" if whole else None,
-        cluster=allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node),
+        cluster=known(lambda: allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node)),
         model=model,
-        batch=_batch(config),
+        batch=known(_batch, config),
         megatron=settings,
     )
     findings += [loaded.origins.locate(_keyed(finding)) for finding in result.findings]
     if result.plan is not None:
         findings += _roles(loaded, result.plan)
+    if not whole and len(backends) < len(roles):  # idle GPUs and the next best layouts depend on the other one
+        return [replace(finding, nearest=()) for finding in findings if has_errors([finding])], None
     return findings, None if has_errors(findings) else result.plan
 
 
@@ -66,14 +75,12 @@ def _megatron(loaded: LoadedConfig) -> tuple[MegatronSettings, list[Finding]]:
     config, section = loaded.config.actor.megatron, "actor.megatron.override_transformer_config"
     overrides = config.override_transformer_config
     refused = check_overrides(overrides, device="cuda")  # those are findings already
-    known = {field.name for field in fields(MegatronSettings)} - refused.keys()
+    settable = {field.name for field in fields(MegatronSettings)} - refused.keys()
     settings = {
-        **{name: value for name, value in overrides.items() if name in known},
-        "recompute_granularity": config.recompute_granularity,
-        "recompute_method": config.recompute_method,
-        "recompute_num_layers": config.recompute_num_layers,
-        "use_distributed_optimizer": config.use_distributed_optimizer,
-        "deterministic_mode": config.use_deterministic_algorithms,
+        **{name: value for name, value in overrides.items() if name in settable},
+        **(known(_recomputation, config) or {}),
+        "use_distributed_optimizer": known(lambda: config.use_distributed_optimizer) is not False,
+        "deterministic_mode": known(lambda: config.use_deterministic_algorithms) is True,
         "nccl_algo": os.environ.get("NCCL_ALGO") or rank_environment(device="cuda", deterministic=True)["NCCL_ALGO"],
     }
     try:
@@ -82,6 +89,14 @@ def _megatron(loaded: LoadedConfig) -> tuple[MegatronSettings, list[Finding]]:
         problems = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
         findings = [loaded.origins.finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
         return MegatronSettings(), findings
+
+
+def _recomputation(config: MegatronConfig) -> dict[str, str | int | None]:
+    return {
+        "recompute_granularity": config.recompute_granularity,
+        "recompute_method": config.recompute_method,
+        "recompute_num_layers": config.recompute_num_layers,
+    }
 
 
 def _keyed(finding: Finding) -> Finding:
@@ -106,7 +121,8 @@ def _fields(loaded: LoadedConfig) -> Iterator[Finding]:
 def _roles(loaded: LoadedConfig, plan: Plan) -> Iterator[Finding]:
     """Who can play which role: Megatron trains, SGLang generates, and there are no further roles."""
     present = {engine.role: engine for engine in plan.engines}
-    for role in _BACKENDS.keys() - present.keys():
+    missing = _BACKENDS.keys() - present.keys() if loaded.config.allocation_mode else ()
+    for role in missing:
         yield _about(
             loaded, role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…"
         )

@@ -11,6 +11,7 @@ from allocation import Finding
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
+from areal_like.config.unknown import known, known_findings
 from areal_like.data.init_model import make_tokenizer, model_config
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
@@ -25,29 +26,36 @@ class Model:
 
 def find_model(loaded: LoadedConfig) -> tuple[Model, list[Finding]]:
     """Look at `actor.path`, or at the shape of `actor.init_model`; exactly one of them has to be set."""
-    config, origins = loaded.config, loaded.origins
-    path, shape = config.actor.path, config.actor.init_model
-    if shape is not None and path is None:
-        findings = list(_shape(loaded, shape))
-        made = from_config(model_config(shape, config.actor.dtype), "actor.init_model")
-        if config.tokenizer_path is None:
-            return Model(made, make_tokenizer(shape.tokenizer)), findings
-        tokenizer, problems = _tokenizer(loaded, "tokenizer_path", config.tokenizer_path, made)
-        return Model(made, tokenizer), findings + problems
+    spec, findings = known(_find_spec, loaded) or (None, [])
+    tokenizer, problems = known(_find_tokenizer, loaded, spec) or (None, [])
+    return Model(spec, tokenizer), findings + problems
+
+
+def _find_spec(loaded: LoadedConfig) -> tuple[ModelSpec | None, list[Finding]]:
+    path, shape = loaded.config.actor.path, loaded.config.actor.init_model
+    if path is None and shape is not None:
+        spec = known(lambda: from_config(model_config(shape, "float32"), "actor.init_model"))  # the same for any dtype
+        return spec, _shape(loaded, shape)
     if path is None or shape is not None:
         which, help = (
             ("neither is set", "name a model directory") if path is None else ("both are set", "set one to null")
         )
         message = f"the model comes from path or init_model, and {which}"
-        return Model(None, None), [origins.finding("RUN-MODEL", "actor.path", message, help)]
+        return None, [loaded.origins.finding("RUN-MODEL", "actor.path", message, help)]
     spec, findings = _spec(loaded, path)
     if spec is not None and is_local(path):
         findings += _weights(loaded, Path(path))
-    if spec is None and config.tokenizer_path is None:
-        return Model(None, None), findings
-    key = "actor.path" if config.tokenizer_path is None else "tokenizer_path"
-    tokenizer, problems = _tokenizer(loaded, key, config.tokenizer_path or path, spec)
-    return Model(spec, tokenizer), findings + problems
+    return spec, findings
+
+
+def _find_tokenizer(loaded: LoadedConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
+    """The tokenizer of `tokenizer_path`, or else the model's own."""
+    actor, named = loaded.config.actor, loaded.config.tokenizer_path
+    if named is not None:
+        return _tokenizer(loaded, "tokenizer_path", named, spec)
+    if actor.path is not None:
+        return _tokenizer(loaded, "actor.path", actor.path, spec) if spec else (None, [])
+    return (make_tokenizer(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
 def is_local(path: str) -> bool:
@@ -103,18 +111,35 @@ def _tokenizer(
     return tokenizer, []
 
 
-def _shape(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
+def _shape(loaded: LoadedConfig, shape: InitModelConfig) -> list[Finding]:
     """What the sizes of a Qwen3 model owe each other."""
-    origins, key = loaded.origins, "actor.init_model"
+    checks = (_heads, _head_dim, _experts, _rows)
+    return [finding for check in checks for finding in known_findings(check(loaded, shape))]
+
+
+def _heads(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
     if shape.num_attention_heads % shape.num_key_value_heads:
         message = f"{shape.num_attention_heads} query heads do not divide among {shape.num_key_value_heads} key heads"
-        yield origins.finding("RUN-MODEL", f"{key}.num_key_value_heads", message)
+        yield loaded.origins.finding("RUN-MODEL", "actor.init_model.num_key_value_heads", message)
+
+
+def _head_dim(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
     if shape.head_dim % 2:
-        yield origins.finding("RUN-MODEL", f"{key}.head_dim", "rotary embeddings need an even head_dim")
+        message = "rotary embeddings need an even head_dim"
+        yield loaded.origins.finding("RUN-MODEL", "actor.init_model.head_dim", message)
+
+
+def _experts(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
     if shape.num_experts is not None and shape.num_experts_per_tok > shape.num_experts:
         message = f"{shape.num_experts_per_tok} experts per token, but only {shape.num_experts} experts"
-        yield origins.finding("RUN-MODEL", f"{key}.num_experts_per_tok", message)
+        yield loaded.origins.finding("RUN-MODEL", "actor.init_model.num_experts_per_tok", message)
+
+
+def _rows(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
     entries = make_tokenizer(shape.tokenizer).vocab_size
     if shape.vocab_size is not None and shape.vocab_size < entries:
-        message = f"{shape.vocab_size} rows cannot hold the tokenizer's {entries} entries"
-        yield origins.finding("RUN-MODEL", f"{key}.vocab_size", message, f"use at least {entries}, or null")
+        message, help = (
+            f"{shape.vocab_size} rows cannot hold the tokenizer's {entries} entries",
+            f"use at least {entries}, or null",
+        )
+        yield loaded.origins.finding("RUN-MODEL", "actor.init_model.vocab_size", message, help)

@@ -1,6 +1,7 @@
 """Everything about a run that can be known before a process starts, checked at once. Imports no torch.
 
-Each check is one small generator of findings; `preflight` runs them all, so that the first never hides the rest.
+Each check is one small generator of findings; `preflight` runs them all, so that the first never hides the rest. A
+check ends where it asks for a setting that is not known, because its key was refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from areal_like.config.load import LoadedConfig
 from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
 from areal_like.config.sglang_options import check_server_options
+from areal_like.config.unknown import known, known_findings
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
@@ -38,7 +40,7 @@ class Preflight:
     """What the checks found and what they made on the way; all parts are there when `ok`."""
 
     findings: tuple[Finding, ...]
-    device: Literal["cpu", "cuda"]
+    device: Literal["cpu", "cuda"] | None
     plan: Plan | None
     tokenizer: Tokenizer | None
     train_prompts: tuple[Prompt, ...]
@@ -52,20 +54,27 @@ class Preflight:
 
 
 def preflight(loaded: LoadedConfig) -> Preflight:
-    """Check a configuration against the machine, the model and the data; starts nothing and writes nothing."""
+    """Check a configuration against the machine, the model and the data; starts nothing and writes nothing.
+
+    The findings of `loaded` come first. What would follow from them is not said again.
+    """
     config = loaded.config
-    device = device_of(loaded)
-    model, findings = find_model(loaded)
-    layout, plan = check_layout(loaded, model.spec)
+    model, problems = find_model(loaded)
+    findings = [*loaded.findings, *problems]
+    layout, plan = known(check_layout, loaded, model.spec) or ([], None)
     findings += layout
-    prompts: dict[str, list[Prompt]] = {"train_dataset": [], "valid_dataset": []}
-    for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
-        if dataset is not None:
-            prompts[key], problems = _prompts(loaded, key, dataset, model.tokenizer)
-            findings += problems
+    datasets = {
+        "train_dataset": known(lambda: config.train_dataset),
+        "valid_dataset": known(lambda: config.valid_dataset),
+    }
+    prompts: dict[str, list[Prompt]] = {}
+    for key, dataset in datasets.items():
+        prompts[key], problems = known(_prompts, loaded, key, dataset, model.tokenizer) or ([], [])
+        findings += problems
     n_train = len(prompts["train_dataset"])
     for check in (
         _packages,
+        _fileroot,
         _run_directory,
         _cpu,
         _overrides,
@@ -74,23 +83,23 @@ def preflight(loaded: LoadedConfig) -> Preflight:
         _batches,
         _held_out,
     ):
-        findings += check(loaded)
-    findings += _bridge(loaded, plan, model)
-    findings += _tied_experts(loaded, model)
-    findings += _machine(loaded, plan)
-    findings += _ports(loaded, plan)
-    findings += _context(loaded, model)
-    findings += _steps(loaded, n_train) if n_train else []
+        findings += known_findings(check(loaded))
+    findings += known_findings(_bridge(loaded, plan, model))
+    findings += known_findings(_tied_experts(loaded, model))
+    findings += known_findings(_machine(loaded, plan))
+    findings += known_findings(_ports(loaded, plan))
+    findings += known_findings(_context(loaded, model))
+    findings += known_findings(_steps(loaded, n_train))
     for key, its_prompts in prompts.items():
-        findings += _warm_start(loaded, key, its_prompts, model.tokenizer, plan)
+        findings += known_findings(_warm_start(loaded, key, its_prompts, model.tokenizer, plan))
     return Preflight(
         findings=tuple(findings),
-        device=device,
+        device=known(device_of, loaded),
         plan=plan,
         tokenizer=model.tokenizer,
         train_prompts=tuple(prompts["train_dataset"]),
         valid_prompts=tuple(prompts["valid_dataset"]),
-        steps=training_steps(config, n_train),
+        steps=known(training_steps, config, n_train) or 0,
     )
 
 
@@ -115,8 +124,10 @@ def _names_gpu(entry: str) -> bool:
 
 
 def _prompts(
-    loaded: LoadedConfig, key: str, dataset: DatasetConfig, tokenizer: Tokenizer | None
+    loaded: LoadedConfig, key: str, dataset: DatasetConfig | None, tokenizer: Tokenizer | None
 ) -> tuple[list[Prompt], list[Finding]]:
+    if dataset is None:
+        return [], []
     try:
         if tokenizer is None:
             read_problems(dataset)
@@ -129,18 +140,19 @@ def _prompts(
 
 def _packages(loaded: LoadedConfig) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
-    bridge = loaded.config.actor.megatron.bridge_type
+    config = loaded.config
     needed = {
         "scheduler.type": ("ray", "ray"),
         "actor.backend": ("megatron.core", "megatron-core"),
         "rollout.backend": ("sglang", "sglang"),
-        "actor.megatron.bridge_type": (bridge.replace("-", "."), bridge),
         "reward.type": ("math_verify", "math-verify"),
         "stats_logger": ("matplotlib", "matplotlib"),
     }
-    if loaded.config.stats_logger.tensorboard:
+    if bridge := known(lambda: config.actor.megatron.bridge_type):
+        needed["actor.megatron.bridge_type"] = (bridge.replace("-", "."), bridge)
+    if known(lambda: config.stats_logger.tensorboard):
         needed["stats_logger.tensorboard"] = ("tensorboard", "tensorboard")
-    if device_of(loaded) == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
+    if known(device_of, loaded) == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
         needed["device"] = ("transformer_engine", "transformer-engine")
     for key, (module, package) in needed.items():
         if not _installed(module):
@@ -165,6 +177,12 @@ def _run_directory(loaded: LoadedConfig) -> Iterator[Finding]:
         else:
             return
         yield loaded.origins.finding("RUN-DIRECTORY", "trial_name", message, "choose another trial_name")
+
+
+def _fileroot(loaded: LoadedConfig) -> Iterator[Finding]:
+    """The run's directory can be made; of a run without a name, the one of all runs."""
+    directory = known(lambda: loaded.config.run_dir) or Path(loaded.config.cluster.fileroot)
+    if directory.is_dir():
         return
     above = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
@@ -224,7 +242,7 @@ def _cpu(loaded: LoadedConfig) -> Iterator[Finding]:
     if config.sglang.deterministic:
         message = "SGLang has no deterministic inference on CPU"
         yield origins.finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
-    if "sglang.mem_fraction_static" in origins:
+    if "mem_fraction_static" in config.sglang.model_fields_set:
         message = "does nothing on CPU: the KV cache holds what the run can have in flight"
         yield origins.finding("RUN-CPU", "sglang.mem_fraction_static", message, severity=Severity.WARNING)
 
@@ -276,10 +294,11 @@ def _sampling(loaded: LoadedConfig) -> Iterator[Finding]:
 def _batches(loaded: LoadedConfig) -> Iterator[Finding]:
     """Batch arithmetic beyond the allocation's."""
     config, origins = loaded.config, loaded.origins
-    samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
+    samples = config.gconfig.n_samples
     if samples < 2:
         message = "one sample per prompt has advantage 0: a group is compared with itself"
         yield origins.finding("RUN-BATCH", "gconfig.n_samples", message, "sample at least 2")
+    in_flight = config.rollout.max_concurrent_rollouts
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
         yield origins.finding("RUN-BATCH", "rollout.max_concurrent_rollouts", message, f"allow at least {samples}")
@@ -290,8 +309,12 @@ def _held_out(loaded: LoadedConfig) -> Iterator[Finding]:
     config = loaded.config
     if config.valid_dataset is not None:
         return
-    for key, asked in (("warm_start", config.warm_start), ("evaluator.freq_steps", config.evaluator.freq_steps)):
-        if asked is not None:
+    asked = {
+        "warm_start": known(lambda: config.warm_start),
+        "evaluator.freq_steps": known(lambda: config.evaluator.freq_steps),
+    }
+    for key, value in asked.items():
+        if value is not None:
             yield loaded.origins.finding("RUN-HELD-OUT", key, "needs held-out prompts", "set valid_dataset")
 
 
@@ -328,6 +351,8 @@ def _context(loaded: LoadedConfig, model: Model) -> Iterator[Finding]:
 
 
 def _steps(loaded: LoadedConfig, n_prompts: int) -> Iterator[Finding]:
+    if n_prompts == 0:  # why, another finding says
+        return
     config, origins = loaded.config, loaded.origins
     steps = training_steps(config, n_prompts)
     if steps < 1:

@@ -7,9 +7,11 @@ several fields lives in `preflight.py`, so that all of its findings come togethe
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from areal_like.config.unknown import UnknownSetting
 
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
@@ -18,6 +20,13 @@ class Section(BaseModel):
     """One node of the tree: immutable, unknown keys refused, no silent conversion between types, numbers finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # which would take any name for a field
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise UnknownSetting(name)
+            return super().__getattr__(name)
 
 
 class ClusterConfig(Section):
