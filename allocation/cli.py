@@ -6,6 +6,8 @@ What a command does not need is not imported: `count` takes little longer than P
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
@@ -296,8 +298,10 @@ def _settings(words: Sequence[str]) -> str:
     text = " ".join(words)
     if text == "-":
         return sys.stdin.read()
+    if not (os.path.exists(text) or re.fullmatch(r"[^\s=]+\.(?:ya?ml|sh)", text)):
+        return text
     try:
-        return Path(text).read_text() if len(text) < 4096 and Path(text).is_file() else text
+        return Path(text).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{text} cannot be read: {error}") from error
 

@@ -114,6 +114,9 @@ def test_an_option_beats_the_yaml():
         (["groups", "sglang:d1", "--name", "tp"], "there is no group tp"),
         (["convert", "sglang:d1"], "say --from"),
         (["convert", "sglang:d1", "--to", "megatorn"], "none of"),
+        (["convert", "none.yaml", "--from", "roll"], "none.yaml cannot be read"),
+        (["convert", "none.sh", "--from", "megatron"], "none.sh cannot be read"),
+        (["convert", "/", "--from", "roll"], "/ cannot be read: [Errno 21] Is a directory"),
         (["format", MOE], "takes strings"),
         (["chekc"], "No such command"),
     ],
@@ -122,6 +125,11 @@ def test_wrong_usage_is_2(words, problem):
     result = ask(*words)
     assert result.exit_code == 2
     assert problem in " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+
+
+def test_settings_that_end_like_a_file_name_are_no_path():
+    for text in ("model.config=none.yaml", "python main.py --config none.yaml"):
+        assert "cannot be read" not in ask("convert", text, "--from", "verl").stderr
 
 
 def test_explain_says_what_each_gpu_does():
