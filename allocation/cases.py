@@ -58,8 +58,7 @@ def cases(words: Sequence[str], **options: Any) -> list[Case]:
             run = _run_file(word, overrides)
             found.append(Case(word, run.arguments | given, run))
         elif word not in overrides:
-            texts = [line.strip() for line in sys.stdin if line.strip()] if word == "-" else [word]
-            found += [Case(_label(text), {"spec": text, **given}) for text in texts]
+            found += [Case(_label(text), {"spec": text, **given}) for text in (_lines() if word == "-" else [word])]
     return found
 
 
@@ -69,6 +68,13 @@ def one(words: Sequence[str], **options: Any) -> Case:
     if len(found) != 1:
         raise UsageError(f"one allocation is needed here, not {len(found)}; a string with blanks needs quotes")
     return found[0]
+
+
+def _lines() -> list[str]:
+    lines = [line.strip() for line in sys.stdin if line.strip()]
+    if not lines:
+        raise UsageError("standard input has no allocation")
+    return lines
 
 
 def _label(text: str) -> str:

@@ -127,6 +127,14 @@ def test_wrong_usage_is_2(words, problem):
     assert problem in " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
 
 
+@pytest.mark.parametrize("command", ["check", "explain", "count", "groups", "format"])
+@pytest.mark.parametrize("stdin", ["", "\n \n"])
+def test_an_empty_pipe_is_wrong_usage(command, stdin):
+    result = ask(command, "-", stdin=stdin)
+    assert result.exit_code == 2
+    assert "standard input has no allocation" in result.stderr
+
+
 def test_settings_that_end_like_a_file_name_are_no_path():
     for text in ("model.config=none.yaml", "python main.py --config none.yaml"):
         assert "cannot be read" not in ask("convert", text, "--from", "verl").stderr
