@@ -118,9 +118,10 @@ async def train_step(
 
 
 async def evaluate(config: RunConfig, parts: Parts) -> tuple[float, dict[str, float]]:
-    """Mean reward on the held-out problems with the weights that trainer and servers hold; missing rewards do not count.
+    """Mean reward on the held-out problems with the weights of trainer and servers; missing rewards do not count.
 
-    And `logprob_diff`, the mean difference between the two's log-probs of a part of the responses, if these were sampled.
+    And `logprob_diff`, the mean difference between the two's log-probs of a part of the responses, if these were
+    sampled.
     """
     sampling = Sampling(
         max_new_tokens=config.gconfig.max_new_tokens,

@@ -62,7 +62,8 @@ class Job:
 async def run(job: Job, view: View) -> None:
     """The whole run. When this returns or raises, nothing of it is left but its directory.
 
-    Raises PreparationError (DirectoryTaken) before anything is started, and then an ExceptionGroup whose first leaf is what failed first.
+    Raises PreparationError (DirectoryTaken) before anything is started, and then an ExceptionGroup whose first leaf is
+    what failed first.
     """
     config = job.config
     directory = config.run_dir

@@ -4,10 +4,10 @@
 
 Both start from one checkpoint, which a run of one step with a vanishing learning rate writes after its warm start, and
 use the same problems, reward, batch, samples, learning rate, clipping, temperature, response length, and evaluation:
-on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are given:
-`total` from the start of the process, imports and servers included, and `training` from the evaluation before the first
-step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets the number of
-threads, of `--trl-threads`, with which its first steps are fastest.
+on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are
+given: `total` from the start of the process, imports and servers included, and `training` from the evaluation before
+the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
+the number of threads, of `--trl-threads`, with which its first steps are fastest.
 """
 
 from __future__ import annotations

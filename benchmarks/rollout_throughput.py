@@ -4,8 +4,8 @@
 
 Both send the same requests, one group of `gconfig.n_samples` samples each, all of a training step at once, with
 log-probs returned. The engine has a group's prompt prefilled before the samples are sent; the bare client does so too
-where it is called `bare_prefill_first`, and `ratio` is against the faster of the two. Shape of model, prompts and responses come from the configuration; prompts are random tokens, and
-responses end at `gconfig.max_new_tokens` alone.
+where it is called `bare_prefill_first`, and `ratio` is against the faster of the two. Shape of model, prompts and
+responses come from the configuration; prompts are random tokens, and responses end at `gconfig.max_new_tokens` alone.
 """
 
 from __future__ import annotations

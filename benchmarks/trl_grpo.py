@@ -1,9 +1,9 @@
-"""GRPO with TRL's GRPOTrainer under a run's configuration: `python -m benchmarks.trl_grpo CONFIG EVENTS TARGET LIMIT_S`.
+"""GRPO by TRL's GRPOTrainer from a run's configuration: `python -m benchmarks.trl_grpo CONFIG EVENTS TARGET LIMIT_S`.
 
-CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for each
-held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens), group-normalised
-advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule, float32, no reference
-model, the model on the CPU.
+CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for
+each held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens),
+group-normalised advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule,
+float32, no reference model, the model on the CPU.
 """
 
 from __future__ import annotations

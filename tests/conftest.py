@@ -1,4 +1,4 @@
-"""What every test gets: one thread per process, no CUDA tests where there is none, and one SGLang server for the session."""
+"""What every test gets: one thread per process, CUDA tests only where there is CUDA, one SGLang server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_LIMIT_S = 180
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server of the session; who changes its weights loads those of `model` again (POST /update_weights_from_disk)."""
+    """A server of the session; who changes its weights loads `model`'s again (POST /update_weights_from_disk)."""
 
     url: str
     token: str
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One real SGLang server on loopback, as a run on CPU starts it; version and weights are as its last user left them."""
+    """One real SGLang server on loopback, as a run on CPU starts it; version and weights are its last user's."""
     from allocation import ParallelSizes
     from areal_like.cluster.lifetime import reserve_port
     from areal_like.config.load import load

@@ -16,7 +16,7 @@ Answer = Any
 
 
 class FakeServer:
-    """`on_generate(server, body)` answers `/generate`; all other endpoints succeed unless `answers` has another answer."""
+    """`on_generate(server, body)` answers `/generate`; other endpoints succeed unless `answers` has another answer."""
 
     def __init__(self, on_generate: Callable[[FakeServer, Body], Awaitable[Answer]] | None = None) -> None:
         self.version = "0"

@@ -1,8 +1,8 @@
 """The last process of a run: waits for the process that started it to end, then removes what the run left.
 
-Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY...`, with two pipes. Nothing is written to standard
-input, which ends when its owner closes it or dies, SIGKILL included; standard output ends when all is done. A member of
-the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
+Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY...`, with two pipes. Nothing is written to
+standard input, which ends when its owner closes it or dies, SIGKILL included; standard output ends when all is done. A
+member of the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
 """
 
 from __future__ import annotations

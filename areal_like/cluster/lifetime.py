@@ -127,8 +127,8 @@ def _private(path: str, flags: int) -> int:
 def reserve_port(host: str, port: int = 0) -> socket.socket:
     """A socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
 
-    Nobody who asks for any free port is given it meanwhile, but a server that asks for it with SO_REUSEADDR, as servers do, can listen on it.
-    Raises OSError if the port is taken.
+    Nobody who asks for any free port is given it meanwhile, but a server that asks for it with SO_REUSEADDR, as servers
+    do, can listen on it. Raises OSError if the port is taken.
     """
     holder = socket.socket(_family(host))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Which files of /dev/shm a run made: a process that is killed leaves them, and nothing in them says whose they were."""
+"""Which files of /dev/shm a run made: a killed process leaves them, and nothing in them says whose they were."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _BOX = r"\boxed{"
 def final_answer(text: str) -> str | None:
     r"""What a text gives as its answer: after its last `####`, in its last `\boxed{}`, else its last number.
 
-    Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after it.
-    None if there is nothing.
+    Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after
+    it. None if there is nothing.
     """
     mark, box = text.rfind(_MARK), text.rfind(_BOX)
     if mark >= 0 and mark > box:

@@ -1,14 +1,14 @@
 """Which groups may start, and which are trained next, so that no trajectory is ever staler than η.
 
-A group that starts while the servers hold version v may hold tokens of version v, so it has the deadline v + η: the last
-version at which it may be trained. Each training step takes `batch_size` finished groups. The invariant, with
-n the version that the next step trains and d[0] <= d[1] <= ... the deadlines of the groups that wait for training:
+A group that starts while the servers hold version v may hold tokens of version v, so it has the deadline v + η: the
+last version at which it may be trained. Each training step takes `batch_size` finished groups. The invariant, with n
+the version that the next step trains and d[0] <= d[1] <= ... the deadlines of the groups that wait for training:
 
     d[j] >= n + j // batch_size        for every j
 
-so training in order of deadline always meets every deadline. A group starts only if the invariant still holds with it, and
-a step may take finished groups ahead of slow ones only if it holds for what stays. Hence a slow group delays a step at
-its deadline at the latest, and nothing is ever discarded. With η = 0 this is synchronous training.
+so training in order of deadline always meets every deadline. A group starts only if the invariant still holds with it,
+and a step may take finished groups ahead of slow ones only if it holds for what stays. Hence a slow group delays a step
+at its deadline at the latest, and nothing is ever discarded. With η = 0 this is synchronous training.
 """
 
 from __future__ import annotations

@@ -108,9 +108,9 @@ class Server:
 class ServerPool:
     """All servers of a run.
 
-    Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial responses
-    are continued afterwards, prefix and all; without `partial_rollout` it waits for their ends), and only then may weights
-    change.
+    Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial
+    responses are continued afterwards, prefix and all; without `partial_rollout` it waits for their ends), and only
+    then may weights change.
     """
 
     def __init__(self, urls: Sequence[str], token: str, timeout_s: float, *, partial_rollout: bool = True) -> None:
@@ -135,8 +135,9 @@ class ServerPool:
     ) -> list[Response]:
         """Generate one response to each prompt, on one server as one request.
 
-        Responses that a weight update interrupts are continued under the new version. `seeds` has one entry per prompt and
-        counts on deterministic servers; these prefill every sample, so that it never depends on what their cache holds.
+        Responses that a weight update interrupts are continued under the new version. `seeds` has one entry per prompt
+        and counts on deterministic servers; these prefill every sample, so that it never depends on what their cache
+        holds.
         """
         responses = [Response() for _ in prompts]
         pending = list(range(len(prompts)))
@@ -160,7 +161,7 @@ class ServerPool:
         return responses
 
     async def _prefill_shared(self, server: Server, inputs: Sequence[Sequence[int]]) -> None:
-        """Have the server cache what several inputs are equal to: samples that arrive together would each prefill it."""
+        """Have the server cache what several inputs are equal to: arriving together, each of them would prefill it."""
         shared = [tokens for tokens, n in Counter(map(tuple, inputs)).items() if n > 1]
         if shared:
             await server.post("/generate", {"input_ids": shared, "sampling_params": PREFILL_ONLY}, self._timeout_s)

@@ -18,7 +18,8 @@ class Collector:
     """Groups of samples, from prompt to scored trajectories, as many at once as the staleness bound admits.
 
     Every admitted group is handed out exactly once. Groups run as tasks of `tasks`, so the first one that fails
-    ends the run. With a `seed`, a group's samples depend on it and the group's id. `score` gives one reward, or None where it is missing, per response of a prompt.
+    ends the run. With a `seed`, a group's samples depend on it and the group's id. `score` gives one reward, or None
+    where it is missing, per response of a prompt.
     """
 
     def __init__(

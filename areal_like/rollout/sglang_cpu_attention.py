@@ -1,8 +1,8 @@
 """SGLang's ``torch_native`` attention in a few calls for many sequences, where its own loop makes one call for each.
 
-With hundreds of short sequences that loop is most of a small model's time on a CPU. Here sequences of similar lengths are padded
-to one size and share a call. Whatever is not causal self-attention over the whole sequence (encoders, cross attention, sliding
-windows) is left to SGLang's loop, and so is a long prompt: alone it costs no less than in company.
+With hundreds of short sequences that loop is most of a small model's time on a CPU. Here sequences of similar lengths
+are padded to one size and share a call. Whatever is not causal self-attention over the whole sequence (encoders, cross
+attention, sliding windows) is left to SGLang's loop, and so is a long prompt: alone it costs no less than in company.
 
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
@@ -73,7 +73,7 @@ def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_siz
 
 
 class BatchedTorchNativeBackend(TorchNativeAttnBackend):
-    """TorchNativeAttnBackend with the same results to rounding; the overridden methods' arguments are documented there."""
+    """TorchNativeAttnBackend with the same results to rounding; arguments of the overridden methods are as there."""
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)

@@ -1,8 +1,9 @@
 """One SGLang server: ``python -m areal_like.rollout.sglang_launcher <arguments of sglang.launch_server>``.
 
-Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no port.
-Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
-- SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call stands in;
+Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no
+port. Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
+- SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call
+  stands in;
 - attention takes hundreds of short sequences at once (`sglang_cpu_attention.py`);
 - nothing is compiled, and every process has one thread: more of them slow small models down;
 - the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`."""
+    """Where the ranks of an engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`."""
 
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""Weights by broadcast: trainer rank 0 and every server rank form one process group, and buckets of tensors go through it."""
+"""Weights by broadcast: buckets of tensors through one process group of trainer rank 0 and every server rank."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class CollectiveSync:
 async def _together(*ends: Awaitable[None]) -> None:
     """Wait for all ends of a collective, the trainer's first.
 
-    When one end fails the others do too, and not always later. A trainer rank that died is told first, then what a server
-    says; that a server died is told by its watcher, which cancels this meanwhile.
+    When one end fails the others do too, and not always later. A trainer rank that died is told first, then what a
+    server says; that a server died is told by its watcher, which cancels this meanwhile.
     """
     tasks = [asyncio.ensure_future(end) for end in ends]
     try:

@@ -1,4 +1,4 @@
-"""Weights over a directory that trainer and servers share: a Hugging Face checkpoint per version, removed once it is read."""
+"""Weights over a directory that trainer and servers share: a Hugging Face checkpoint per version, removed when read."""
 
 from __future__ import annotations
 

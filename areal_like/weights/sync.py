@@ -1,4 +1,4 @@
-"""How new weights reach the servers: either all of them acknowledge version v, or the update fails with a cause in time."""
+"""How new weights reach the servers: all of them acknowledge version v, or the update fails in time, with a cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run for the tests of its lifetime: `job.py HOW TYPE ADDRESS LOG_DIR`; prints what it is made of, then ends as told."""
+"""A run to test its lifetime: `job.py HOW TYPE ADDRESS LOG_DIR`; prints what it is made of, then ends as told."""
 
 from __future__ import annotations
 

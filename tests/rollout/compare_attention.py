@@ -71,7 +71,7 @@ def compare(
     encoders: list[int] | None = None,
     **layer_options: Any,
 ) -> Comparison:
-    """An extend of `extends` (a decode without) of sequences of `lengths`, then, on the same objects, a decode of half."""
+    """An extend of `extends` (else a decode) of sequences of `lengths`, then, on the same objects, a decode of half."""
     torch.manual_seed(0)
     stored = [total + (encoders[i] if encoders else 0) for i, total in enumerate(lengths)]
     slots = torch.randperm(SLOTS - 1) + 1

@@ -1,4 +1,4 @@
-"""The batched attention gives what SGLang's own loop gives, in fewer calls; what it does not cover it leaves to the loop."""
+"""The batched attention gives what SGLang's own loop gives, in fewer calls; what it does not cover goes to the loop."""
 
 from __future__ import annotations
 

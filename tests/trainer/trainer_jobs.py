@@ -36,7 +36,7 @@ CPU, GPU = Machine("cpu", "float32"), Machine("cuda", "bfloat16")
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine: a model in one layout. The large epsilon keeps Adam from blowing rounding errors up to whole steps."""
+    """One engine: a model in one layout. The large epsilon keeps Adam from blowing rounding errors up to full steps."""
 
     model: Path
     sizes: ParallelSizes = field(default_factory=ParallelSizes)

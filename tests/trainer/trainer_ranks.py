@@ -1,4 +1,4 @@
-"""Four processes that play the ranks of one engine after another; started once, because Megatron takes long to import."""
+"""Four processes that play the ranks of one engine after another; started once, as Megatron takes long to import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIMIT_S = 60
 
 
 class Ranks:
-    """`run(job, n, ...)` calls `job(rendezvous, listener, ...)` in n processes at once and returns what each returned."""
+    """`run(job, n, ...)` calls `job(rendezvous, listener, ...)` in n processes at once and returns their results."""
 
     def __init__(self, size: int) -> None:
         self._size = size

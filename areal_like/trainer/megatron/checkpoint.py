@@ -37,7 +37,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
 ) -> None:
-    """Loads what `save_checkpoint` wrote, whatever the layout was then. Raises FileNotFoundError when it is not there."""
+    """Loads what `save_checkpoint` wrote in any layout. Raises FileNotFoundError when it is not there."""
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
     state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))

@@ -256,7 +256,7 @@ class _GroupedLinear(torch.nn.Module):
         """Weight gradients are never delayed here."""
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Keys and offsets of `TEGroupedLinear._sharded_state_dict_grouped` (Megatron's extensions/transformer_engine.py)."""
+        """Keys and offsets as in Megatron's extensions/transformer_engine.py, `_sharded_state_dict_grouped`."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         n_experts = self.pg.ep.size() * self.num_gemms
         sharded = {}

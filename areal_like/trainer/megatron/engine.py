@@ -236,7 +236,7 @@ class MegatronEngine:
 
 
 def _prepare_process(device: str, actor: ActorConfig, sizes: ParallelSizes, master_address: str) -> torch.device:
-    """Environment, threads and determinism of this process; returns its device. Raises ValueError without that device."""
+    """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
     if (device == "cuda") != torch.cuda.is_available():
         raise ValueError(
             "the trainer is to run on cuda, but this process sees no GPU"

@@ -1,4 +1,4 @@
-"""Environment variables of a trainer rank: what torch, Transformer Engine and NCCL read when they start. No torch here."""
+"""Environment variables of a trainer rank, read by torch, Transformer Engine and NCCL at their start. No torch here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rank_environment(*, device: str, deterministic: bool = False, model_parallel
     # SGLang sets this in its processes; where the two ends of a weight update differ, NCCL fails between them
     variables = {"NCCL_CUMEM_ENABLE": "0"}
     if model_parallel:
-        # one hardware queue keeps communication kernels ahead of the computation that they overlap with (before Blackwell)
+        # one hardware queue keeps communication kernels ahead of the computation they overlap with (before Blackwell)
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if deterministic:
         variables |= {
@@ -31,7 +31,7 @@ def rank_environment(*, device: str, deterministic: bool = False, model_parallel
 
 
 def apply_environment(variables: dict[str, str], master_address: str) -> None:
-    """Sets each variable that the user has not set, and keeps gloo and NCCL on the interface that reaches the master."""
+    """Sets variables that the user has not set, and keeps gloo and NCCL on the interface that reaches the master."""
     interface = local_interface(master_address)
     for name, value in {**variables, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}.items():
         os.environ.setdefault(name, value)

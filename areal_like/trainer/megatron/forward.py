@@ -38,7 +38,7 @@ class DeviceBatch:
 
 
 TokenLoss = Callable[[DeviceBatch, Tensor], tuple[Tensor, Tensor, Any]]
-"""From a micro-batch and its logits `[t, vocabulary / tp]` to the summed loss, the number of loss tokens, statistics."""
+"""From a micro-batch and its logits `[t, vocabulary / tp]` to summed loss, number of loss tokens and statistics."""
 
 
 def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:

@@ -15,7 +15,7 @@ from megatron.core.utils import get_model_config
 def wrap_models(
     models: list[torch.nn.Module], *, dtype: torch.dtype, distributed_optimizer: bool, overlap: bool
 ) -> list[torch.nn.Module]:
-    """Wraps the chunks for mixed precision and data parallelism; `overlap` sends gradients while others are computed."""
+    """Wraps the chunks for mixed precision and data parallelism; `overlap` sends gradients while more are computed."""
     config = get_model_config(models[0])
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -33,7 +33,7 @@ def wrap_models(
 def make_optimizer(
     models: list[torch.nn.Module], optimizer: Any, *, dtype: torch.dtype, distributed_optimizer: bool
 ) -> MegatronOptimizer:
-    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules reach it; `optimizer` is the section."""
+    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it; `optimizer` is the section."""
     made = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=optimizer.type,

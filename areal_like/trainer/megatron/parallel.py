@@ -22,7 +22,7 @@ ORDER = "tp-cp-ep-dp-pp"
 def initialize(
     rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int, listener: socket.socket | None
 ) -> None:
-    """Joins the process group and builds both of Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
+    """Joins the process group and builds Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
 
     Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
     rank, when a rank does not come in time.

@@ -10,7 +10,7 @@ from megatron.core.enums import ModelType
 
 
 def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int) -> list[torch.nn.Module]:
-    """`provide(pre_process, post_process, vp_stage)` once, or `vpp` times for a virtual pipeline, on this rank's device."""
+    """`provide(pre_process, post_process, vp_stage)` on this rank's device: once, or `vpp` times if that is above 1."""
     chunks = []
     for stage in range(vpp) if vpp > 1 else [None]:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage)
