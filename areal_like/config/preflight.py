@@ -25,7 +25,7 @@ from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
 from areal_like.config.sglang_options import check_server_options
 from areal_like.config.unknown import known, known_findings
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
-from areal_like.data.tokenizer import Tokenizer
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
 from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
@@ -327,7 +327,11 @@ def _warm_start(
         return
     sizes = plan.engine("actor").sizes
     alignment = sequence_alignment(sizes.tp, sizes.cp)
-    longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
+    try:
+        longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
+    except TokenizerError as error:
+        yield loaded.origins.finding("RUN-WARM-START", f"{key}.path", f"an answer is no text to imitate: {error}")
+        return
     longest = -(-longest // alignment) * alignment
     if longest > limit:
         message = f"{key}, row {row + 1} has {longest} tokens with its answer; a micro-batch holds {limit}"

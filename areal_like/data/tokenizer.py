@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import tokenizers
@@ -71,7 +72,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
-        return self.backend.encode(text).ids
+        return self._encode(text, add_special_tokens=True)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a problem: as the user's turn of the chat template if there is one, else as plain text."""
@@ -87,23 +88,42 @@ class Tokenizer:
             text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except _TEMPLATE_FAILURES as error:
             raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
-        return self.backend.encode(text, add_special_tokens=False).ids
+        return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a reference answer as the model should give it, end token included."""
-        return [*self.backend.encode(text, add_special_tokens=False).ids, self.eos_token_ids[0]]
+        return [*self._encode(text, add_special_tokens=False), self.eos_token_ids[0]]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self.backend.decode(list(tokens), skip_special_tokens=True)
 
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        with _LibraryErrors("the text cannot be tokenised"):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+class _LibraryErrors:
+    """Raises TokenizerError for an error of the `tokenizers` library, whose class is Exception itself."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is Exception:
+            raise TokenizerError(f"{self._message}: {error}") from error
+
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
-    """A tokenizer.json; checked first, as the library has no exception of its own to say that it is torn."""
+    """Read a tokenizer.json; raises TokenizerError."""
     model = _read_json(file).get("model")
     if not isinstance(model, dict) or "vocab" not in model or model.get("type", "BPE") not in _MODELS:
         raise TokenizerError(f"{file} describes no tokenizer; save the model's fast tokenizer there")
-    return tokenizers.Tokenizer.from_file(str(file))
+    with _LibraryErrors(f"{file} describes no tokenizer"):
+        return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _compile(template: str) -> Template:
@@ -151,7 +171,10 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(directory / name).get("eos_token_id")
         if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
+            ids = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(token, int) for token in ids):
+                raise TokenizerError(f"{directory / name} has an eos_token_id that is no number: {ids}")
+            return tuple(ids)
     token = backend.token_to_id(special.get("eos_token", ""))
     return () if token is None else (token,)
 
@@ -177,4 +200,7 @@ def _read_text(file: Path) -> str:
 
 def _text(token: Any) -> str | None:
     """A special token is written as its text or as a mapping that holds it."""
-    return token.get("content") if isinstance(token, Mapping) else token
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str | None):
+        raise TokenizerError(f"tokenizer_config.json has a special token that is no text: {text!r}")
+    return text

@@ -1,3 +1,4 @@
+import json
 import socket
 from unittest import mock
 
@@ -275,6 +276,26 @@ def test_a_warm_start_needs_examples_that_fit(write, tmp_path):
     (finding,) = errors(write(), *settings, "warm_start.steps=1")
     assert finding.key == "actor.mb_spec.max_tokens_per_mb (command line)"
     assert "train_dataset, row 2 has 64 tokens with its answer; a micro-batch holds 63" in finding.message
+
+
+def test_a_warm_start_needs_answers_that_the_tokenizer_takes(write, tmp_path):
+    words = tmp_path / "words"
+    write_init_model(InitModelConfig(num_hidden_layers=1), words, seed=0)
+    tokenizer = json.loads((words / "tokenizer.json").read_text())
+    vocabulary = {word: index for index, word in enumerate(("<eos>", "1", "+", "=", "?"))}
+    tokenizer["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<nothing>"}
+    tokenizer |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": []}
+    (words / "tokenizer.json").write_text(json.dumps(tokenizer))
+    data = tmp_path / "sums.jsonl"
+    data.write_text('{"question": "1 + 1 = ?", "answer": "two #### 2"}\n')
+    paths = [f"tokenizer_path={words}", f"train_dataset.path={data}", f"valid_dataset.path={data}"]
+    settings = [*paths, "train_dataset.batch_size=1"]
+    checked = check(write(), *settings)
+    assert checked.ok, list(map(str, checked.findings))
+    assert {f.key for f in errors(write(), *settings, "warm_start.steps=1")} == {
+        "train_dataset.path (command line)",
+        "valid_dataset.path (command line)",
+    }
 
 
 def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from areal_like.config.keys import all_keys
 from areal_like.config.load import load, read
 from areal_like.config.preflight import preflight
 from areal_like.config.schema import RunConfig
@@ -73,6 +74,12 @@ def test_what_follows_from_a_refused_key_is_not_said(write, overrides):
     wrong, *_ = report(write(), *overrides)
     assert report(write(), *overrides).keys() == {wrong}
     assert wrong == overrides[0].partition("=")[0]
+
+
+@pytest.mark.parametrize("key", all_keys())
+def test_a_misspelt_key_is_all_that_is_wrong(write, key):
+    misspelt = key[:-2] + key[-1]
+    assert report(write(), f"{misspelt}=1") == {misspelt: "CONFIG-UNKNOWN-KEY"}
 
 
 @pytest.mark.parametrize(

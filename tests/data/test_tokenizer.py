@@ -80,6 +80,8 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
         ("tokenizer.json", '{"model": {"type": "Neural"}}', "describes no tokenizer"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("generation_config.json", "{", "not JSON"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id that is no number"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "special token that is no text: 5"),
         ("chat_template.jinja", "{% if %}", "not Jinja"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
     ],
@@ -88,6 +90,30 @@ def test_a_torn_file_is_a_tokenizer_error(model, file, content, words):
     (model / file).write_text(content)
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(str(model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"type": "WordLevel", "vocab": [1]}}, "expected a map"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}}, "Token `x` out of vocabulary"),
+        ({"pre_tokenizer": {"type": "Foo"}}, "did not match any variant"),
+        ({"added_tokens": [{"id": "x"}]}, "expected u32"),
+        ({"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}, "EmptyVocabulary"),
+    ],
+)
+def test_a_file_that_the_library_refuses_is_a_tokenizer_error(model, changes, words):
+    edit(model / "tokenizer.json", **changes)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json describes no tokenizer: .*" + words):
+        Tokenizer.load(str(model))
+
+
+def test_a_text_that_the_library_refuses_is_a_tokenizer_error(model):
+    edit(model / "tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "u"})
+    tokenizer = Tokenizer.load(str(model))
+    for encode in (tokenizer.encode, tokenizer.encode_prompt, tokenizer.encode_response):
+        with pytest.raises(TokenizerError, match=r"cannot be tokenised: .*Missing \[UNK\]"):
+            encode("b")
 
 
 def test_a_file_that_is_not_text_is_a_tokenizer_error(model):

@@ -98,6 +98,8 @@ def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: 
     [
         ("tokenizer.json", '{"model": {"typ', "not JSON"),
         ("tokenizer.json", "{}", "describes no tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": [1]}}', "describes no tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "u"}}', "cannot be tokenised"),
         ("chat_template.jinja", "{% if %}", "not Jinja"),
         ("chat_template.jinja", "{{ raise_exception('no') }}", "refuses the conversation: no"),
         ("chat_template.jinja", "{{ messages + 1 }}", "refuses the conversation"),
@@ -140,12 +142,21 @@ def test_no_such_file() -> None:
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    result = call("actor.bckend=megatron:d2", "gconfig.n_samples=0", "device=tpu")
+    wrong = {
+        "actor.bckend=megatron:d2": "actor.backend",  # the nearest right spelling
+        "gconfig.n_samples=0": "greater than or equal to 1",
+        "device=tpu": "'auto', 'cpu' or 'cuda'",
+        "rollout.backend=sglang:d9": "the cluster has 3",
+        "train_dataset.path=none.jsonl": "none.jsonl does not exist",
+        "actor.path=/nowhere": "no config.json",
+        "sglang.extra_args.no_such_option=1": "no option no_such_option",
+    }
+    result = call(*wrong)
     assert result.exit_code == 2
-    assert result.stderr.count("error[") == 3
-    for key in ("actor.bckend", "gconfig.n_samples", "device"):
-        assert f"in {key} (command line)" in result.stderr
-    assert "actor.backend" in result.stderr  # the nearest right spelling
+    assert result.stderr.count("error[") == len(wrong), result.stderr
+    for override, words in wrong.items():
+        assert result.stderr.count(f"in {override.partition('=')[0]} (command line)") == 1
+        assert words in result.stderr
 
 
 def test_a_dry_run_prints_plan_and_configuration() -> None:
