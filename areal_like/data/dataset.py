@@ -41,8 +41,8 @@ def load_prompts(config: DatasetConfig, tokenizer: Tokenizer, *, train_on_answer
 
     To train on the reference answers, the tokenizer has to know their words too.
     """
-    prompts = [_prompt(config, tokenizer, row, record) for row, record in enumerate(read_problems(config))]
-    _check_words(config, tokenizer, prompts, train_on_answers)
+    records = read_problems(config)
+    prompts = [_prompt(config, tokenizer, row, record, train_on_answers) for row, record in enumerate(records)]
     _check_lengths(config, prompts)
     return prompts
 
@@ -195,30 +195,19 @@ def _read_hub(config: DatasetConfig) -> Sequence[Record]:
         raise DatasetError("path", problem, "check the name, `name` and `split`, or prepare a Parquet file") from error
 
 
-def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record) -> Prompt:
+def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool) -> Prompt:
+    answer = record[config.answer_field]
     try:
         tokens = tokenizer.encode_prompt(record[config.prompt_field])
+        answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except TokenizerError as error:
         problem = f"{config.path}, row {row + 1} cannot be tokenised: {error}"
         raise DatasetError("path", problem, "correct the row or the chat template") from error
-    return Prompt(sample_id=row, tokens=tokens, answer=record[config.answer_field])
-
-
-def _check_words(
-    config: DatasetConfig, tokenizer: Tokenizer, prompts: Sequence[Prompt], train_on_answers: bool
-) -> None:
-    unknown = tokenizer.unk_token_id
-    if unknown is None:
-        return
-    for prompt in prompts:
-        if unknown in prompt.tokens:
-            words = "words"
-        elif train_on_answers and unknown in tokenizer.encode_response(prompt.answer):
-            words = "words in its answer"
-        else:
-            continue
-        problem = f"{config.path}, row {prompt.sample_id + 1} has {words} that the tokenizer does not know"
-        raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
+    for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
+        if tokenizer.unk_token_id in its_tokens:
+            problem = f"{config.path}, row {row + 1} has {words} that the tokenizer does not know"
+            raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
+    return Prompt(sample_id=row, tokens=tokens, answer=answer)
 
 
 def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:

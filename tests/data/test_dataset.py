@@ -1,5 +1,6 @@
 import itertools
 import json
+from unittest import mock
 
 import datasets
 import pyarrow
@@ -9,6 +10,7 @@ from pyarrow import parquet
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
 from areal_like.data.dataset import DatasetError, PromptStream, load_prompts
 from areal_like.data.init_model import make_tokenizer
+from areal_like.data.tokenizer import TokenizerError
 from areal_like.rewards.gsm8k import verify
 from areal_like.types import Prompt
 
@@ -165,6 +167,14 @@ def test_answers_that_are_trained_on_have_known_words_too(tmp_path):
     tokenizer = make_tokenizer("arithmetic")
     assert len(load_prompts(config, tokenizer)) == 2
     with pytest.raises(DatasetError, match="row 2 has words in its answer that the tokenizer does not know"):
+        load_prompts(config, tokenizer, train_on_answers=True)
+
+
+def test_an_answer_that_is_trained_on_can_be_tokenised(tmp_path, monkeypatch):
+    config = DatasetConfig(path=write_jsonl(tmp_path / "a.jsonl", ROWS))
+    tokenizer = make_tokenizer("bytes")
+    monkeypatch.setattr(tokenizer, "encode_response", mock.Mock(side_effect=TokenizerError("no word 6")))
+    with pytest.raises(DatasetError, match="row 1 cannot be tokenised: no word 6"):
         load_prompts(config, tokenizer, train_on_answers=True)
 
 
