@@ -43,7 +43,7 @@ def main(
 
     Example: --config examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
     """
-    loaded, checked = _check(config, overrides or [])
+    loaded, checked = _check(config, overrides or [], dry_run)
     if not dry_run:
         raise typer.Exit(_run(loaded.config, checked))
     typer.echo(dump(loaded.config))
@@ -52,12 +52,12 @@ def main(
     typer.echo("everything was checked: the run may start")
 
 
-def _check(file: Path, overrides: Sequence[str]) -> tuple[LoadedConfig, Preflight]:
+def _check(file: Path, overrides: Sequence[str], dry_run: bool) -> tuple[LoadedConfig, Preflight]:
     try:
         loaded = read(file, overrides)
     except ConfigError as error:
         raise _refuse(error.findings) from error
-    checked = preflight(loaded)
+    checked = preflight(loaded, dry_run=dry_run)
     if not checked.ok:
         raise _refuse(checked.findings)
     if checked.findings:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from areal_like.cluster.errors import ClusterError
 from areal_like.cluster.lifetime import uninterrupted
 from areal_like.config.schema import SchedulerConfig
@@ -60,7 +62,7 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 _temp_dir=str(directory / "ray"),
             )
         else:
-            ray.init(scheduler.address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(_meant(scheduler.address), log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
@@ -78,17 +80,45 @@ def _configure(settings: dict[str, str]) -> None:
 
 def address_problem(address: str) -> tuple[str, str] | None:
     """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it."""
+    asked, address = address, _meant(address)
     if address == "auto":
-        return None
+        help = "start a cluster with `ray start --head`, set RAY_ADDRESS, or set scheduler.type=local"
+        return "RAY_ADDRESS is not set and no Ray cluster runs on this host", help
+    whose = f" (`auto`, from {'RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'this host'})"
+    name = address + (whose if asked == "auto" else "")
     parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", address)
     if parts is None or int(parts["port"]) > 65535:
-        return f"{address!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
+        return f"{name!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
     try:
         socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), CONNECT_LIMIT_S).close()
     except (OSError, UnicodeError) as error:  # a host's name may be too long for the codec of such names
         help = f"start a cluster there with `ray start --head --port {parts['port']}`, or set scheduler.type=local"
-        return f"nothing answers at {address} ({error})", help
+        return f"nothing answers at {name}: {error}", help
     return None
+
+
+def _meant(address: str) -> str:
+    """The address that `auto` means: RAY_ADDRESS, what `ray start` has noted, or what a raylet here is told.
+
+    It is `auto` where there is none. Ray looks in the same places (ray/_private/services.py), but can only be asked
+    after it is imported.
+    """
+    if address != "auto":
+        return address
+    if (named := os.environ.get("RAY_ADDRESS", "auto")) not in ("", "auto"):
+        return named
+    noted = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray/ray_current_cluster")
+    if noted.is_file():
+        return noted.read_text(encoding="utf-8").strip()
+    return next(_raylet_addresses(), "auto")
+
+
+def _raylet_addresses() -> Iterator[str]:
+    """The cluster of each Ray node process on this host."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or [""]
+        if Path(command[0]).name == "raylet":
+            yield from (word.partition("=")[2] for word in command if word.startswith("--gcs-address="))
 
 
 def _reason(error: BaseException) -> str:

@@ -53,10 +53,11 @@ class Preflight:
         return not has_errors(self.findings)
 
 
-def preflight(loaded: LoadedConfig) -> Preflight:
+def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     """Check a configuration against the machine, the model and the data; starts nothing and writes nothing.
 
-    The findings of `loaded` come first. What would follow from them is not said again.
+    The findings of `loaded` come first. What would follow from them is not said again. A dry run is only warned where
+    the environment names no cluster, as it may be made in another one than the run's.
     """
     config = loaded.config
     model, problems = find_model(loaded)
@@ -86,7 +87,7 @@ def preflight(loaded: LoadedConfig) -> Preflight:
         findings += known_findings(check(loaded))
     findings += known_findings(_bridge(loaded, plan, model))
     findings += known_findings(_tied_experts(loaded, model))
-    findings += known_findings(_machine(loaded, plan))
+    findings += known_findings(_machine(loaded, plan, dry_run))
     findings += known_findings(_ports(loaded, plan))
     findings += known_findings(_context(loaded, model))
     findings += known_findings(_steps(loaded, n_train))
@@ -213,12 +214,13 @@ def _port_problem(port: int) -> str | None:
     return None
 
 
-def _machine(loaded: LoadedConfig, plan: Plan | None) -> Iterator[Finding]:
+def _machine(loaded: LoadedConfig, plan: Plan | None, dry_run: bool) -> Iterator[Finding]:
     """A private cluster is this host alone; an existing one answers."""
     config, origins = loaded.config, loaded.origins
     if config.scheduler.type == "ray":
         if problem := address_problem(config.scheduler.address):
-            yield origins.finding("RUN-MACHINE", "scheduler.address", *problem)
+            severity = Severity.WARNING if dry_run and config.scheduler.address == "auto" else Severity.ERROR
+            yield origins.finding("RUN-MACHINE", "scheduler.address", *problem, severity=severity)
         return
     if config.cluster.n_nodes > 1:
         message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"

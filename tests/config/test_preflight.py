@@ -2,6 +2,7 @@ import json
 import socket
 from unittest import mock
 
+import psutil
 import pytest
 
 from areal_like.config import preflight as module
@@ -242,6 +243,52 @@ def test_an_existing_cluster_has_to_answer(write):
         listener.listen()
         assert check(write(), "scheduler.type=ray", address).ok
         assert check(write(), "scheduler.address=foo").ok  # a private cluster has no address
+
+
+@pytest.fixture
+def no_cluster(monkeypatch, tmp_path):
+    """No Ray cluster is named or running here; returns where `ray start` would note one."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(psutil, "process_iter", lambda *_: [mock.Mock(info={"cmdline": None})])
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray/ray_current_cluster"
+
+
+def test_auto_needs_a_cluster(write, no_cluster):
+    (finding,) = errors(write(), "scheduler.type=ray")
+    assert "RAY_ADDRESS is not set and no Ray cluster runs on this host" in finding.message
+    assert "ray start --head" in finding.help
+    checked = preflight(load(write(), ["scheduler.type=ray"]), dry_run=True)
+    assert checked.ok
+    assert [(f.severity, f.message) for f in checked.findings] == [("warning", finding.message)]
+
+
+@pytest.mark.parametrize("source", ["RAY_ADDRESS", "note", "process"])
+def test_the_cluster_that_auto_means_has_to_answer(write, no_cluster, monkeypatch, source):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        if source == "RAY_ADDRESS":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        elif source == "note":
+            no_cluster.write_text(f"{address}\n")
+        else:
+            node = mock.Mock(info={"cmdline": ["/ray/core/src/ray/raylet/raylet", f"--gcs-address={address}"]})
+            monkeypatch.setattr(psutil, "process_iter", lambda *_: [node])
+        (finding,) = errors(write(), "scheduler.type=ray")
+        where = "RAY_ADDRESS" if source == "RAY_ADDRESS" else "this host"
+        assert f"nothing answers at {address} (`auto`, from {where})" in finding.message
+        listener.listen()
+        assert check(write(), "scheduler.type=ray").ok
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "local"])
+def test_a_ray_address_that_is_none_is_refused(write, no_cluster, monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (finding,) = errors(write(), "scheduler.type=ray")
+    assert address in finding.message
+    assert "HOST:PORT" in finding.message
 
 
 @pytest.mark.parametrize(
