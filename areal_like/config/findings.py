@@ -45,6 +45,12 @@ class Origins:
         return self.locate(Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest)))
 
 
+def missing_package(origins: Origins, key: str, package: str | None) -> Finding:
+    """What a key asks for cannot be done without a package that is not there."""
+    message, help = f"the package {package} is not installed", "run `make setup`, or pip install it"
+    return origins.finding("RUN-PACKAGE", key, message, help)
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; `findings` holds everything that is wrong with it."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from allocation import Finding
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
+from areal_like.config.findings import missing_package
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
 from areal_like.config.unknown import known, known_findings
@@ -104,6 +105,8 @@ def _tokenizer(
         tokenizer.encode_prompt("1 + 1 = ?")  # once here: a template that fails would fail for every row of the data
     except TokenizerError as error:
         return None, [loaded.origins.finding("RUN-TOKENIZER", key, str(error))]
+    except ModuleNotFoundError as error:
+        return None, [missing_package(loaded.origins, key, error.name)]
     rows = model.vocab_size if model else 0
     if 0 < rows < tokenizer.vocab_size:
         message = f"the tokenizer has {tokenizer.vocab_size} entries, the model's embedding {rows} rows"

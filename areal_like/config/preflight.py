@@ -18,6 +18,7 @@ from typing import Literal
 from allocation import Plan
 from allocation.diagnostics import Finding, Severity, has_errors
 from areal_like.cluster.ray_cluster import address_problem
+from areal_like.config.findings import missing_package
 from areal_like.config.layout import check_layout
 from areal_like.config.load import LoadedConfig
 from areal_like.config.model import Model, find_model
@@ -137,29 +138,30 @@ def _prompts(
     except DatasetError as error:
         where = f"{key}.{error.field}"
         return [], [loaded.origins.finding("RUN-DATASET", where, error.problem, error.remedy)]
+    except ModuleNotFoundError as error:
+        return [], [missing_package(loaded.origins, f"{key}.path", error.name)]
 
 
 def _packages(loaded: LoadedConfig) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
     config = loaded.config
-    needed = {
-        "scheduler.type": ("ray", "ray"),
-        "actor.backend": ("megatron.core", "megatron-core"),
-        "rollout.backend": ("sglang", "sglang"),
-        "reward.type": ("math_verify", "math-verify"),
-        "stats_logger": ("matplotlib", "matplotlib"),
-    }
+    needed = [
+        ("scheduler.type", "ray", "ray"),
+        ("actor.backend", "torch", "torch"),
+        ("actor.backend", "megatron.core", "megatron-core"),
+        ("rollout.backend", "sglang", "sglang"),
+        ("reward.type", "math_verify", "math-verify"),
+        ("stats_logger", "matplotlib", "matplotlib"),
+    ]
     if bridge := known(lambda: config.actor.megatron.bridge_type):
-        needed["actor.megatron.bridge_type"] = (bridge.replace("-", "."), bridge)
+        needed.append(("actor.megatron.bridge_type", bridge.replace("-", "."), bridge))
     if known(lambda: config.stats_logger.tensorboard):
-        needed["stats_logger.tensorboard"] = ("tensorboard", "tensorboard")
+        needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
     if known(device_of, loaded) == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
-        needed["device"] = ("transformer_engine", "transformer-engine")
-    for key, (module, package) in needed.items():
+        needed.append(("device", "transformer_engine", "transformer-engine"))
+    for key, module, package in needed:
         if not _installed(module):
-            yield loaded.origins.finding(
-                "RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it"
-            )
+            yield missing_package(loaded.origins, key, package)
 
 
 def _installed(module: str) -> bool:

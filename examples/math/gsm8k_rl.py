@@ -3,7 +3,13 @@
 python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml [--dry-run] [key=value ...]
 """
 
-from areal_like.cli import app
+import sys
+
+try:
+    from areal_like.cli import app
+except ModuleNotFoundError as error:
+    print(f"error[RUN-PACKAGE]: the package {error.name} is not installed\n  help: run `make setup`", file=sys.stderr)
+    sys.exit(2)
 
 if __name__ == "__main__":
     app()

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples/math"
+SCRIPT, CONFIG = EXAMPLES / "gsm8k_rl.py", EXAMPLES / "gsm8k_grpo_cpu.yaml"
 
 # Runs the command line in an interpreter that finds everything but one package.
 WITHOUT = """
+import runpy
 import sys
 from importlib.machinery import PathFinder
 
@@ -23,13 +25,13 @@ class Finder:
         return None if f"{name}.".startswith(f"{hidden}.") else PathFinder.find_spec(name, path, target)
 
 sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
-from areal_like.cli import app
-app()
+script = sys.argv.pop(1)
+runpy.run_path(script, run_name="__main__")
 """
 
 
 def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WITHOUT, package, "--config", str(CONFIG), "--dry-run", *overrides]
+    command = [sys.executable, "-c", WITHOUT, package, str(SCRIPT), "--config", str(CONFIG), "--dry-run", *overrides]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True)
 
 
@@ -38,6 +40,7 @@ def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.Comple
     [
         ("ray", "scheduler.type", "ray"),
         ("megatron.core", "actor.backend", "megatron-core"),
+        ("torch", "actor.backend", "torch"),
         ("sglang", "rollout.backend", "sglang"),
         ("mbridge", "actor.megatron.bridge_type", "mbridge"),
         ("math_verify", "reward.type", "math-verify"),
@@ -54,6 +57,36 @@ def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name
     assert result.stderr.count("error[") == 1, result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "package", ["areal_like", "typer", "yaml", "pydantic", "pebble", "aiohttp", "psutil", "jinja2"]
+)
+def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package: str) -> None:
+    result = dry_run(package, tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "path"), [("pyarrow", "rows.parquet"), ("datasets", "owner/name"), ("huggingface_hub", "owner/name")]
+)
+def test_a_missing_package_that_reads_the_data_is_named(tmp_path: Path, package: str, path: str) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    result = dry_run(package, tmp_path, f"train_dataset.path={path}", "gconfig.top_p=0.5")
+    assert result.returncode == 2, result.stderr
+    assert f"in train_dataset.path (command line): the package {package} is not installed" in result.stderr
+    assert "in gconfig.top_p (command line)" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_package_that_reads_the_model_is_named(tmp_path: Path) -> None:
+    result = dry_run("huggingface_hub", tmp_path, "tokenizer_path=owner/name")
+    assert result.returncode == 2, result.stderr
+    assert "in tokenizer_path (command line): the package huggingface_hub is not installed" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
