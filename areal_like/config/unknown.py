@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from allocation import Finding
+if TYPE_CHECKING:
+    from allocation import Finding
 
 
 class UnknownSetting(Exception):
