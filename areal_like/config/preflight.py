@@ -134,7 +134,8 @@ def _prompts(
         if tokenizer is None:
             read_problems(dataset)
             return [], []
-        return load_prompts(dataset, tokenizer), []
+        train_on_answers = known(lambda: loaded.config.warm_start) is not None
+        return load_prompts(dataset, tokenizer, train_on_answers=train_on_answers), []
     except DatasetError as error:
         where = f"{key}.{error.field}"
         return [], [loaded.origins.finding("RUN-DATASET", where, error.problem, error.remedy)]

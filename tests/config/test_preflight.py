@@ -373,3 +373,13 @@ def test_an_option_that_does_nothing_is_a_warning(write):
     checked = check(write(), "sglang.mem_fraction_static=0.5")
     assert checked.ok
     assert [(f.severity, f.key) for f in checked.findings] == [("warning", "sglang.mem_fraction_static (command line)")]
+
+
+def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
+    data = tmp_path / "words.jsonl"
+    data.write_text('{"question": "Tom has 3 apples.", "answer": "Zebras! #### 3"}\n')
+    settings = [f"train_dataset.path={data}", "train_dataset.batch_size=1", "actor.init_model.tokenizer=arithmetic"]
+    assert check(write(), *settings).ok
+    (finding,) = errors(write(), *settings, "warm_start.steps=1")
+    assert finding.key == "train_dataset.path (command line)"
+    assert "row 1 has words in its answer that the tokenizer does not know" in finding.message
