@@ -80,13 +80,25 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
         ("tokenizer.json", '{"model": {"type": "Neural"}}', "describes no tokenizer"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("generation_config.json", "{", "not JSON"),
-        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id that is no number"),
+        *(
+            (file, f'{{"eos_token_id": {value}}}', rf"{file} has an eos_token_id that is no token's id.*: {words}")
+            for file in ("generation_config.json", "config.json")
+            for value, words in [
+                ('"</s>"', "'</s>'"),
+                ("99999", "99999"),
+                ("[5, -1]", "-1"),
+                ("true", "True"),
+                ("2.5", "2.5"),
+            ]
+        ),
+        ("generation_config.json", '{"eos_token_id": []}', "generation_config.json names no end token"),
         ("tokenizer_config.json", '{"eos_token": 5}', "special token that is no text: 5"),
         ("chat_template.jinja", "{% if %}", "not Jinja"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
     ],
 )
 def test_a_torn_file_is_a_tokenizer_error(model, file, content, words):
+    (model / "generation_config.json").unlink()  # it goes before config.json
     (model / file).write_text(content)
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(str(model))
