@@ -21,7 +21,7 @@ from areal_like.loop import RewardsMissing
 from areal_like.metrics.console import View
 from areal_like.metrics.files import RecordError
 from areal_like.rollout.client import ServerError
-from areal_like.run import Job, PreparationError, run
+from areal_like.run import DirectoryTaken, Job, PreparationError, run
 from areal_like.weights.sync import WeightUpdateError
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
@@ -119,7 +119,7 @@ def _run(config: RunConfig, checked: Preflight) -> int:
         if not isinstance(first, FAILURES):
             raise
         _complain(f"the run failed: {first}")
-        return FAILED
+        return INVALID if isinstance(first, DirectoryTaken) else FAILED
     return 0
 
 

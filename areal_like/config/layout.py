@@ -135,6 +135,9 @@ def _roles(loaded: LoadedConfig, plan: Plan) -> Iterator[Finding]:
         elif engine.backend != _BACKENDS[role]:
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {_BACKENDS[role]}"
             yield _about(loaded, role, message, f"write {_BACKENDS[role]}:…")
+        elif engine.kind == "server" and engine.sizes.pp > 1:
+            message = "SGLang does not bring new weights to all pipeline stages of a server"
+            yield _about(loaded, role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
 
 
 def _about(loaded: LoadedConfig, role: str, message: str, help: str) -> Finding:

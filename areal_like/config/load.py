@@ -114,9 +114,12 @@ def _lines(node: yaml.Node | None, prefix: str, file: str) -> Iterator[tuple[str
 def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Finding | None:
     """Apply one `key=value` to `data`; what is wrong with it, if anything."""
     key, equals, value = text.partition("=")
+    if not key or not equals:
+        places[text] = COMMAND_LINE
+        return _wrong_override(text, "not an override", f"write {key or 'key'}=value")
+    for replaced in [place for place in places if is_below([place], key)]:
+        del places[replaced]
     places[key] = COMMAND_LINE
-    if not equals:
-        return _wrong_override(key, "not an override", f"write {key}=value")
     annotation = annotation_of(key)
     if annotation is None:
         return unknown_key(key)

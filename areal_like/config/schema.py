@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from areal_like.config.unknown import UnknownSetting
 
+LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
 
@@ -96,7 +97,9 @@ class GenerationConfig(Section):
     n_samples: int = Field(8, ge=1, description="Responses per prompt: the group that advantages are normalised over.")
     max_new_tokens: int = Field(512, ge=1, description="Longest response, in tokens.")
     temperature: float = Field(
-        1.0, gt=0, description="Softmax temperature; the trainer scales its log-probs the same way."
+        1.0,
+        ge=LEAST_TEMPERATURE,
+        description="Softmax temperature; the trainer scales its log-probs the same way.",
     )
     top_p: float = Field(
         1.0,
@@ -289,6 +292,13 @@ class EvaluatorConfig(Section):
     at_start: bool = Field(True, description="Evaluate before the first training step.")
     at_end: bool = Field(True, description="Evaluate after the last training step.")
 
+    @field_validator("temperature")
+    @classmethod
+    def _is_greedy_or_not(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"0, which is greedy, or at least {LEAST_TEMPERATURE:g}")
+        return temperature
+
 
 class SaverConfig(Section):
     """When Hugging Face checkpoints are written; the last one always is."""
@@ -314,7 +324,7 @@ class RunConfig(Section):
         pattern=r"^(\w[\w.-]*)?$",
         description="Second part of the run's directory; empty: the time at which the run starts.",
     )
-    seed: int = Field(1, ge=0, description="Seed of weights, data order and sampling.")
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of weights, data order and sampling.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU.")
     allocation_mode: str | None = Field(
         None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."

@@ -90,6 +90,8 @@ def _dotted_key(key: str) -> Finding:
 
 
 def _missing_key(key: str) -> Finding:
+    if section_of(annotation_of(key)):
+        return _finding(_MISSING_KEY, key, "this section must be there", f"write `{key}:` and its keys in the file")
     return _finding(_MISSING_KEY, key, "this key must be set", f"write {key}=... or set it in the file")
 
 
@@ -194,14 +196,18 @@ def _location(parts: tuple[int | str, ...], values: Any, *, missing: bool) -> It
         values = values[part] if inside else None
 
 
+def _expectation(message: str) -> str:
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
+
+
 def _objection(key: str, problems: Sequence[ErrorDetails]) -> Finding:
     if any(problem["type"] == "missing" for problem in problems):
         return _missing_key(key)
     annotation, value = annotation_of(key), problems[0]["input"]
     choices = [choice for member in members(annotation) for choice in get_args(member) if isinstance(choice, str)]
-    expected = [
-        _EXPECTED.get(problem["type"]) or problem["msg"].removeprefix("Input should be ") for problem in problems
-    ]
+    expected = [_EXPECTED.get(problem["type"]) or _expectation(problem["msg"]) for problem in problems]
+    if type(None) in members(annotation):
+        expected.append("null")
     help = None
     if isinstance(value, int | float) and takes_text(annotation):
         help = f'write it in quotes: "{value}"'

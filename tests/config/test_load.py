@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from areal_like.config.findings import ConfigError
-from areal_like.config.load import dump, load
+from areal_like.config.load import dump, load, read
 
 NAME = "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`"
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
@@ -61,6 +61,19 @@ def test_sections_are_made_where_there_were_none(write):
     assert config.sglang.extra_args == {"schedule_policy": "lpm", "x": 2}
 
 
+def test_a_section_that_is_overridden_is_the_command_lines(write):
+    loaded = read(write("gconfig:\n  n_samples: 3\n  max_new_tokens: 5"), ["gconfig={n_samples: 4}"])
+    assert loaded.origins.of("gconfig.max_new_tokens") == "command line"
+    assert loaded.config.gconfig.max_new_tokens == 512
+
+
+def test_what_must_be_there_says_how(write):
+    found = {f.key: f.help for f in findings(write("seed: 1"), "=5", "train_dataset={batch_size: 2}")}
+    assert found["=5 (command line)"] == "write key=value"
+    assert found["actor (default)"] == "write `actor:` and its keys in the file"
+    assert found["train_dataset.path (command line)"] == "write train_dataset.path=... or set it in the file"
+
+
 def test_everything_wrong_is_reported_together(write):
     file = write("""
         experiment_name: 12
@@ -103,7 +116,10 @@ def test_everything_wrong_is_reported_together(write):
         ("seed=1.5", "1.5 should be a whole number"),
         ("seed=true", "True should be a whole number"),
         ("seed=", "None should be a whole number"),
-        ("gconfig.temperature=0", "0 should be greater than 0"),
+        ("seed=4294967296", "4294967296 should be less than 4294967296"),
+        ("total_train_steps=None", "'None' should be a whole number or null"),
+        ("gconfig.temperature=0", "0 should be greater than or equal to 0.000001"),
+        ("evaluator.temperature=1e-7", "1e-07 should be 0, which is greedy, or at least 1e-06"),
         ("actor.timeout_s=.inf", "inf should be a finite number"),
         ("gconfig.temperature=.nan", "nan should be a finite number"),
         ("train_dataset.shuffle=1", "1 should be true or false"),
