@@ -188,7 +188,7 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 def load_model(model: str | os.PathLike[str]) -> ModelSpec:
     """The spec of a path (a folder or a config.json) or of a model's name. Raises `ModelError`."""
-    path = Path(model)
+    path = Path(os.path.expanduser(model))
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
         return _from_file(file, str(model))

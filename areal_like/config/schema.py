@@ -6,15 +6,24 @@ several fields lives in `preflight.py`, so that all of its findings come togethe
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from areal_like.config.unknown import UnknownSetting
 
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
+
+
+def expand_home(path: str | None) -> str | None:
+    """A path with `~` replaced by the home directory; names without it, such as `owner/name`, as they are."""
+    return path and os.path.expanduser(path)
+
+
+PATH = AfterValidator(expand_home)  # marks every field that may hold a path
 
 
 class Section(BaseModel):
@@ -35,7 +44,7 @@ class ClusterConfig(Section):
 
     n_nodes: int = Field(1, ge=1, description="Number of nodes.")
     n_gpus_per_node: int = Field(8, ge=1, description="GPUs per node; on a CPU machine, process slots per node.")
-    fileroot: str = Field(
+    fileroot: Annotated[str, PATH] = Field(
         "runs", description="Directory that holds all runs: `fileroot/experiment_name/trial_name` is this one's."
     )
 
@@ -66,7 +75,7 @@ class ArithmeticConfig(Section):
 class DatasetConfig(Section):
     """Where prompts come from and how they are batched."""
 
-    path: str = Field(
+    path: Annotated[str, PATH] = Field(
         description="A JSONL or Parquet file, a Hugging Face dataset name such as `openai/gsm8k`, or `arithmetic`."
     )
     name: str | None = Field(None, description="Configuration of a Hugging Face dataset, such as `main`.")
@@ -198,7 +207,9 @@ class ActorConfig(Section):
     """The policy that is trained."""
 
     backend: str | None = Field(None, description="Layout of the trainer, such as `megatron:d2`.")
-    path: str | None = Field(None, description="Model in Hugging Face form: a directory or a name on the hub.")
+    path: Annotated[str | None, PATH] = Field(
+        None, description="Model in Hugging Face form: a directory or a name on the hub."
+    )
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
@@ -331,7 +342,9 @@ class RunConfig(Section):
     )
     total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
     total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
-    tokenizer_path: str | None = Field(None, description="Tokenizer in Hugging Face form; null: the model's own.")
+    tokenizer_path: Annotated[str | None, PATH] = Field(
+        None, description="Tokenizer in Hugging Face form; null: the model's own."
+    )
 
     cluster: ClusterConfig = Field(ClusterConfig(), description="The machines.")
     scheduler: SchedulerConfig = Field(SchedulerConfig(), description="The Ray cluster.")

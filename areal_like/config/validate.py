@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from allocation.diagnostics import Finding, Severity, Source
 from areal_like.config.findings import ConfigError, nearest_keys, nearest_words
 from areal_like.config.keys import all_keys, annotation_of, is_below, members, section_of, takes_text, value_at
-from areal_like.config.schema import RunConfig, Section
+from areal_like.config.schema import PATH, RunConfig, Section, expand_home
 
 _ABSENT = "???"  # OmegaConf's mark; what refers to it is InterpolationToMissingValueError's
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
@@ -167,6 +167,8 @@ def _construct[S: Section](section: type[S], values: dict[str, Any]) -> S:
         inner = section_of(field.annotation)
         if inner is not None and isinstance(known.get(name), dict):
             known[name] = _construct(inner, values[name])
+        elif PATH in field.metadata and name in known:  # a model that is constructed is not validated
+            known[name] = expand_home(known[name])
     made = cast("S", section.model_construct(**known))  # which the pydantic plugin types as the base class
     for name in values.keys() - known.keys():
         made.__dict__.pop(name, None)

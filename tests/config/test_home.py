@@ -1,0 +1,42 @@
+"""Paths may begin with `~`, wherever they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from allocation.run_file import read_run_file
+from areal_like.config.keys import value_at
+from areal_like.config.load import read
+from areal_like.config.preflight import preflight
+from areal_like.config.schema import InitModelConfig
+from areal_like.data.init_model import write_init_model
+
+PATHS = ["cluster.fileroot", "actor.path", "tokenizer_path", "train_dataset.path", "valid_dataset.path"]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("wrong", [[], ["seed=x"]], ids=["valid", "with another key refused"])
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_may_begin_with_the_home_directory(write, home, key, wrong):
+    config = read(write(), [f"{key}=~/mine", *wrong]).config.model_dump(warnings=False)
+    assert value_at(config, key) == str(home / "mine")
+
+
+@pytest.mark.parametrize("name", ["owner/name", "arithmetic", "./~/data.jsonl", "~nobody-of-this-name/data"])
+def test_other_names_stay_as_they_are(write, name):
+    assert read(write(), [f"train_dataset.path={name}"]).config.train_dataset.path == name
+
+
+def test_a_model_at_home_is_found_by_the_run_and_the_compiler(write, home):
+    write_init_model(InitModelConfig(num_hidden_layers=1), home / "model", seed=0)
+    assert preflight(read(write(), ["actor.path=~/model", "cluster.fileroot=~/runs"])).ok
+    from allocation import check
+
+    result = check(**read_run_file(write(), ["actor.path=~/model"]).arguments)
+    assert result.plan is not None, list(map(str, result.findings))
+    assert not Path("~").exists()
