@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from areal_like.config.findings import missing_package
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
 from areal_like.config.unknown import known, known_findings
+from areal_like.config.weights import WeightsError, check_weights
 from areal_like.data.init_model import make_tokenizer, model_config
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
@@ -45,7 +45,7 @@ def _find_spec(loaded: LoadedConfig) -> tuple[ModelSpec | None, list[Finding]]:
         return None, [loaded.origins.finding("RUN-MODEL", "actor.path", message, help)]
     spec, findings = _spec(loaded, path)
     if spec is not None and is_local(path):
-        findings += _weights(loaded, Path(path))
+        findings += _weights(loaded, Path(path), spec)
     return spec, findings
 
 
@@ -77,24 +77,11 @@ def _spec(loaded: LoadedConfig, path: str) -> tuple[ModelSpec | None, list[Findi
         return None, [loaded.origins.finding("RUN-MODEL", "actor.path", str(error))]
 
 
-def _weights(loaded: LoadedConfig, directory: Path) -> Iterator[Finding]:
-    """The safetensors files of a model directory, all that an index names."""
-    index, problem = directory / "model.safetensors.index.json", None
-    if index.is_file():
-        try:
-            missing = sorted({name for name in _indexed(index) if not (directory / name).is_file()})
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            problem = f"{index} cannot be read: {error}"
-        else:
-            problem = f"{directory} lacks {missing[0]}, which {index.name} names" if missing else None
-    elif not any(directory.glob("*.safetensors")):
-        problem = f"{directory} has no weights: no *.safetensors file"
-    if problem:
-        yield loaded.origins.finding("RUN-MODEL", "actor.path", problem, "save the model's weights there")
-
-
-def _indexed(index: Path) -> Iterable[str]:
-    return json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+def _weights(loaded: LoadedConfig, directory: Path, spec: ModelSpec) -> Iterator[Finding]:
+    try:
+        check_weights(directory, spec)
+    except WeightsError as error:
+        yield loaded.origins.finding("RUN-MODEL", "actor.path", error.problem, error.remedy)
 
 
 def _tokenizer(

@@ -1,0 +1,74 @@
+"""The weights of a model directory, as far as the headers of its safetensors files tell without reading a tensor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from allocation.model_spec import ModelSpec
+
+_INDEX = "model.safetensors.index.json"
+_EMBEDDING = "embed_tokens.weight"  # of every family of model that the compiler knows
+
+
+class WeightsError(Exception):
+    """The weights are missing, torn or another model's; `problem` names the file, `remedy` what would do."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
+
+
+def check_weights(directory: Path, model: ModelSpec) -> None:
+    """Files are whole, and their embedding and layers are those of config.json, `model`; raises WeightsError."""
+    shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
+    if embedding is None:
+        raise WeightsError(f"{directory} has no {_EMBEDDING} in its weights", "save the whole model there")
+    found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
+    if found != wanted:
+        raise _mismatch(directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
+    before = embedding.removesuffix(_EMBEDDING) + "layers."
+    layers = {name.removeprefix(before).partition(".")[0] for name in shapes if name.startswith(before)}
+    if len(layers) not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
+        raise _mismatch(directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
+
+
+def _files(directory: Path) -> list[Path]:
+    """Those that the index names, or all if there is none."""
+    index = directory / _INDEX
+    if not index.is_file():
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{directory} has no weights: no *.safetensors file", "save the model's weights there")
+        return files
+    try:
+        files = sorted(
+            {directory / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} cannot be read: {error}", "save the model's weights there") from error
+    for file in files:
+        if not file.is_file():
+            raise WeightsError(f"{directory} lacks {file.name}, which {_INDEX} names", "save the model's weights there")
+    return files
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor; the header has to account for every byte of the file."""
+    try:
+        with safe_open(file, framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{file} is torn, or no safetensors file: {error}", "copy or download it again") from error
+
+
+def _mismatch(directory: Path, found: str, wanted: str) -> WeightsError:
+    remedy = "keep config.json and the weights of one model together"
+    return WeightsError(f"{directory}: {found}, but config.json has {wanted}", remedy)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
