@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _SCALARS: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (float, int), "str": (str,)}
 
 
-@functools.cache
 def class_source(file: Path, name: str) -> ast.ClassDef | None:
     """A class at the top level of a Python file; None if the file or the class is not there."""
-    if not file.is_file():
+    return next((node for node in _body(file) if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def constants(file: Path) -> dict[str, Any]:
+    """The names at the top level of a Python file that stand for literals, such as lists of texts."""
+    names: dict[str, Any] = {}
+    for node in _body(file):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
+            names[target.id] = literal(node.value, names)
+    return names
+
+
+def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of an expression that is a literal or one of these names; None where it has to be computed."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
         return None
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def field_annotations(file: Path, name: str) -> dict[str, ast.expr]:
@@ -70,6 +85,11 @@ def call_keywords(node: ast.AST, function: str) -> Iterator[dict[str, ast.expr]]
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == function:
             yield {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+
+
+@functools.cache
+def _body(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else []
 
 
 def _parts(annotation: ast.expr) -> tuple[str, list[ast.expr]]:

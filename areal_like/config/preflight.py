@@ -285,7 +285,7 @@ def _server_arguments(loaded: LoadedConfig) -> Iterator[Finding]:
         yield loaded.origins.finding(
             "RUN-SGLANG", "sglang.attention_backend", message, nearest=_DETERMINISTIC_ATTENTION
         )
-    for name, problem, nearest in check_server_options(sglang.extra_args):
+    for name, problem, nearest in check_server_options(sglang.extra_args, device=known(device_of, loaded)):
         yield loaded.origins.finding("RUN-SGLANG", f"sglang.extra_args.{name}", problem, nearest=nearest)
 
 

@@ -1,6 +1,6 @@
 """Which options of SGLang's server a run sets, and which of them a user may.
 
-Names and types are read from SGLang's source, so that a config can be checked in a moment, without importing it.
+Names, types and choices are read from SGLang's source, so that a config is checked in a moment, without importing it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,21 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from areal_like.config.annotations import call_keywords, class_source, describe, field_annotations, fits
+from areal_like.config.annotations import (
+    call_keywords,
+    class_source,
+    constants,
+    describe,
+    field_annotations,
+    fits,
+    literal,
+)
 from areal_like.config.findings import nearest_words
 
 _OWNED = frozenset(
@@ -27,14 +37,22 @@ _OWNED = frozenset(
         *("disaggregation_mode", "encoder_only", "language_only", "config"),
     }
 )
+_OWNED_ON_CPU = frozenset({"max_total_tokens"})
+_POSITIVE = frozenset(  # the server divides by these, or stops
+    {
+        *("page_size", "max_total_tokens", "stream_interval", "decode_log_interval", "mamba_track_interval"),
+        *("tokenizer_worker_num", "detokenizer_worker_num"),
+    }
+)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option: the field of ServerArgs that it sets, and its type where the source says it plainly."""
+    """A command-line option: the field of ServerArgs that it sets; its type and choices where the source is plain."""
 
     field: str
     annotation: ast.expr | None = None
+    choices: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -44,14 +62,17 @@ def server_options() -> dict[str, Option]:
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
     options: dict[str, Option] = {}
     for file in (Path(root, "srt/server_args.py") for root in roots):
+        values = constants(file)
         for name, annotation in field_annotations(file, "ServerArgs").items():
-            options |= dict(_declared(name, annotation))
+            options |= dict(_declared(name, annotation, values))
         if (source := class_source(file, "ServerArgs")) is not None:
-            options |= dict(_registered(source))
+            options |= dict(_registered(source, values))
     return options
 
 
-def check_server_options(options: Mapping[str, object]) -> Iterator[tuple[str, str, list[str]]]:
+def check_server_options(
+    options: Mapping[str, object], *, device: Literal["cpu", "cuda"] | None
+) -> Iterator[tuple[str, str, list[str]]]:
     """Name, problem and nearest right spellings of each entry of `sglang.extra_args` that cannot be set."""
     known = server_options()
     for name, value in options.items():
@@ -59,11 +80,24 @@ def check_server_options(options: Mapping[str, object]) -> Iterator[tuple[str, s
         option = known.get(spelling, Option(spelling))
         if option.field in _OWNED:
             yield name, f"{name} is set by the run itself", []
+        elif device == "cpu" and option.field in _OWNED_ON_CPU:
+            yield name, f"{name} is set by the run itself on CPU", []
         elif known and spelling not in known:
             settable = [other for other, its in known.items() if its.field not in _OWNED]
             yield name, f"SGLang's server has no option {name}", nearest_words(spelling, settable)
-        elif option.annotation is not None and not _takes(option.annotation, value):
-            yield name, f"{value!r} should be {describe(option.annotation)}", []
+        elif expected := _expected(option, value):
+            yield name, f"{value!r} should be {expected}", nearest_words(value, option.choices)
+
+
+def _expected(option: Option, value: object) -> str | None:
+    """What the option's value should be, in a user's words; None where it is that."""
+    if option.annotation is not None and not _takes(option.annotation, value):
+        return describe(option.annotation)
+    if option.choices and str(value) not in option.choices:
+        return f"one of {', '.join(option.choices)}"
+    if option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
+        return "positive"
+    return None
 
 
 def _takes(annotation: ast.expr, value: object) -> bool:
@@ -73,7 +107,13 @@ def _takes(annotation: ast.expr, value: object) -> bool:
     )
 
 
-def _declared(field: str, annotation: ast.expr) -> Iterator[tuple[str, Option]]:
+def _choices(arguments: Mapping[str, ast.expr], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The choices among an option's arguments, as the command line spells them; none where they are computed."""
+    found = literal(arguments["choices"], values) if "choices" in arguments else None
+    return tuple(map(str, sorted(found) if isinstance(found, set) else found or ()))
+
+
+def _declared(field: str, annotation: ast.expr, values: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
     """The options of a field that is declared as `A[type, Arg(...)]` or `A[type, "help"]`."""
     if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
         return
@@ -82,7 +122,8 @@ def _declared(field: str, annotation: ast.expr) -> Iterator[tuple[str, Option]]:
     told = arguments or any(not ast.unparse(part).startswith("NS(") for part in metadata)
     if not told or "no_cli" in arguments:
         return
-    option = Option(field, None if {"type_parser", "action"} & arguments.keys() else type_)
+    plain = not {"type_parser", "action"} & arguments.keys()
+    option = Option(field, type_, _choices(arguments, values)) if plain else Option(field)
     names = [ast.literal_eval(arguments["cli_name"]) if "cli_name" in arguments else field]
     names += ast.literal_eval(arguments["aliases"]) if "aliases" in arguments else []
     if "action" in arguments and ast.unparse(arguments["action"]).endswith("BooleanOptionalAction"):
@@ -91,14 +132,15 @@ def _declared(field: str, annotation: ast.expr) -> Iterator[tuple[str, Option]]:
         yield _field_name(name), option
 
 
-def _registered(source: ast.ClassDef) -> Iterator[tuple[str, Option]]:
+def _registered(source: ast.ClassDef, values: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
     """The options that ServerArgs adds to its parser one by one."""
     for call in ast.walk(source):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "parser.add_argument":
             names = [_field_name(ast.literal_eval(argument)) for argument in call.args]
-            target = {keyword.arg: keyword.value for keyword in call.keywords}.get("dest")
+            arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            field = ast.literal_eval(arguments["dest"]) if "dest" in arguments else names[0]
             for name in names:
-                yield name, Option(names[0] if target is None else ast.literal_eval(target))
+                yield name, Option(field, choices=_choices(arguments, values))
 
 
 def _field_name(option: str) -> str:

@@ -15,17 +15,21 @@ ServerArgs.add_cli_args(parser)
 for action in parser._actions:
     for option in action.option_strings:
         if action.dest != "help":
-            print(option.lstrip("-").replace("-", "_"), action.dest)
+            print(option.lstrip("-").replace("-", "_"), action.dest, *(action.choices or ()))
 """
 
 
-def test_names_are_those_of_the_installed_server():
+def test_names_and_choices_are_those_of_the_installed_server():
     shown = subprocess.run([sys.executable, "-W", "ignore", "-c", DUMP], capture_output=True, text=True, check=True)
-    theirs = dict(line.split() for line in shown.stdout.splitlines())
+    theirs = {name: field for name, field, *_ in map(str.split, shown.stdout.splitlines())}
     ours = {name: option.field for name, option in server_options().items()}
     assert ours.keys() == theirs.keys()
     redirected = {name for name in ours if ours[name] != theirs[name]}
     assert not redirected, {name: (ours[name], theirs[name]) for name in redirected}
+    choices = {name: set(rest) for name, _, *rest in map(str.split, shown.stdout.splitlines())}
+    read = {name: set(option.choices) for name, option in server_options().items() if option.choices}
+    assert read == {name: choices[name] for name in read}
+    assert len(read) > 50
 
 
 def test_reading_names_imports_nothing_of_sglang():
@@ -52,7 +56,7 @@ def test_reading_names_imports_nothing_of_sglang():
     ],
 )
 def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
-    assert list(check_server_options({name: value})) == [(name, f"{name} is set by the run itself", [])]
+    assert list(check_server_options({name: value}, device="cuda")) == [(name, f"{name} is set by the run itself", [])]
 
 
 @pytest.mark.parametrize(
@@ -64,11 +68,26 @@ def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
         ("chunked_prefill_size", "many", "'many' should be a whole number or null", []),
         ("schedule_policy", True, "True should be text", []),
         ("disable_radix_cache", "yes", "'yes' should be true or false", []),
+        (
+            "schedule_policy",
+            "lpn",
+            "'lpn' should be one of lpm, random, fcfs, dfs-weight, lof, priority, routing-key",
+            ["lpm"],
+        ),
+        ("tokenizer-mode", "fast", "'fast' should be one of auto, slow", []),
+        ("load_format", "safetensor", None, ["safetensors"]),  # a named constant
+        ("sampling_backend", "torch", "'torch' should be one of ascend, flashinfer, pytorch", ["pytorch"]),
+        ("nsa-decode-backend", "fa2", None, ["fa3"]),
+        ("log_requests_level", 4, "4 should be one of 0, 1, 2, 3", []),
+        ("page_size", 0, "0 should be positive", []),
+        ("page-size", -1, "-1 should be positive", []),
+        ("stream_interval", 0, "0 should be positive", []),
     ],
 )
 def test_what_the_server_does_not_take_is_refused(name, value, problem, nearest):
-    ((found, message, near),) = check_server_options({name: value})
-    assert (found, message) == (name, problem)
+    ((found, message, near),) = check_server_options({name: value}, device="cuda")
+    assert found == name
+    assert problem is None or message == problem
     assert nearest is None or near == nearest
 
 
@@ -84,5 +103,19 @@ def test_what_the_server_takes_passes():
         "watchdog_timeout": 300.0,
         "log_level": "warning",
         "disable_prefill_cuda_graph": True,
+        "log_requests_level": 2,
+        "page_size": 16,
+        "tokenizer_mode": "slow",
+        "max_total_tokens": "1k",
     }
-    assert list(check_server_options(options)) == []
+    assert list(check_server_options(options, device="cuda")) == []
+
+
+def test_no_chunks_are_a_size_of_minus_one():
+    assert list(check_server_options({"chunked_prefill_size": -1}, device="cuda")) == []
+
+
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False), (None, False)])
+def test_the_run_sizes_the_cache_on_cpu(device, refused):
+    wanted = [("max-total-tokens", "max-total-tokens is set by the run itself on CPU", [])] if refused else []
+    assert list(check_server_options({"max-total-tokens": 64}, device=device)) == wanted
