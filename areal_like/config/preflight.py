@@ -25,6 +25,7 @@ from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
 from areal_like.config.sglang_options import check_server_options
 from areal_like.config.unknown import known, known_findings
+from areal_like.config.unused import check_unused
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
@@ -92,6 +93,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     findings += known_findings(_ports(loaded, plan))
     findings += known_findings(_context(loaded, model))
     findings += known_findings(_steps(loaded, n_train))
+    findings += check_unused(loaded, known(device_of, loaded))
     for key, its_prompts in prompts.items():
         findings += known_findings(_warm_start(loaded, key, its_prompts, model.tokenizer, plan))
     return Preflight(
@@ -247,9 +249,6 @@ def _cpu(loaded: LoadedConfig) -> Iterator[Finding]:
     if config.sglang.deterministic:
         message = "SGLang has no deterministic inference on CPU"
         yield origins.finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
-    if "mem_fraction_static" in config.sglang.model_fields_set:
-        message = "does nothing on CPU: the KV cache holds what the run can have in flight"
-        yield origins.finding("RUN-CPU", "sglang.mem_fraction_static", message, severity=Severity.WARNING)
 
 
 def _overrides(loaded: LoadedConfig) -> Iterator[Finding]:

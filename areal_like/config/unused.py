@@ -1,0 +1,94 @@
+"""Keys that a run would accept and never read, as another key decides: said as warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from allocation.diagnostics import Finding, Severity
+from areal_like.config.load import LoadedConfig
+from areal_like.config.schema import ArithmeticConfig, DatasetConfig, RunConfig
+from areal_like.config.unknown import known
+
+_Device = Literal["cpu", "cuda"] | None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Keys that nothing reads while `unread` holds, and why."""
+
+    keys: tuple[str, ...]
+    unread: Callable[[RunConfig], bool]
+    why: str
+
+
+def check_unused(loaded: LoadedConfig, device: _Device) -> Iterator[Finding]:
+    """A warning for each key that does nothing, unless it has its default, as all keys of a resolved configuration."""
+    for rule in (*RULES, *(_ON_CPU if device == "cpu" else ())):
+        for key in rule.keys:
+            if known(_is_set, loaded.config, key) and known(rule.unread, loaded.config):
+                message = f"does nothing: {rule.why}"
+                yield loaded.origins.finding("RUN-UNUSED", key, message, severity=Severity.WARNING)
+
+
+def _is_set(config: RunConfig, key: str) -> bool:
+    """Whether a key is there, with another value than its default."""
+    *sections, name = key.split(".")
+    section = config
+    for part in sections:
+        section = getattr(section, part)
+        if section is None:
+            return False
+    return bool(getattr(section, name) != type(section).model_fields[name].default)
+
+
+def _datasets(names: Iterable[str], read: Callable[[DatasetConfig], bool], why: str) -> Iterator[Rule]:
+    """The rules about keys of each dataset, which `read` says are read."""
+
+    def unread(data: DatasetConfig | None) -> bool:
+        return data is not None and not read(data)
+
+    yield Rule(tuple(f"train_dataset.{name}" for name in names), lambda run: unread(run.train_dataset), why)
+    yield Rule(tuple(f"valid_dataset.{name}" for name in names), lambda run: unread(run.valid_dataset), why)
+
+
+def _is_file(data: DatasetConfig) -> bool:
+    return data.path.endswith((".jsonl", ".parquet"))
+
+
+def _is_made(data: DatasetConfig) -> bool:
+    return data.path == "arithmetic"
+
+
+def _evaluates(run: RunConfig) -> bool:
+    times = run.evaluator
+    return run.valid_dataset is not None and (times.at_start or times.at_end or times.freq_steps is not None)
+
+
+def _has_experts(run: RunConfig) -> bool:
+    return run.actor.init_model is not None and run.actor.init_model.num_experts is not None
+
+
+_ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
+_EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
+RULES = (
+    *_datasets(["split"], lambda data: not _is_file(data), "a file has no splits"),
+    *_datasets(
+        ["name"], lambda data: not _is_file(data) and not _is_made(data), "only datasets of the hub have configurations"
+    ),
+    *_datasets(_ARITHMETIC_KEYS, _is_made, "path is not arithmetic"),
+    Rule(("scheduler.address",), lambda run: run.scheduler.type == "local", "a private cluster (type: local) has none"),
+    Rule(
+        ("actor.optimizer.min_lr_ratio",),
+        lambda run: run.actor.optimizer.lr_scheduler_type == "constant",
+        "a constant learning rate does not fall",
+    ),
+    Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
+    Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
+    Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
+    Rule(("evaluator.temperature",), lambda run: not _evaluates(run), "nothing is evaluated"),
+)
+_ON_CPU = (
+    Rule(("sglang.mem_fraction_static",), lambda _: True, "on CPU the KV cache holds what the run can have in flight"),
+)

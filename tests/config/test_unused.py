@@ -1,0 +1,83 @@
+"""Keys that are set and do nothing for the run that sets them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from areal_like.config.keys import annotation_of
+from areal_like.config.load import dump, load, read
+from areal_like.config.preflight import preflight
+from areal_like.config.unused import RULES, check_unused
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+FILE = ["train_dataset.path=data.jsonl", "valid_dataset.path=data.parquet"]
+HUB = ["train_dataset.path=openai/gsm8k", "valid_dataset.path=openai/gsm8k"]
+EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
+
+
+def unused(file, *overrides, device="cpu"):
+    """The keys that do nothing, of those on the command line."""
+    findings = check_unused(read(file, overrides), device)
+    return [str(f.key).removesuffix(" (command line)") for f in findings if "command line" in str(f.key)]
+
+
+@pytest.mark.parametrize(
+    ("without", "setting", "with_"),
+    [
+        (FILE, "train_dataset.split=test", HUB),
+        (FILE, "valid_dataset.split=train", ["valid_dataset.path=arithmetic"]),
+        (FILE, "train_dataset.name=main", HUB),
+        ([], "valid_dataset.name=main", HUB),
+        (FILE, "train_dataset.arithmetic.size=5", []),
+        (HUB, "valid_dataset.arithmetic.seed=3", []),
+        ([], "scheduler.address=10.0.0.1:6379", ["scheduler.type=ray"]),
+        ([], "actor.optimizer.min_lr_ratio=0.1", ["actor.optimizer.lr_scheduler_type=cosine"]),
+        (["weight_update.mode=disk"], "weight_update.bucket_mb=4", []),
+        ([], "actor.init_model.num_experts_per_tok=3", EXPERTS),
+        ([], "actor.init_model.moe_intermediate_size=64", EXPERTS),
+        (EXPERTS, "actor.init_model.intermediate_size=64", []),
+        (["valid_dataset=null"], "evaluator.temperature=0.5", []),
+        (["evaluator={at_start: false, at_end: false}"], "evaluator.temperature=0.5", ["evaluator.freq_steps=2"]),
+    ],
+)
+def test_a_key_that_does_nothing_is_named(write, without, setting, with_):
+    key = setting.partition("=")[0]
+    assert unused(write(), *without, setting) == [key]
+    assert not unused(write(), *with_, setting)
+
+
+def test_the_cache_of_a_server_on_cpu_is_no_share_of_a_gpu(write):
+    assert unused(write(), "sglang.mem_fraction_static=0.5") == ["sglang.mem_fraction_static"]
+    assert not unused(write(), "sglang.mem_fraction_static=0.5", device="cuda")
+    assert not unused(write(), "sglang.mem_fraction_static=0.5", device=None)
+
+
+def test_a_run_with_such_keys_starts(write):
+    checked = preflight(load(write(), ["actor.optimizer.min_lr_ratio=0.5"]))
+    assert checked.ok
+    (finding,) = checked.findings
+    assert (finding.severity, finding.message) == ("warning", "does nothing: a constant learning rate does not fall")
+
+
+def test_what_decides_it_may_be_unknown(write):
+    assert not unused(write(), "actor.optimizer.min_lr_ratio=0.5", "actor.optimizer.lr_scheduler_type=cosin")
+    assert not unused(write(), "train_dataset.pth=data.jsonl", "train_dataset.split=test")
+
+
+def test_keys_exist():
+    assert all(annotation_of(key) is not None for rule in RULES for key in rule.keys)
+    assert all(re.fullmatch(r"[^A-Z].*[^.]", rule.why) for rule in RULES)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_key_of_an_example_does_something(file):
+    loaded = load(file)
+    assert not list(check_unused(loaded, loaded.config.device))
+
+
+def test_a_resolved_configuration_may_be_run_again(write, tmp_path):
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(dump(load(write(), FILE).config.model_copy(update={"valid_dataset": None})))
+    keys = {f.key.partition(" (")[0] for f in check_unused(load(resolved), "cpu")}
+    assert keys == {"train_dataset.arithmetic.size"}  # which MINIMAL sets; not what has its default
