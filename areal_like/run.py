@@ -124,16 +124,18 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
                 cluster.token,
                 config.rollout.request_timeout_s,
                 partial_rollout=config.rollout.partial_rollout,
+                prefill_once=config.rollout.prefill_once,
             ) as pool,
             RewardPool(
                 REWARDS[config.reward.type], timeout_s=config.reward.timeout_s, workers=config.reward.workers
             ) as rewards,
+            asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             sync = _weight_sync(cluster, job, trainer, pool)
             with view.doing("connecting trainer and servers"):
                 await sync.connect()
                 await publish(sync, 0, config.weight_update.timeout_s)
-            parts = _parts(job, trainer, pool, sync, rewards, tasks)
+            parts = _parts(job, trainer, pool, sync, rewards, groups)
             await reinforce(config, parts, job.steps, record)
         watching.cancel()
 
