@@ -3,7 +3,7 @@
     python -m benchmarks.rollout_throughput --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
 Both send the same requests, one group of `gconfig.n_samples` samples each, all of a training step at once, with
-log-probs returned. The engine has a group's prompt prefilled before the samples are sent; the bare client does so too
+log-probs returned. The engine has a group's prompt prefilled first if `rollout.prefill_once`; the bare client does so
 where it is called `bare_prefill_first`, and `ratio` is against the faster of the two. Shape of model, prompts and
 responses come from the configuration; prompts are random tokens, and responses end at `gconfig.max_new_tokens` alone.
 """
@@ -82,7 +82,10 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
     url = await SGLangServer(spec, "127.0.0.1").start()
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 30, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
-    async with ServerPool([url], token, LIMIT_S) as pool, aiohttp.ClientSession(**bare_session(token)) as session:
+    async with (
+        ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
+        aiohttp.ClientSession(**bare_session(token)) as session,
+    ):
         await set_version(pool, model)
         sides = {
             "engine": lambda: through_pool(pool, run, prompts),

@@ -240,6 +240,11 @@ class RolloutConfig(Section):
     max_concurrent_rollouts: int | None = Field(
         None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
     )
+    prefill_once: bool = Field(
+        True,
+        description="Have a group's prompt prefilled before its samples are sent, so that they share it; false: "
+        "saves a request per group where prefilling costs next to nothing.",
+    )
     partial_rollout: bool = Field(
         True,
         description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",

@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from areal_like.rollout import KEEP_ALIVE_S
 from areal_like.types import FinishReason
 
 # A request to a dying server breaks before the server's watcher has said why: let that be heard first.
@@ -113,14 +114,23 @@ class ServerPool:
     then may weights change.
     """
 
-    def __init__(self, urls: Sequence[str], token: str, timeout_s: float, *, partial_rollout: bool = True) -> None:
-        # A kept connection may be closed by the server at the very moment at which it is used again.
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str,
+        timeout_s: float,
+        *,
+        partial_rollout: bool = True,
+        prefill_once: bool = True,
+    ) -> None:
+        # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2)
         self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
         self.servers = [Server(f"server {index}", url, self._session) for index, url in enumerate(urls)]
         self.version = -1
         self._timeout_s = timeout_s
         self._partial_rollout = partial_rollout
+        self._prefill_once = prefill_once
         self._open = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -144,7 +154,7 @@ class ServerPool:
         while pending:
             async with self._admitted(len(pending)) as server:
                 inputs = [[*prompts[i], *responses[i].tokens] for i in pending]
-                if not seeds:
+                if self._prefill_once and not seeds:
                     await self._prefill_shared(server, inputs)
                 body = {
                     "input_ids": inputs,

@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Never
 
-from areal_like.rollout import TOKEN_VARIABLE
+from areal_like.rollout import KEEP_ALIVE_S, TOKEN_VARIABLE
 
 
 def prepare_imports(cuda: bool) -> None:
@@ -55,6 +55,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
     server = prepare_server_args(arguments)

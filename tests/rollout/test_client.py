@@ -144,15 +144,17 @@ def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("seeds", "prefilled"), [(None, [[1, 2]]), ([0, 1, 2], [])])
-def test_a_prompt_of_several_samples_is_prefilled_once(seeds: list[int] | None, prefilled: list[list[int]]):
+@pytest.mark.parametrize(
+    ("once", "seeds", "prefilled"), [(True, None, [[1, 2]]), (True, [0, 1, 2], []), (False, None, [])]
+)
+def test_a_prompt_of_several_samples_is_prefilled_once(once: bool, seeds: list[int] | None, prefilled: list[list[int]]):
     async def generate(server: FakeServer, body: Body) -> Any:
         assert server.prefilled == prefilled
         return [output([STOP]) for _ in body["input_ids"]]
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", 10, prefill_once=once) as pool:
             async with pool.interrupted(0, Deadline(5)):
                 pass
             assert len(await pool.generate([[1, 2], [3], [1, 2]], SAMPLING, seeds)) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import time
 import urllib.request
 from typing import Any
 from urllib.error import HTTPError
@@ -41,6 +43,15 @@ def test_generates_with_logprobs(sglang_server: Any) -> None:
     logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     assert len(answer["output_ids"]) == len(logprobs) == 4
     assert all(logprob < 0 for logprob in logprobs)
+
+
+def test_holds_a_connection_longer_than_its_http_server_would(sglang_server: Any) -> None:
+    connection = http.client.HTTPConnection(sglang_server.url.removeprefix("http://"))
+    for pause_s in (6, 0):  # uvicorn's own limit is 5
+        connection.request("GET", "/model_info", headers=sglang_server.headers)
+        assert connection.getresponse().read()
+        assert connection.sock is not None
+        time.sleep(pause_s)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
