@@ -45,7 +45,8 @@ def main(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with run_lifetime(secrets.token_hex(6)) as folder:
         rates = asyncio.run(measure(run, folder, device, rounds))
-    tokens_per_second = {name: statistics.median(values) for name, values in rates.items()}
+    # all tokens over all seconds: rounds on a GPU fall into fast and slow ones, between which a median jumps
+    tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}
     yardstick = max((name for name in rates if name != "engine"), key=lambda name: tokens_per_second[name])
     ratio = tokens_per_second["engine"] / tokens_per_second[yardstick]
     print(f"engine / {yardstick} = {ratio:.3f}")
