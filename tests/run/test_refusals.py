@@ -99,7 +99,11 @@ def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: 
         ("tokenizer.json", '{"model": {"typ', "not JSON"),
         ("tokenizer.json", "{}", "describes no tokenizer"),
         ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": [1]}}', "describes no tokenizer"),
-        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}, "unk_token": "u"}}', "cannot be tokenised"),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}, "unk_token": "u"}}',
+            "cannot be tokenised",
+        ),
         ("chat_template.jinja", "{% if %}", "not Jinja"),
         ("chat_template.jinja", "{{ raise_exception('no') }}", "refuses the conversation: no"),
         ("chat_template.jinja", "{{ messages + 1 }}", "refuses the conversation"),
