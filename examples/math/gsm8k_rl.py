@@ -8,7 +8,8 @@ import sys
 try:
     from areal_like.cli import app
 except ModuleNotFoundError as error:
-    print(f"error[RUN-PACKAGE]: the package {error.name} is not installed\n  help: run `make setup`", file=sys.stderr)
+    package = str(error.name).partition(".")[0]
+    print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`", file=sys.stderr)
     sys.exit(2)
 
 if __name__ == "__main__":
