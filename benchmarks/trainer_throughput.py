@@ -33,12 +33,12 @@ from areal_like.data.init_model import write_init_model
 from areal_like.trainer import packing
 from areal_like.trainer.megatron import cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
+from areal_like.trainer.megatron.forward import DeviceBatch, to_device
 from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, LossSpec
 from benchmarks.report import save
 
 # isort: split
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
@@ -51,11 +51,9 @@ class Loss(StrEnum):
 class Tensors:
     """A micro-batch as the bare loop takes it."""
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
+    inputs: DeviceBatch
     labels: torch.Tensor
     mask: torch.Tensor
-    packed: PackedSeqParams
 
 
 def main(
@@ -162,7 +160,7 @@ class BareLoop:
                 data_iterator=iter(self.micro_batches),
                 model=self._model,
                 num_microbatches=len(self.micro_batches),
-                seq_length=self.micro_batches[0].tokens.shape[1],
+                seq_length=self.micro_batches[0].labels.shape[1],
                 micro_batch_size=1,
                 forward_only=False,
             )
@@ -175,11 +173,11 @@ class BareLoop:
 def forward_step(data: Iterator[Tensors], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
     micro_batch = next(data)
     per_token = model(
-        input_ids=micro_batch.tokens,
-        position_ids=micro_batch.positions,
+        input_ids=micro_batch.inputs.tokens,
+        position_ids=micro_batch.inputs.positions,
         attention_mask=None,
         labels=micro_batch.labels,
-        packed_seq_params=micro_batch.packed,
+        packed_seq_params=micro_batch.inputs.packed,
     )
 
     def loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
@@ -193,16 +191,8 @@ def tensors(batch: Batch, micro_batch: packing.MicroBatch, device: torch.device)
     real = micro_batch.targets != packing.NO_TARGET
     labels = np.where(real, batch.tokens[micro_batch.targets], 0).astype(np.int64)
     mask = np.where(real, batch.fields["loss_mask"][micro_batch.targets], 0).astype(np.float32)
-    cu_seqlens = torch.from_numpy(micro_batch.cu_seqlens).to(device)
-    packed = PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=micro_batch.max_seqlen,
-        max_seqlen_kv=micro_batch.max_seqlen,
-    )
-    arrays = (micro_batch.tokens, micro_batch.positions, labels, mask)
-    return Tensors(*(torch.from_numpy(array)[None].to(device) for array in arrays), packed)
+    inputs = to_device(micro_batch, batch, batch.fields["loss_mask"] > 0, device)
+    return Tensors(inputs, *(torch.from_numpy(array)[None].to(device) for array in (labels, mask)))
 
 
 def seconds(step: Callable[[], object]) -> float:

@@ -124,8 +124,8 @@ def _declared(field: str, annotation: ast.expr, values: Mapping[str, Any]) -> It
         return
     plain = not {"type_parser", "action"} & arguments.keys()
     option = Option(field, type_, _choices(arguments, values)) if plain else Option(field)
-    names = [ast.literal_eval(arguments["cli_name"]) if "cli_name" in arguments else field]
-    names += ast.literal_eval(arguments["aliases"]) if "aliases" in arguments else []
+    names = [literal(arguments["cli_name"], values) if "cli_name" in arguments else field]
+    names += literal(arguments["aliases"], values) if "aliases" in arguments else []
     if "action" in arguments and ast.unparse(arguments["action"]).endswith("BooleanOptionalAction"):
         names += [f"no_{_field_name(name)}" for name in names]
     for name in names:
