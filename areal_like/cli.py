@@ -12,20 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from allocation import Finding, Plan, render
-from areal_like.cluster.errors import ClusterError, WorkerError
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, read
-from areal_like.config.preflight import Preflight, preflight
 from areal_like.config.schema import RunConfig
-from areal_like.loop import RewardsMissing
+from areal_like.errors import DirectoryTaken, RunError
 from areal_like.metrics.console import View
-from areal_like.metrics.files import RecordError
-from areal_like.rollout.client import ServerError
-from areal_like.run import DirectoryTaken, Job, PreparationError, run
-from areal_like.weights.sync import WeightUpdateError
+from areal_like.preflight.checks import Preflight, preflight
+from areal_like.train import Job, run
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
-FAILURES = (PreparationError, ClusterError, WorkerError, ServerError, WeightUpdateError, RewardsMissing, RecordError)
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -114,9 +109,9 @@ def _run(config: RunConfig, checked: Preflight) -> int:
     except SystemExit:
         _complain("terminated; every process of the run has ended")
         raise
-    except (ExceptionGroup, *FAILURES) as error:
+    except (ExceptionGroup, RunError) as error:
         first = _first_leaf(error)
-        if not isinstance(first, FAILURES):
+        if not isinstance(first, RunError):
             raise
         _complain(f"the run failed: {first}")
         return INVALID if isinstance(first, DirectoryTaken) else FAILED

@@ -7,32 +7,21 @@ every server before the next one.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.algorithms.batch import minibatches, policy_batch, supervised_batch, with_fields
-from areal_like.config.schema import ActorConfig, EvaluatorConfig, RunConfig
+from areal_like.algorithms.batch import minibatches, policy_batch, with_fields
+from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.errors import RewardsMissing
+from areal_like.evaluation import evaluate, evaluation_due
 from areal_like.metrics.record import Record
-from areal_like.rollout.client import Response, Sampling, ServerPool
 from areal_like.rollout.collector import Collector, Score
+from areal_like.rollout.pool import ServerPool
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.weights.sync import WeightSync, publish
-
-EVALUATION_REQUEST = 64  # prompts in one request
-
-
-class RewardsMissing(RuntimeError):
-    """Not a single response of a batch could be judged."""
-
-    def __init__(self, responses: int, where: str) -> None:
-        super().__init__(
-            f"{where}: all {responses} rewards are missing, because their verification timed out or crashed; "
-            "raise reward.timeout_s or reward.workers"
-        )
 
 
 @dataclass(frozen=True)
@@ -117,47 +106,6 @@ async def train_step(
     )
 
 
-async def evaluate(config: RunConfig, parts: Parts) -> tuple[float, dict[str, float]]:
-    """Mean reward on the held-out problems with the weights of trainer and servers; missing rewards do not count.
-
-    And `logprob_diff`, the mean difference between the two's log-probs of a part of the responses, if these were
-    sampled.
-    """
-    sampling = Sampling(
-        max_new_tokens=config.gconfig.max_new_tokens,
-        temperature=config.evaluator.temperature,
-        stop_token_ids=parts.stop_token_ids,
-    )
-
-    async def part(prompts: Sequence[Prompt]) -> tuple[list[Response], list[float]]:
-        responses = await parts.pool.generate([prompt.tokens for prompt in prompts], sampling)
-        scored = await asyncio.gather(
-            *(parts.score(prompt, [response.tokens]) for prompt, response in zip(prompts, responses, strict=True))
-        )
-        return responses, [reward for (reward,) in scored if reward is not None]
-
-    starts = range(0, len(parts.held_out), EVALUATION_REQUEST)
-    judged = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
-    rewards = [reward for _, rewards in judged for reward in rewards]
-    if not rewards:
-        raise RewardsMissing(len(parts.held_out), "evaluation")
-    if not sampling.temperature:
-        return float(np.mean(rewards)), {}
-    responses = judged[0][0]
-    diff = await logprob_diff(parts.trainer, parts.held_out[: len(responses)], responses, sampling.temperature)
-    return float(np.mean(rewards)), {"logprob_diff": diff}
-
-
-async def logprob_diff(
-    trainer: Trainer, prompts: Sequence[Prompt], responses: Sequence[Response], temperature: float
-) -> float:
-    """Mean absolute difference between the trainer's log-probs of responses and those that the servers gave."""
-    pairs = list(zip(prompts, responses, strict=True))
-    batch = supervised_batch([(prompt.tokens, response.tokens) for prompt, response in pairs])
-    trained = (await trainer.log_probs(batch, temperature))[batch.fields["loss_mask"] > 0]
-    return float(np.abs(trained - np.concatenate([response.logprobs for response in responses])).mean())
-
-
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
     """What a batch of trajectories looks like when it is trained at `version`."""
     rewards = [item.reward for item in trajectories if item.reward is not None]
@@ -171,10 +119,3 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
         "staleness_mean": float(np.mean(staleness)),
         "staleness_max": float(np.max(staleness)),
     }
-
-
-def evaluation_due(evaluator: EvaluatorConfig, done: int, steps: int) -> bool:
-    """Whether the held-out problems are evaluated after `done` of `steps` training steps."""
-    if done in (0, steps):
-        return evaluator.at_start if done == 0 else evaluator.at_end
-    return evaluator.freq_steps is not None and done % evaluator.freq_steps == 0

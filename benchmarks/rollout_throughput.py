@@ -27,9 +27,11 @@ from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.data.init_model import write_init_model
-from areal_like.rollout.client import Deadline, Sampling, ServerPool
-from areal_like.rollout.server import ServerSpec, SGLangServer, server_arguments
+from areal_like.demo.init_model import write_init_model
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from benchmarks.report import save
 
 LIMIT_S = 600.0

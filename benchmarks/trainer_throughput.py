@@ -29,9 +29,9 @@ from areal_like.algorithms.batch import response_mask
 from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
 from areal_like.trainer import packing
-from areal_like.trainer.megatron import cpu
+from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
 from areal_like.trainer.megatron.forward import DeviceBatch, to_device
 from areal_like.trainer.rendezvous import Rendezvous

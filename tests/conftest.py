@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,26 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 
 START_LIMIT_S = 180
+
+
+MINIMAL = """
+experiment_name: demo
+trial_name: first
+device: cpu
+cluster: {n_gpus_per_node: 3, fileroot: FILEROOT}
+train_dataset:
+  path: arithmetic
+  batch_size: 4
+  max_prompt_length: 32
+  arithmetic: {size: 16}
+valid_dataset: {path: arithmetic, max_prompt_length: 32, arithmetic: {size: 4}}
+gconfig: {n_samples: 2, max_new_tokens: 8}
+actor:
+  backend: megatron:d2
+  dtype: float32
+  init_model: {max_position_embeddings: 64}
+rollout: {backend: "sglang:d1"}
+"""
 
 
 @dataclass(frozen=True)
@@ -54,9 +75,9 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     from allocation import ParallelSizes
     from areal_like.cluster.lifetime import reserve_port
     from areal_like.config.load import load
-    from areal_like.data.init_model import write_init_model
-    from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
-    from areal_like.rollout.server import server_arguments
+    from areal_like.demo.init_model import write_init_model
+    from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
+    from areal_like.rollout.sglang.options import server_arguments
 
     folder = tmp_path_factory.mktemp("sglang")
     model, log_file, tmp = folder / "model", folder / "server.log", folder / "tmp"
@@ -93,3 +114,15 @@ def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes])
         except (URLError, TimeoutError, ConnectionError):
             time.sleep(0.2)
     pytest.fail(f"SGLang did not start; {server.log_file} ends:\n{server.log_file.read_text()[-3000:]}")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes YAML to a file and returns its path; without text a run that passes every check."""
+
+    def write(text: str = MINIMAL):
+        file = tmp_path / "run.yaml"
+        file.write_text(textwrap.dedent(text).replace("FILEROOT", str(tmp_path / "runs")))
+        return file
+
+    return write

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from areal_like.rollout.client import PREFILL_ONLY
+from areal_like.rollout.pool import PREFILL_ONLY
 
 Body = dict[str, Any]
 Answer = Any

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from areal_like.rollout.client import Deadline, ServerPool
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.http import Deadline
 
 
 @asynccontextmanager

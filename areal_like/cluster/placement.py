@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from areal_like.cluster.errors import ClusterError
+from areal_like.errors import ClusterError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 
-from areal_like.cluster.errors import ClusterError
 from areal_like.cluster.lifetime import uninterrupted
 from areal_like.config.schema import SchedulerConfig
+from areal_like.errors import ClusterError
 
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0

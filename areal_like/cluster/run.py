@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.cluster.errors import ClusterError, WorkerError
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.placement import Placement, place
 from areal_like.cluster.ray_cluster import ray_cluster
 from areal_like.cluster.workers import Member, WorkerGroup, worker_class
 from areal_like.config.schema import SchedulerConfig
+from areal_like.errors import ClusterError, WorkerError
 
 if TYPE_CHECKING:
     from allocation import Device

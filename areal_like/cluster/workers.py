@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.cluster.errors import WorkerError
 from areal_like.cluster.lifetime import join_run
+from areal_like.errors import WorkerError
 
 if TYPE_CHECKING:
     from ray import ObjectRef

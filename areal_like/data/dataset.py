@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
-from areal_like.data import arithmetic
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.demo import arithmetic
 from areal_like.rewards.gsm8k import final_answer
 from areal_like.types import Prompt
 

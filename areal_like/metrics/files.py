@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-class RecordError(RuntimeError):
-    """A file of the run's record cannot be written; the message names it and gives the system's reason."""
+from areal_like.errors import RecordError
 
 
 @contextmanager

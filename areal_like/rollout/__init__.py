@@ -1,5 +1,1 @@
 """Servers, requests to them, and which of their samples are trained on when."""
-
-LAUNCHER = "areal_like.rollout.sglang_launcher"
-KEEP_ALIVE_S = 600  # for so long a server holds a connection that is idle
-TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host

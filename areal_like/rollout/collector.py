@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.client import Response, Sampling, ServerPool
+from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 Score = Callable[[Prompt, Sequence[Sequence[int]]], Awaitable[Sequence[float | None]]]

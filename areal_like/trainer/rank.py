@@ -33,7 +33,7 @@ class TrainerRank:
         """Meet the other ranks and build the engine with `arguments`, MegatronEngine's own."""
         from areal_like.trainer.megatron.engine import MegatronEngine
         from areal_like.trainer.rendezvous import Rendezvous
-        from areal_like.weights.broadcast import Broadcaster
+        from areal_like.weights.collective.rank import Broadcaster
 
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s)
         self._engine = MegatronEngine(rendezvous=rendezvous, listener=self._listener, **arguments)
@@ -61,7 +61,7 @@ class TrainerRank:
 
     def weight_buckets(self, bucket_mb: int) -> list[list[TensorSpec]]:
         """What `broadcast_weights` will send."""
-        from areal_like.weights.broadcast import specs
+        from areal_like.weights.collective.rank import specs
 
         return specs(self._engine.weights(bucket_mb))
 

@@ -7,13 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from areal_like.rollout.client import AFTERMATH_S, ServerError
+from areal_like.errors import ServerError, WeightUpdateError
+from areal_like.rollout.sglang.http import AFTERMATH_S
 
 MARGIN_S = 2 * AFTERMATH_S + 2  # the requests' own limits, which name the server that is late, speak first
-
-
-class WeightUpdateError(RuntimeError):
-    """Weights did not reach every server; the message names version, transport and cause."""
 
 
 class WeightSync(Protocol):

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from allocation import Device
-from areal_like.cluster.errors import ClusterError, WorkerError
 from areal_like.cluster.lifetime import reserve_port, spawn, temporary_directory
 from areal_like.cluster.placement import place
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
+from areal_like.errors import ClusterError, WorkerError
 
 LISTENER = """
 import mmap, os, socket, sys, tempfile, time

@@ -11,7 +11,7 @@ from ray.exceptions import WorkerCrashedError
 
 from allocation import Device
 from areal_like.cluster import placement
-from areal_like.cluster.errors import ClusterError
+from areal_like.errors import ClusterError
 
 
 class Task:

@@ -3,10 +3,10 @@ from pathlib import Path
 import published
 import pytest
 
-from areal_like.config.layout import check_layout
 from areal_like.config.load import load
-from areal_like.config.model import find_model
-from areal_like.config.preflight import preflight
+from areal_like.preflight.checks import preflight
+from areal_like.preflight.layout import check_layout
+from areal_like.preflight.model import find_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))

@@ -4,9 +4,9 @@ import pytest
 
 from areal_like.config.keys import all_keys
 from areal_like.config.load import load, read
-from areal_like.config.preflight import preflight
 from areal_like.config.schema import RunConfig
 from areal_like.config.unknown import UnknownSetting
+from areal_like.preflight.checks import preflight
 
 
 def report(file, *overrides):

@@ -9,8 +9,8 @@ from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
 from areal_like.data.dataset import DatasetError, PromptStream, load_prompts
-from areal_like.data.init_model import make_tokenizer
 from areal_like.data.tokenizer import TokenizerError
+from areal_like.demo.init_model import make_tokenizer
 from areal_like.rewards.gsm8k import verify
 from areal_like.types import Prompt
 

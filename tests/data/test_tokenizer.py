@@ -3,8 +3,8 @@ import json
 import pytest
 
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import make_tokenizer, write_init_model
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.demo.init_model import make_tokenizer, write_init_model
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}\n{% endfor %}"

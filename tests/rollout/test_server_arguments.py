@@ -6,7 +6,7 @@ from pathlib import Path
 
 from allocation import ParallelSizes
 from areal_like.config.load import load
-from areal_like.rollout.server import server_arguments
+from areal_like.rollout.sglang.options import server_arguments
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 

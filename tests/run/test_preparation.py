@@ -17,9 +17,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from running import CONFIG, ROOT, SCRIPT
 
 from areal_like.config.load import load
-from areal_like.config.preflight import preflight
+from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View
-from areal_like.run import DirectoryTaken, Job, PreparationError, _model_directory, run
+from areal_like.preflight.checks import preflight
+from areal_like.train import Job, _model_directory, run
 
 
 @pytest.mark.parametrize(

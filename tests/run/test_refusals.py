@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from areal_like import cli
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples/math"
 CONFIG = EXAMPLES / "gsm8k_grpo_cpu.yaml"

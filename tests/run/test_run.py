@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM
 
 from areal_like.config.load import load
-from areal_like.config.preflight import preflight
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
+from areal_like.preflight.checks import preflight
 from areal_like.rewards.gsm8k import verify
 
 STEPS = 3

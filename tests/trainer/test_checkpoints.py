@@ -14,7 +14,7 @@ from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.trainer.megatron.hf_export import in_buckets, write_checkpoint
+from areal_like.trainer.hf_checkpoint import in_buckets, write_checkpoint
 
 ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
@@ -125,7 +125,7 @@ def test_an_unfinished_checkpoint_is_where_it_is_told_to_be(tmp_path, models):
 
 
 def test_large_checkpoints_are_sharded_and_replace_old_ones(tmp_path, models, monkeypatch):
-    monkeypatch.setattr("areal_like.trainer.megatron.hf_export._SHARD_BYTES", 20_000)
+    monkeypatch.setattr("areal_like.trainer.hf_checkpoint._SHARD_BYTES", 20_000)
     weights = load_file(models["tied"] / "model.safetensors")
     for _ in range(2):
         write_checkpoint(tmp_path / "out", iter(weights.items()), models["tied"], "float32")

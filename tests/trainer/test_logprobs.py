@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from areal_like.trainer.megatron import logprobs
+from areal_like.trainer import logprobs
 
 
 class OneRank:

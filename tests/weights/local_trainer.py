@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.distributed import destroy_process_group
 
 from areal_like.trainer.remote import TensorSpec
-from areal_like.weights.broadcast import Broadcaster, specs
+from areal_like.weights.collective.rank import Broadcaster, specs
 
 BUCKETS = 3
 

@@ -17,13 +17,14 @@ from fake_server import FakeServer, serving
 from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
-from areal_like.cluster.errors import WorkerError
-from areal_like.rollout import client
-from areal_like.rollout.client import Deadline, Sampling, ServerPool
+from areal_like.errors import WeightUpdateError, WorkerError
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang import http as client
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.weights import sync
-from areal_like.weights.collective import GROUP, CollectiveSync
-from areal_like.weights.disk import DiskSync
-from areal_like.weights.sync import WeightSync, WeightUpdateError, publish
+from areal_like.weights.collective.controller import GROUP, CollectiveSync
+from areal_like.weights.disk.controller import DiskSync
+from areal_like.weights.sync import WeightSync, publish
 
 PROMPT = [5, 9, 11]
 

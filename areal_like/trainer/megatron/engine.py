@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from areal_like.algorithms.losses import LOSSES
 from areal_like.trainer import packing
-from areal_like.trainer.megatron import cpu
-from areal_like.trainer.megatron.environment import apply_environment, rank_environment
-from areal_like.trainer.megatron.hf_export import Bucket, in_buckets, write_checkpoint
-from areal_like.trainer.megatron.transformer_options import transformer_options
+from areal_like.trainer.device_batch import DeviceBatch, to_device
+from areal_like.trainer.environment import apply_environment, rank_environment
+from areal_like.trainer.hf_checkpoint import Bucket, in_buckets, write_checkpoint
+from areal_like.trainer.megatron.cpu import cuda as cpu
+from areal_like.trainer.megatron.options import transformer_options
 from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -33,11 +34,11 @@ cpu.install()  # before anything imports megatron.core
 
 from megatron.core import parallel_state  # noqa: E402
 
+from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
-from areal_like.trainer.megatron.forward import DeviceBatch, forward, forward_backward, to_device  # noqa: E402
-from areal_like.trainer.megatron.logprobs import log_probs_and_entropy  # noqa: E402
+from areal_like.trainer.megatron.forward import forward, forward_backward  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
 if TYPE_CHECKING:

@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_like.trainer.packing import NO_TARGET, MicroBatch
-from areal_like.types import Batch
-
-
-@dataclass(frozen=True)
-class DeviceBatch:
-    """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
-
-    `tokens` and `positions` are `[1, t]`. `rows` are the n places that predict, `labels` the tokens they predict, and
-    each of `fields` the batch's values there, all `[n]`; `targets` are the labels' places in the batch, on the host;
-    `count` is n.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    packed: PackedSeqParams
-    rows: Tensor
-    labels: Tensor
-    fields: Mapping[str, Tensor]
-    targets: NDArray[np.int64]
-    count: Tensor
-
+from areal_like.trainer.device_batch import DeviceBatch
 
 TokenLoss = Callable[[DeviceBatch, Tensor], tuple[Tensor, Tensor, Any]]
 """From a micro-batch and its logits `[t, vocabulary / tp]` to summed loss, number of loss tokens and statistics."""
-
-
-def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
-    """Copies a micro-batch; `wanted` is `[tokens of the batch]`, where a prediction is to be looked at."""
-    rows = np.flatnonzero((pack.targets != NO_TARGET) & wanted[pack.targets])
-    targets = pack.targets[rows]
-
-    def copied(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    cu_seqlens = copied(pack.cu_seqlens)
-    return DeviceBatch(
-        tokens=copied(pack.tokens)[None],
-        positions=copied(pack.positions)[None],
-        packed=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_kv=cu_seqlens,
-            max_seqlen_q=pack.max_seqlen,
-            max_seqlen_kv=pack.max_seqlen,
-        ),
-        rows=copied(rows),
-        labels=copied(batch.tokens[targets].astype(np.int64)),
-        fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
-        targets=targets,
-        count=torch.tensor(len(rows), dtype=torch.int, device=device),
-    )
 
 
 def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], loss: TokenLoss) -> list:
@@ -111,7 +60,18 @@ def _forward_step(loss_func: Callable, data_iterator: Any, model: torch.nn.Modul
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         attention_mask=None,
-        packed_seq_params=micro_batch.packed,
+        packed_seq_params=_packed(micro_batch),
         **options,
     )
     return output, partial(loss_func, micro_batch)
+
+
+def _packed(micro_batch: DeviceBatch) -> PackedSeqParams:
+    cu_seqlens, longest = micro_batch.cu_seqlens, micro_batch.max_seqlen
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )

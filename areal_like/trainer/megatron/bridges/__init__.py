@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from areal_like.trainer.megatron.transformer_options import check_bridge
+from areal_like.trainer.megatron.options import check_bridge
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from areal_like.trainer.megatron.bridges import ModelSource
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
-from areal_like.trainer.megatron.imports import placeholder_transformer_engine, root_logging_kept
+from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
 
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge

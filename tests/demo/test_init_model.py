@@ -1,9 +1,9 @@
 import pytest
 
 from areal_like.config.schema import InitModelConfig
-from areal_like.data import arithmetic
-from areal_like.data.init_model import make_tokenizer, write_init_model
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.demo import arithmetic
+from areal_like.demo.init_model import make_tokenizer, write_init_model
 
 DENSE = InitModelConfig()
 MOE = InitModelConfig(tokenizer="bytes", vocab_size=300, num_experts=4, tie_word_embeddings=False)

@@ -5,11 +5,11 @@ from unittest import mock
 import psutil
 import pytest
 
-from areal_like.config import preflight as module
 from areal_like.config.load import load
-from areal_like.config.preflight import CONFIG_FILE, preflight
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
+from areal_like.preflight import checks as module
+from areal_like.preflight.checks import CONFIG_FILE, preflight
 
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 

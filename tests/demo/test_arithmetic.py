@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from areal_like.data.arithmetic import generate, split_of
+from areal_like.demo.arithmetic import generate, split_of
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

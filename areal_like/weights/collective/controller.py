@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-from areal_like.cluster.errors import WorkerError
-from areal_like.rollout.client import AFTERMATH_S, Deadline, Server, ServerPool
+from areal_like.errors import WorkerError
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
 from areal_like.trainer.remote import TensorSpec, Trainer
 from areal_like.weights.sync import limited
 

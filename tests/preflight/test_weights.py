@@ -5,10 +5,10 @@ import pytest
 
 from allocation.model_spec import load_model
 from areal_like.config.load import load
-from areal_like.config.preflight import preflight
 from areal_like.config.schema import InitModelConfig
-from areal_like.config.weights import WeightsError, check_weights
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
+from areal_like.preflight.checks import preflight
+from areal_like.preflight.weights import WeightsError, check_weights
 
 
 @pytest.fixture

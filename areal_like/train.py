@@ -15,35 +15,29 @@ from allocation import EnginePlan, Plan
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.load import dump
-from areal_like.config.model import is_local
-from areal_like.config.preflight import CONFIG_FILE
 from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import PromptStream
-from areal_like.data.init_model import write_init_model
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.demo.init_model import write_init_model
+from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
+from areal_like.preflight.checks import CONFIG_FILE
+from areal_like.preflight.model import is_local
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.client import Sampling, ServerPool
 from areal_like.rollout.collector import Collector, Score
-from areal_like.rollout.server import ServerSpec, SGLangServer, server_arguments
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Prompt
 from areal_like.warm_start import examples, warm_start
-from areal_like.weights.collective import CollectiveSync
-from areal_like.weights.disk import DiskSync
+from areal_like.weights.collective.controller import CollectiveSync
+from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import WeightSync, publish
-
-
-class PreparationError(RuntimeError):
-    """The run's directory cannot be written, or its model cannot be made or downloaded."""
-
-
-class DirectoryTaken(PreparationError):
-    """Another run began in the run's directory after the checks."""
 
 
 @dataclass(frozen=True)

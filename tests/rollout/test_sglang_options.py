@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from areal_like.config.sglang_options import check_server_options, server_options
+from areal_like.rollout.sglang.options import check_server_options, server_options
 
 DUMP = """
 import argparse
@@ -34,7 +34,7 @@ def test_names_and_choices_are_those_of_the_installed_server():
 
 def test_reading_names_imports_nothing_of_sglang():
     code = (
-        "import sys; from areal_like.config.sglang_options import server_options as o; assert len(o()) > 300;"
+        "import sys; from areal_like.rollout.sglang.options import server_options as o; assert len(o()) > 300;"
         "assert not {'torch', 'sglang'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

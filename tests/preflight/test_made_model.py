@@ -6,7 +6,7 @@ import pytest
 
 from allocation.model_spec import INIT_MODEL, from_config, from_init_model
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import model_config
+from areal_like.demo.init_model import model_config
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One SGLang server: ``python -m areal_like.rollout.sglang_launcher <arguments of sglang.launch_server>``.
+"""One SGLang server: ``python -m areal_like.rollout.sglang.launcher <arguments of sglang.launch_server>``.
 
 Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no
 port. Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Never
 
-from areal_like.rollout import KEEP_ALIVE_S, TOKEN_VARIABLE
+from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE
 
 
 def prepare_imports(cuda: bool) -> None:
@@ -63,7 +63,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
-        from areal_like.rollout.sglang_cpu_attention import BatchedTorchNativeBackend
+        from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend
 
         register_attention_backend("torch_native")(BatchedTorchNativeBackend)  # the forked schedulers look it up
         gc.freeze()  # SGLang collects garbage after each weight update; what is imported would take it 0.2 s

@@ -16,8 +16,8 @@ from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import MegatronConfig, RunConfig
 from areal_like.config.unknown import known, known_findings
-from areal_like.trainer.megatron.environment import rank_environment
-from areal_like.trainer.megatron.transformer_options import check_overrides
+from areal_like.trainer.environment import rank_environment
+from areal_like.trainer.megatron.options import check_overrides
 
 _BACKENDS = {"actor": "megatron", "rollout": "sglang"}
 _KEYS = {

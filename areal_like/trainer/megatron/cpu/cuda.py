@@ -128,8 +128,8 @@ def _replacements() -> dict[str, Any]:
     """What in megatron.core is replaced by what, by path."""
     from megatron.core.tensor_parallel import mappings, random
 
-    from areal_like.trainer.megatron import cpu_layers as layers
-    from areal_like.trainer.megatron.cpu_adam import FusedAdam
+    from areal_like.trainer.megatron.cpu import layers as layers
+    from areal_like.trainer.megatron.cpu.adam import FusedAdam
 
     class CpuRNGStatesTracker(random.CudaRNGStatesTracker):
         """Forks the CPU's generator; the original restores it and warns that it moved."""

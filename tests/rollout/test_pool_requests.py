@@ -13,9 +13,11 @@ import serving as real
 from aiohttp import web
 from fake_server import Body, FakeServer, output, serving
 
-from areal_like.rollout import client
-from areal_like.rollout.client import Deadline, Response, Sampling, ServerError, ServerPool
+from areal_like.errors import ServerError
 from areal_like.rollout.collector import sample_seeds
+from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.sglang import http as client
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import FinishReason
 
 STOP = 7

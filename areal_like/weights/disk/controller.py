@@ -6,7 +6,8 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from areal_like.rollout.client import Deadline, ServerPool
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.remote import Trainer
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from allocation import ParallelSizes
 from areal_like.config.schema import ActorConfig, MegatronConfig
-from areal_like.trainer.megatron.environment import apply_environment, local_interface, rank_environment
-from areal_like.trainer.megatron.transformer_options import (
+from areal_like.trainer.environment import apply_environment, local_interface, rank_environment
+from areal_like.trainer.megatron.options import (
     check_bridge,
     check_overrides,
     transformer_fields,
@@ -27,7 +27,7 @@ def test_names_are_those_of_the_installed_megatron():
 
 def test_checking_names_imports_neither_torch_nor_megatron():
     code = (
-        "import sys; from areal_like.trainer.megatron.transformer_options import check_overrides as c;"
+        "import sys; from areal_like.trainer.megatron.options import check_overrides as c;"
         "c({'x': 1}, device='cpu'); print([m for m in ('torch', 'megatron.core') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ import pytest
 
 from areal_like.config.keys import annotation_of
 from areal_like.config.load import dump, load, read
-from areal_like.config.preflight import preflight
-from areal_like.config.unused import RULES, check_unused
+from areal_like.preflight.checks import preflight
+from areal_like.preflight.unused import RULES, check_unused
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
 FILE = ["train_dataset.path=data.jsonl", "valid_dataset.path=data.parquet"]

@@ -12,9 +12,9 @@ from areal_like.config.findings import missing_package
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
 from areal_like.config.unknown import known, known_findings
-from areal_like.config.weights import WeightsError, check_weights
-from areal_like.data.init_model import make_tokenizer, model_config
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.demo.init_model import make_tokenizer, model_config
+from areal_like.preflight.weights import WeightsError, check_weights
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import pytest
 from allocation.run_file import read_run_file
 from areal_like.config.keys import value_at
 from areal_like.config.load import read
-from areal_like.config.preflight import preflight
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.init_model import write_init_model
+from areal_like.demo.init_model import write_init_model
+from areal_like.preflight.checks import preflight
 
 PATHS = ["cluster.fileroot", "actor.path", "tokenizer_path", "train_dataset.path", "valid_dataset.path"]
 

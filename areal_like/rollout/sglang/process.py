@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
-import numpy as np
 
 from areal_like.cluster.lifetime import reserve_port, spawn
-from areal_like.config.schema import RunConfig
-from areal_like.rollout import LAUNCHER, TOKEN_VARIABLE
+from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from allocation import ParallelSizes
-
-MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
+    pass
 
 
 class ServerDied(RuntimeError):
@@ -39,51 +35,6 @@ class ServerSpec:
     token: str
     port: int | None
     startup_timeout_s: float
-
-
-def server_arguments(
-    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0
-) -> tuple[str, ...]:
-    """SGLang's arguments for server `index` of the run; each draws its own random numbers."""
-    sglang, context_length = config.sglang, config.context_length
-    options: dict[str, object] = {
-        "model-path": model,
-        "dtype": config.actor.dtype,
-        "context-length": context_length,
-        "tp-size": sizes.tp,
-        "pp-size": sizes.pp,
-        "ep-size": sizes.ep,
-        "random-seed": np.random.SeedSequence([config.seed, index]).generate_state(1)[0],
-        "skip-tokenizer-init": True,
-        "skip-server-warmup": True,
-        "grammar-backend": "none",
-        "sampling-backend": "pytorch",
-        "max-running-requests": sglang.max_running_requests,
-        "attention-backend": sglang.attention_backend,
-        "enable-deterministic-inference": sglang.deterministic,
-    }
-    if device == "cpu":
-        in_flight = (
-            config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
-        )
-        options |= {
-            "device": "cpu",
-            "attention-backend": "torch_native",
-            "disable-cuda-graph": True,
-            "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
-            "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
-            "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
-        }
-    else:
-        options |= {"mem-fraction-static": sglang.mem_fraction_static}
-    options |= {name.replace("_", "-"): value for name, value in sglang.extra_args.items()}
-    flags: list[str] = []
-    for name, value in options.items():
-        if value is True:
-            flags.append(f"--{name}")
-        elif value is not None and value is not False:
-            flags += [f"--{name}", str(value)]
-    return tuple(flags)
 
 
 class SGLangServer:

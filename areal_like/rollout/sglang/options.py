@@ -1,4 +1,4 @@
-"""Which options of SGLang's server a run sets, and which of them a user may.
+"""The command line of a server: which options of SGLang a run sets, and which of them a user may.
 
 Names, types and choices are read from SGLang's source, so that a config is checked in a moment, without importing it.
 """
@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from areal_like.config.annotations import (
     call_keywords,
@@ -24,6 +26,10 @@ from areal_like.config.annotations import (
     literal,
 )
 from areal_like.config.findings import nearest_words
+from areal_like.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
 
 _OWNED = frozenset(
     {
@@ -44,6 +50,9 @@ _POSITIVE = frozenset(  # the server divides by these, or stops
         *("tokenizer_worker_num", "detokenizer_worker_num"),
     }
 )
+
+
+MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
 
 
 @dataclass(frozen=True)
@@ -145,3 +154,48 @@ def _registered(source: ast.ClassDef, values: Mapping[str, Any]) -> Iterator[tup
 
 def _field_name(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
+
+
+def server_arguments(
+    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0
+) -> tuple[str, ...]:
+    """SGLang's arguments for server `index` of the run; each draws its own random numbers."""
+    sglang, context_length = config.sglang, config.context_length
+    options: dict[str, object] = {
+        "model-path": model,
+        "dtype": config.actor.dtype,
+        "context-length": context_length,
+        "tp-size": sizes.tp,
+        "pp-size": sizes.pp,
+        "ep-size": sizes.ep,
+        "random-seed": np.random.SeedSequence([config.seed, index]).generate_state(1)[0],
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "grammar-backend": "none",
+        "sampling-backend": "pytorch",
+        "max-running-requests": sglang.max_running_requests,
+        "attention-backend": sglang.attention_backend,
+        "enable-deterministic-inference": sglang.deterministic,
+    }
+    if device == "cpu":
+        in_flight = (
+            config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
+        )
+        options |= {
+            "device": "cpu",
+            "attention-backend": "torch_native",
+            "disable-cuda-graph": True,
+            "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
+            "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
+            "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
+        }
+    else:
+        options |= {"mem-fraction-static": sglang.mem_fraction_static}
+    options |= {name.replace("_", "-"): value for name, value in sglang.extra_args.items()}
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is not None and value is not False:
+            flags += [f"--{name}", str(value)]
+    return tuple(flags)

@@ -19,16 +19,16 @@ from allocation import Plan
 from allocation.diagnostics import Finding, Severity, has_errors
 from areal_like.cluster.ray_cluster import address_problem
 from areal_like.config.findings import missing_package
-from areal_like.config.layout import check_layout
 from areal_like.config.load import LoadedConfig
-from areal_like.config.model import Model, find_model
 from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
-from areal_like.config.sglang_options import check_server_options
 from areal_like.config.unknown import known, known_findings
-from areal_like.config.unused import check_unused
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.trainer.megatron.transformer_options import check_bridge, check_overrides
+from areal_like.preflight.layout import check_layout
+from areal_like.preflight.model import Model, find_model
+from areal_like.preflight.unused import check_unused
+from areal_like.rollout.sglang.options import check_server_options
+from areal_like.trainer.megatron.options import check_bridge, check_overrides
 from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
 

@@ -18,8 +18,8 @@ from safetensors import TensorSpec, serialize_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from areal_like.config.schema import InitModelConfig
-from areal_like.data import arithmetic
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.demo import arithmetic
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 _WORDS = (

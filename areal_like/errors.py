@@ -1,0 +1,62 @@
+"""What can end a run, in the user's words; `str()` of each is the whole message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class RunError(RuntimeError):
+    """The run cannot go on, or cannot begin."""
+
+
+class PreparationError(RunError):
+    """The run's directory cannot be written, or its model cannot be made or downloaded."""
+
+
+class DirectoryTaken(PreparationError):
+    """Another run began in the run's directory after the checks."""
+
+
+class ClusterError(RunError):
+    """Ray did not start, was not reached, or cannot give what the plan asks for."""
+
+
+@dataclass(eq=False)
+class WorkerError(RunError):
+    """A worker failed, died or did not answer in time.
+
+    `cause` is the remote exception's own line, `remote_traceback` all of it ("" where the process died or hung).
+    """
+
+    role: str
+    rank: int
+    phase: str
+    cause: str
+    log_file: Path
+    remote_traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role} rank {self.rank} failed during {self.phase}: {self.cause}\n  its output: {self.log_file}"
+
+
+class ServerError(RunError):
+    """A server refused, failed or did not answer in time; the message names it and its words."""
+
+
+class WeightUpdateError(RunError):
+    """Weights did not reach every server; the message names version, transport and cause."""
+
+
+class RewardsMissing(RunError):
+    """Not a single response of a batch could be judged."""
+
+    def __init__(self, responses: int, where: str) -> None:
+        super().__init__(
+            f"{where}: all {responses} rewards are missing, because their verification timed out or crashed; "
+            "raise reward.timeout_s or reward.workers"
+        )
+
+
+class RecordError(RunError):
+    """A file of the run's record cannot be written; the message names it and gives the system's reason."""
