@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from allocation import Finding, Plan, render
+from allocation import Plan
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, read
-from areal_like.config.schema import RunConfig
 from areal_like.errors import DirectoryTaken, RunError
-from areal_like.metrics.console import View
-from areal_like.preflight.checks import Preflight, preflight
-from areal_like.train import Job, run
+from areal_like.metrics.console import complain
+from areal_like.train import check, train
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -38,35 +34,18 @@ def main(
 
     Example: --config examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
     """
-    loaded, checked = _check(config, overrides or [], dry_run)
-    if not dry_run:
-        raise typer.Exit(_run(loaded.config, checked))
+    try:
+        loaded = read(config, overrides or [])
+        if not dry_run:
+            raise typer.Exit(_train(loaded))
+        checked = check(loaded, dry_run=True)
+    except ConfigError as error:
+        complain(error.findings)
+        raise typer.Exit(INVALID) from error
     typer.echo(dump(loaded.config))
     if checked.plan and checked.device:
         Console().print(_describe_plan(checked.plan, checked.device, checked.steps))
     typer.echo("everything was checked: the run may start")
-
-
-def _check(file: Path, overrides: Sequence[str], dry_run: bool) -> tuple[LoadedConfig, Preflight]:
-    try:
-        loaded = read(file, overrides)
-    except ConfigError as error:
-        raise _refuse(error.findings) from error
-    checked = preflight(loaded, dry_run=dry_run)
-    if not checked.ok:
-        raise _refuse(checked.findings)
-    if checked.findings:
-        _print(checked.findings)
-    return loaded, checked
-
-
-def _refuse(findings: Sequence[Finding]) -> typer.Exit:
-    _print(findings)
-    return typer.Exit(INVALID)
-
-
-def _print(findings: Sequence[Finding]) -> None:
-    _complain("\n\n".join(map(render, findings)))
 
 
 def _describe_plan(plan: Plan, device: str, steps: int) -> Table:
@@ -86,43 +65,17 @@ def _describe_plan(plan: Plan, device: str, steps: int) -> Table:
     return table
 
 
-def _run(config: RunConfig, checked: Preflight) -> int:
-    """Run and report; returns the exit code."""
-    if checked.device is None or checked.plan is None or checked.tokenizer is None:  # checks without errors made both
-        raise ValueError("the configuration was not checked")
-    job = Job(
-        config=config,
-        device=checked.device,
-        plan=checked.plan,
-        tokenizer=checked.tokenizer,
-        train_prompts=checked.train_prompts,
-        valid_prompts=checked.valid_prompts,
-        steps=checked.steps,
-    )
-    view = View(config.stats_logger.console)
+def _train(loaded: LoadedConfig) -> int:
+    """Train and report; returns the exit code."""
     try:
-        with view.live():
-            asyncio.run(run(job, view))
+        train(loaded)
     except KeyboardInterrupt:
-        _complain("interrupted; every process of the run has ended")
+        complain(["interrupted; every process of the run has ended"])
         return INTERRUPTED
     except SystemExit:
-        _complain("terminated; every process of the run has ended")
+        complain(["terminated; every process of the run has ended"])
         raise
-    except (ExceptionGroup, RunError) as error:
-        first = _first_leaf(error)
-        if not isinstance(first, RunError):
-            raise
-        _complain(f"the run failed: {first}")
-        return INVALID if isinstance(first, DirectoryTaken) else FAILED
+    except RunError as error:
+        complain([f"the run failed: {error}"])
+        return INVALID if isinstance(error, DirectoryTaken) else FAILED
     return 0
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _complain(text: str) -> None:
-    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)

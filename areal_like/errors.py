@@ -48,8 +48,22 @@ class WeightUpdateError(RunError):
     """Weights did not reach every server; the message names version, transport and cause."""
 
 
+class LogprobMismatch(RunError):
+    """Trainer and servers compute different models before the first step."""
+
+    def __init__(self, responses: int, measured: float, allowed: float) -> None:
+        super().__init__(
+            f"trainer and servers give the same {responses} responses different log-probs before the first step: "
+            f"{measured:.2g} apart on average, where rollout.max_logprob_diff allows {allowed:g}; likely causes:\n"
+            "  - one of them reads a field of the model's config.json differently, such as rope (rope_scaling, rope_theta)"
+            " or experts (norm_topk_prob, shared experts): try the other actor.megatron.bridge_type\n"
+            "  - the servers sample otherwise than the trainer scores: gconfig.temperature, sglang.extra_args\n"
+            "  - the servers do not hold the trainer's weights: try the other weight_update.mode"
+        )
+
+
 class RewardsMissing(RunError):
-    """Not a single response of a batch could be judged."""
+    """Not a single response could be judged."""
 
     def __init__(self, responses: int, where: str) -> None:
         super().__init__(

@@ -4,66 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.algorithms.batch import supervised_batch
-from areal_like.config.schema import EvaluatorConfig, RunConfig
+from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.trainer.remote import Trainer
+from areal_like.rollout.collector import Score
+from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.types import Prompt
 
-if TYPE_CHECKING:
-    from areal_like.loop import Parts
-
-EVALUATION_REQUEST = 64  # prompts in one request
+PROMPTS_PER_REQUEST = 64
 
 
-def evaluation_due(evaluator: EvaluatorConfig, done: int, steps: int) -> bool:
-    """Whether the held-out problems are evaluated after `done` of `steps` training steps."""
-    if done in (0, steps):
-        return evaluator.at_start if done == 0 else evaluator.at_end
-    return evaluator.freq_steps is not None and done % evaluator.freq_steps == 0
+@dataclass(frozen=True)
+class Evaluator:
+    """Held-out prompts, and all it takes to judge what the servers answer them."""
 
+    config: EvaluatorConfig
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    pool: ServerPool
+    score: Score
 
-async def evaluate(config: RunConfig, parts: Parts) -> tuple[float, dict[str, float]]:
-    """Mean reward on the held-out problems with the weights of trainer and servers; missing rewards do not count.
+    def due(self, done: int, steps: int) -> bool:
+        """Whether to evaluate after `done` of `steps` training steps."""
+        if not self.prompts:
+            return False
+        if done in (0, steps):
+            return self.config.at_start if done == 0 else self.config.at_end
+        return self.config.freq_steps is not None and done % self.config.freq_steps == 0
 
-    And `logprob_diff`, the mean difference between the two's log-probs of a part of the responses, if these were
-    sampled.
-    """
-    sampling = Sampling(
-        max_new_tokens=config.gconfig.max_new_tokens,
-        temperature=config.evaluator.temperature,
-        stop_token_ids=parts.stop_token_ids,
-    )
+    async def reward(self) -> float:
+        """Mean reward with the weights that the servers hold; missing rewards do not count.
 
-    async def part(prompts: Sequence[Prompt]) -> tuple[list[Response], list[float]]:
-        responses = await parts.pool.generate([prompt.tokens for prompt in prompts], sampling)
-        scored = await asyncio.gather(
-            *(parts.score(prompt, [response.tokens]) for prompt, response in zip(prompts, responses, strict=True))
-        )
-        return responses, [reward for (reward,) in scored if reward is not None]
+        Raises RewardsMissing where all of them are missing.
+        """
+        starts = range(0, len(self.prompts), PROMPTS_PER_REQUEST)
+        parts = [self.prompts[start : start + PROMPTS_PER_REQUEST] for start in starts]
+        judged = await asyncio.gather(*map(self._rewards, parts))
+        rewards = [reward for part in judged for (reward,) in part if reward is not None]
+        if not rewards:
+            raise RewardsMissing(len(self.prompts), "evaluation")
+        return float(np.mean(rewards))
 
-    starts = range(0, len(parts.held_out), EVALUATION_REQUEST)
-    judged = await asyncio.gather(*(part(parts.held_out[start : start + EVALUATION_REQUEST]) for start in starts))
-    rewards = [reward for _, rewards in judged for reward in rewards]
-    if not rewards:
-        raise RewardsMissing(len(parts.held_out), "evaluation")
-    if not sampling.temperature:
-        return float(np.mean(rewards)), {}
-    responses = judged[0][0]
-    diff = await logprob_diff(parts.trainer, parts.held_out[: len(responses)], responses, sampling.temperature)
-    return float(np.mean(rewards)), {"logprob_diff": diff}
-
-
-async def logprob_diff(
-    trainer: Trainer, prompts: Sequence[Prompt], responses: Sequence[Response], temperature: float
-) -> float:
-    """Mean absolute difference between the trainer's log-probs of responses and those that the servers gave."""
-    pairs = list(zip(prompts, responses, strict=True))
-    batch = supervised_batch([(prompt.tokens, response.tokens) for prompt, response in pairs])
-    trained = (await trainer.log_probs(batch, temperature))[batch.fields["loss_mask"] > 0]
-    return float(np.abs(trained - np.concatenate([response.logprobs for response in responses])).mean())
+    async def _rewards(self, prompts: Sequence[Prompt]) -> list[Sequence[float | None]]:
+        responses = await self.pool.generate([prompt.tokens for prompt in prompts], self.sampling)
+        pairs = zip(prompts, responses, strict=True)
+        return await asyncio.gather(*(self.score(prompt, [response.tokens]) for prompt, response in pairs))

@@ -3,24 +3,29 @@
 Prompts are admitted while their samples may still be fresh when they are used; servers generate all the while. A
 training step takes the oldest finished groups, moves the policy from version v to v + 1, and brings the new weights to
 every server before the next one.
+
+Held-out prompts are evaluated beside that, with the version that was just published; the next one waits for the last
+answer, so that all answers are of one version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from areal_like.algorithms.batch import minibatches, policy_batch, with_fields
-from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.algorithms.batch import policy_batches, with_fields
+from areal_like.algorithms.types import Algorithm
+from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing
-from areal_like.evaluation import evaluate, evaluation_due
+from areal_like.evaluation import Evaluator
+from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
-from areal_like.rollout.collector import Collector, Score
-from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.collector import Collector
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
+from areal_like.types import Batch, FinishReason, Trajectory
 from areal_like.weights.sync import WeightSync, publish
 
 
@@ -28,93 +33,122 @@ from areal_like.weights.sync import WeightSync, publish
 class Parts:
     """What a run is made of, ready to be used."""
 
+    algorithm: Algorithm
     trainer: Trainer
-    pool: ServerPool
     sync: WeightSync
     collector: Collector
-    score: Score
-    held_out: Sequence[Prompt]
-    stop_token_ids: tuple[int, ...]
+    evaluator: Evaluator
 
 
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
-    """Train for `steps` versions; the servers hold version 0 before and version `steps` after it."""
-    if evaluation_due(config.evaluator, 0, steps) and parts.held_out:
-        reward, _ = await evaluate(config, parts)
-        record.held_out(0, reward)
-    record.start()
-    parts.collector.publish(0)
-    for version in range(steps):
-        with record.phase("wait for rollouts"):
-            trajectories = await parts.collector.next_batch()
-        stats = await train_step(config.actor, config.gconfig.temperature, parts.trainer, trajectories, version, record)
-        with record.phase("weight update"):
-            await publish(parts.sync, version + 1, config.weight_update.timeout_s)
-        parts.collector.publish(version + 1)
-        done = version + 1
-        if evaluation_due(config.evaluator, done, steps) and parts.held_out:
-            with record.phase("evaluation"):
-                reward, logprob_diff = await evaluate(config, parts)
-            record.held_out(done, reward)
-            stats |= logprob_diff
-        if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
-            with record.phase("saving"):
-                await parts.trainer.save_hf(record.checkpoint(done))
-        record.step(done, stats | describe(trajectories, version), parts.collector.tokens_generated)
+    """Train for `steps` versions; the servers hold version 0 before and version `steps` after it.
+
+    A batch without any reward is a step without an optimizer step: its version is published with the weights of the one
+    before, so that what was admitted stays as fresh as it was promised. Raises RewardsMissing where there are more of
+    them in a row than `reward.max_missing_batches`, and LogprobMismatch before the first step.
+    """
+    async with asyncio.TaskGroup() as tasks:
+
+        def evaluation(done: int) -> asyncio.Task[None] | None:
+            due = parts.evaluator.due(done, steps)
+            return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
+
+        record.start()
+        parts.collector.publish(0)
+        evaluating, missing = evaluation(0), Missing(config.reward.max_missing_batches)
+        for version in range(steps):
+            done = version + 1
+            with record.phase("wait for rollouts"):
+                trajectories = await parts.collector.next_batch()
+            if version == 0:
+                with record.phase("log-probs"):
+                    await check_logprobs(config, parts.trainer, trajectories)
+            stats = await train_step(config, parts, trajectories, version, record)
+            stats |= missing.count(bool(stats), len(trajectories), done, record)
+            if evaluating:
+                with record.phase("evaluation"):
+                    await evaluating
+            with record.phase("weight update"):
+                await publish(parts.sync, done, config.weight_update.timeout_s)
+            parts.collector.publish(done)
+            evaluating = evaluation(done)
+            if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
+                with record.phase("saving"):
+                    await parts.trainer.save_hf(record.checkpoint(done))
+            stats |= await asyncio.to_thread(describe, trajectories, version)
+            record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+
+
+async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
+    record.held_out(done, await evaluator.reward())
+
+
+@dataclass
+class Missing:
+    """Counts the batches that no reward was known of, up to the `limit` of them in a row."""
+
+    limit: int
+    in_row: int = 0
+    total: int = 0
+
+    def count(self, trained: bool, responses: int, step: int, record: Record) -> dict[str, float]:
+        """Take note of a step; raises RewardsMissing beyond the limit."""
+        self.in_row = 0 if trained else self.in_row + 1
+        self.total += not trained
+        if self.in_row > self.limit:
+            raise RewardsMissing(responses, f"step {step}")
+        if not trained:
+            record.say(
+                f"step {step} is skipped: all {responses} rewards are missing; it is number {self.in_row} in a row"
+            )
+        return {"skipped_batches": float(self.total)}
 
 
 async def train_step(
-    actor: ActorConfig,
-    temperature: float,
-    trainer: Trainer,
-    trajectories: Sequence[Trajectory],
-    version: int,
-    record: Record,
+    config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
 ) -> dict[str, float]:
-    """Move the policy from `version` to the next: one optimizer step per mini-batch; returns their mean statistics."""
-    batch = policy_batch(trajectories, version)
-    if not len(batch.lengths):
-        raise RewardsMissing(len(trajectories), f"step {version + 1}")
-    # At the first mini-batch the proximal policy is the current one, which the loss knows without another forward pass.
-    parts: list[Batch] = minibatches(batch, actor.ppo_n_minibatches)
-    if len(parts) > 1:
+    """Move the policy from `version` to the next: one optimizer step per mini-batch.
+
+    Returns their statistics, or {} where nothing could be trained on.
+    """
+    algorithm, trainer, temperature = parts.algorithm, parts.trainer, config.gconfig.temperature
+    with record.phase("batch"):
+        batches = await asyncio.to_thread(
+            policy_batches, algorithm, trajectories, version, config.actor.ppo_n_minibatches
+        )
+    if "proximal" in algorithm.needs and len(batches) > 1:
+        # At the first mini-batch the proximal policy is the current one, which the loss knows without another pass.
         with record.phase("log-probs"):
-            for i in range(1, len(parts)):
-                parts[i] = with_fields(parts[i], proximal_logprobs=await trainer.log_probs(parts[i], temperature))
-    loss = LossSpec(
-        "policy",
-        {
-            "eps_clip": actor.eps_clip,
-            "eps_clip_higher": actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher,
-            "behave_imp_weight_cap": actor.behave_imp_weight_cap,
-        },
-    )
+            batches[1:] = [await _with_proximal(trainer, batch, temperature) for batch in batches[1:]]
     with record.phase("training"):
-        stats = [await trainer.train(part, loss, temperature) for part in parts]
-    mean = {name: float(np.mean([part[name] for part in stats])) for name in stats[0]}
-    # The servers' log-probs are compared where both sides used the same weights; a batch may have no such token.
-    tokens = [part["loss_tokens"] for part in stats]
-    share, diff = (
-        float(np.average([part[name] for part in stats], weights=tokens))
-        for name in ("on_policy_share", "on_policy_logprob_diff")
-    )
-    del mean["on_policy_logprob_diff"]
-    return (
-        mean
-        | {"on_policy_share": share, "tokens": float(len(batch.tokens))}
-        | ({"logprob_diff": diff / share} if share else {})
-    )
+        stats = [await trainer.train(batch, algorithm.loss, temperature) for batch in batches]
+    return mean(stats) | {"tokens": float(sum(len(batch.tokens) for batch in batches))} if stats else {}
+
+
+async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> Batch:
+    return with_fields(batch, proximal_logprobs=await trainer.log_probs(batch, temperature))
+
+
+def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of the optimizer steps' statistics over their tokens; each counts where it came.
+
+    The servers' log-probs are compared where both sides used the same weights; a step may have no such token.
+    """
+    result: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in stats for name in part):
+        having = [part for part in stats if name in part]
+        result[name] = float(np.average([p[name] for p in having], weights=[p.get("loss_tokens", 1) for p in having]))
+    drift, share = result.pop("on_policy_logprob_diff", 0.0), result.get("on_policy_share")
+    return result | ({"logprob_diff": drift / share} if share else {})
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """What a batch of trajectories looks like when it is trained at `version`."""
+    """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known."""
     rewards = [item.reward for item in trajectories if item.reward is not None]
-    lengths = [len(item.tokens) - item.prompt_length for item in trajectories]
     staleness = [version - item.oldest_version for item in trajectories]
-    return {
-        "reward": float(np.mean(rewards)),
+    return ({"reward": float(np.mean(rewards))} if rewards else {}) | {
         "reward_missing": float(len(trajectories) - len(rewards)),
-        "response_length": float(np.mean(lengths)),
+        "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
         "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
         "staleness_mean": float(np.mean(staleness)),
         "staleness_max": float(np.max(staleness)),

@@ -6,9 +6,10 @@ log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,14 +41,14 @@ class Prompt:
 class Trajectory:
     """A prompt and one response to it.
 
-    Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`, prompt first. `logprobs` are the behaviour
-    policy's (temperature applied) and `versions` the weight version that produced each token; on prompt
-    tokens they are 0 and -1. `reward` is None when it is missing (a timed-out or crashed verifier).
+    Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`. `versions` is the weight version that generated each token,
+    and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
+    are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
+    (a timed-out or crashed verifier).
     """
 
     sample_id: int
     group_id: int
-    prompt_length: int
     tokens: Ints
     logprobs: Floats
     versions: Ints
@@ -55,9 +56,14 @@ class Trajectory:
     reward: float | None = None
 
     @property
+    def generated(self) -> NDArray[np.bool]:
+        """Where a model generated the token, `[tokens]`."""
+        return self.versions >= 0
+
+    @property
     def oldest_version(self) -> int:
-        """Version of the oldest response token; staleness is counted from it."""
-        return int(self.versions[self.prompt_length :].min())
+        """Version of the oldest generated token; staleness is counted from it."""
+        return int(self.versions[self.generated].min())
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ class Batch:
     """Sequences back to back, as the trainer takes them.
 
     `lengths` is `[sequences]`; `tokens` and each array of `fields` are `[tokens]`, tokens = sum(lengths).
-    `fields["loss_mask"]` is 1 where a token is trained on. Other fields are what the loss wants
-    (advantages, behaviour log-probs, ...).
+    `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]`, of mean 1 over these tokens, says
+    how much each one's loss counts; without it all count the same. Other fields are what the loss wants.
     """
 
     lengths: Ints
@@ -76,7 +82,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class LossSpec:
-    """Which loss of `areal_like.algorithms.losses.LOSSES` to apply, with its parameters."""
+    """A loss as it travels to the ranks: `function(inputs, parameters)`, with `algorithms.losses.LossInputs`.
 
-    name: str
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    The function is a module's own, so that a rank imports it.
+    """
+
+    function: Callable[..., Any]
+    parameters: Any = None

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from areal_like.algorithms.batch import supervised_batch
+from areal_like.algorithms.losses import sft
 from areal_like.config.schema import WarmStartConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.metrics.console import View
@@ -31,7 +32,7 @@ async def warm_start(
     with view.doing("warm start", config.steps) as advance:
         for step in range(1, config.steps + 1):
             batch = supervised_batch(list(islice(examples, config.batch_size)))
-            await trainer.train(batch, LossSpec("sft"), temperature, learning_rate=config.lr)
+            await trainer.train(batch, LossSpec(sft), temperature, learning_rate=config.lr)
             advance()
             if step % config.check_every == 0 or step == config.steps:
                 reward = await expected_reward(trainer, test, temperature)

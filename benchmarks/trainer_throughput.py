@@ -25,7 +25,7 @@ import torch
 import typer
 
 from allocation import ParallelSizes
-from areal_like.algorithms.batch import response_mask
+from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo, sft
 from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
@@ -68,8 +68,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         engine = make_engine(run, Path(folder), device)
     bare = BareLoop(engine, batch)
-    parameters = {"eps_clip": 0.2, "eps_clip_higher": 0.2, "behave_imp_weight_cap": 5.0}
-    spec = LossSpec(loss, parameters if loss == Loss.policy else {})
+    spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
 
     sides: dict[str, Callable[[], object]] = {"engine": lambda: engine.train(batch, spec), "bare": bare.step}
     for step in sides.values():
@@ -112,7 +111,7 @@ def make_batch(run: RunConfig) -> Batch:
         lengths=lengths,
         tokens=rng.integers(4, 30, total, dtype=np.int32),  # every tokenizer has these
         fields={
-            "loss_mask": response_mask(lengths, prompts),
+            "loss_mask": np.repeat(np.tile(np.float32([0, 1]), n), np.stack([prompts, responses], 1).ravel()),
             "advantages": np.repeat(rng.normal(size=n), lengths).astype(np.float32),
             "behaviour_logprobs": behaviour,
             "on_policy": np.ones(total, np.float32),

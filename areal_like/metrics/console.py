@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from allocation import Finding, render
 
 COLUMNS = {
     "step": "{:>5.0f}",
@@ -23,6 +25,13 @@ COLUMNS = {
 }
 WIDTHS = {name: len(form.format(0)) for name, form in COLUMNS.items()}
 REPEAT_HEADER = 25
+
+
+def complain(what: Iterable[Finding | str]) -> None:
+    """Say on standard error what is wrong, a paragraph for each."""
+    text = "\n\n".join(item if isinstance(item, str) else render(item) for item in what)
+    if text:
+        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class View:

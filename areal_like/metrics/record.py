@@ -27,7 +27,13 @@ class Record:
         self._board = TensorBoard(directory / "tensorboard") if tensorboard else None
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
+        self._last = 0
+        self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
+
+    def say(self, text: str) -> None:
+        """Tell who watches the run."""
+        self._view.say(text)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time the body as a phase of the current step."""
@@ -43,42 +49,38 @@ class Record:
         self._write(step, {"reward/held_out": reward})
         if step == 0:
             self._view.say(f"held-out reward before training: {reward:.3f}")
+        if step in self._waiting:
+            self._view.row(self._waiting.pop(step) | {"held-out": reward})
 
     def start(self) -> None:
         """The first step begins: what came before is not part of it."""
         self._phases.pop()
 
-    def step(self, step: int, stats: Mapping[str, float], tokens_generated: int) -> None:
-        """One training step; `tokens_generated` counts from the start of the run."""
+    def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
+        """One training step with the statistics that it has; `tokens_generated` counts from the start of the run.
+
+        While the step is evaluated, its row waits for `held_out`.
+        """
         seconds = self._phases.pop()
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
-        throughput = {
-            "throughput/train_tokens_per_second": stats["tokens"] / seconds["training"],
-            "throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"],
-        }
-        self._rewards[step] = stats["reward"]
+        throughput = {"throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"]}
+        if "tokens" in stats and "training" in seconds:
+            throughput["throughput/train_tokens_per_second"] = stats["tokens"] / seconds["training"]
+        self._last = step
+        if "reward" in stats:
+            self._rewards[step] = stats["reward"]
         self._write(
             step,
             {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}
             | throughput
             | {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()},
         )
-        row = {
-            "step": step,
-            "reward": stats["reward"],
-            "loss": stats["loss"],
-            "kl": stats["kl"],
-            "entropy": stats["entropy"],
-            "clip": stats["clip_share"],
-            "stale": stats["staleness_mean"],
-            "tok/s": throughput["throughput/rollout_tokens_per_second"],
-            "s": seconds["step"],
-        }
-        if step in self._held_out:
-            row["held-out"] = self._held_out[step]
-        if "logprob_diff" in stats:
-            row["lp-diff"] = stats["logprob_diff"]
-        self._view.row(row)
+        row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
+        row |= {column: stats[name] for column, name in _COLUMNS.items() if name in stats}
+        if evaluating and step not in self._held_out:
+            self._waiting[step] = row
+        else:
+            self._view.row(row | ({"held-out": self._held_out[step]} if step in self._held_out else {}))
 
     def finish(self) -> None:
         """Write the summary and the picture, and say where everything lies."""
@@ -87,7 +89,7 @@ class Record:
         picture = self.directory / "rewards.png"
         with writing(picture):
             draw_rewards(picture, self._title, self._rewards, self._held_out)
-        last = max(self._rewards)
+        last = self._last
         summary = self.directory / "summary.json"
         numbers = {"steps": last, "held_out": self._held_out, "rewards": self._rewards}
         with writing(summary):
@@ -107,7 +109,9 @@ class Record:
                 self._view.say(f"  {what:<14}{where}")
 
     def close(self) -> None:
-        """End the files that were kept open."""
+        """Show the rows whose evaluation did not end, and end the files that were kept open."""
+        for row in self._waiting.values():
+            self._view.row(row)
         if self._board:
             self._board.close()
 
@@ -116,9 +120,19 @@ class Record:
             self._board.write(step, scalars)
 
 
+_COLUMNS = {  # of the table, and the statistics that they show
+    "reward": "reward",
+    "loss": "loss",
+    "kl": "kl",
+    "entropy": "entropy",
+    "clip": "clip_share",
+    "stale": "staleness_mean",
+    "lp-diff": "logprob_diff",
+}
 _TAGS = {
     "reward": "reward/mean",
     "reward_missing": "reward/missing",
+    "skipped_batches": "reward/skipped_batches",
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
     "response_length": "rollout/response_length",

@@ -99,7 +99,6 @@ def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float 
     return Trajectory(
         sample_id=prompt.sample_id,
         group_id=group_id,
-        prompt_length=start,
         tokens=np.array([*prompt.tokens, *response.tokens], np.int32),
         logprobs=np.array([0.0] * start + response.logprobs, np.float32),
         versions=np.array([-1] * start + response.versions, np.int32),

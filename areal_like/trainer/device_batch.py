@@ -20,8 +20,9 @@ class DeviceBatch:
     """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
 
     `tokens` and `positions` are `[1, t]`; `cu_seqlens` `[sequences + 1]` and `max_seqlen` are `packing.MicroBatch`'s.
-    `rows` are the n places that predict, `labels` the tokens they predict, and each of `fields` the batch's values
-    there, all `[n]`; `targets` are the labels' places in the batch, on the host; `count` is n.
+    `rows` are the n places that predict, `labels` the tokens they predict, `sequences` the numbers of these tokens'
+    sequences in the batch, and each of `fields` the batch's values there, all `[n]`; `targets` are the labels' places
+    in the batch, on the host; `count` is n.
     """
 
     tokens: Tensor
@@ -30,6 +31,7 @@ class DeviceBatch:
     max_seqlen: int
     rows: Tensor
     labels: Tensor
+    sequences: Tensor
     fields: Mapping[str, Tensor]
     targets: NDArray[np.int64]
     count: Tensor
@@ -50,6 +52,7 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         max_seqlen=pack.max_seqlen,
         rows=copied(rows),
         labels=copied(batch.tokens[targets].astype(np.int64)),
+        sequences=copied(np.searchsorted(np.cumsum(batch.lengths), targets, side="right")),
         fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
         targets=targets,
         count=torch.tensor(len(rows), dtype=torch.int, device=device),

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
 
-from areal_like import cli
-from areal_like.config.load import load
+from areal_like import cli, train
 from areal_like.errors import RecordError
+from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.tensorboard import TensorBoard
-from areal_like.preflight.checks import preflight
-from areal_like.train import Job
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 
@@ -88,8 +87,9 @@ def test_the_command_line_tells_it_in_one_line(
         error = RecordError("runs/e/t/summary.json cannot be written: No space left on device")
         raise ExceptionGroup("tasks", [error]) if grouped else error
 
-    monkeypatch.setattr(cli, "run", full)
-    loaded = load(CONFIG, ["trial_name=t"])
-    assert cli._run(loaded.config, preflight(loaded)) == cli.FAILED
+    monkeypatch.setattr(train, "run", full)
+    with pytest.raises(typer.Exit) as ended:
+        cli.main(CONFIG, ["trial_name=t"])
+    assert ended.value.exit_code == cli.FAILED
     message = "the run failed: runs/e/t/summary.json cannot be written: No space left on device\n"
     assert capsys.readouterr() == ("", message)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 
-import httpx
-import huggingface_hub
+import psutil
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 from running import CONFIG, ROOT, SCRIPT
 
 from areal_like.config.load import load
 from areal_like.errors import DirectoryTaken, PreparationError
+from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.preflight.checks import preflight
-from areal_like.train import Job, _model_directory, run
+from areal_like.prepare import model_directory
+from areal_like.train import run
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
 def test_of_runs_that_start_together_one_has_the_directory(tmp_path: Path) -> None:
     loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "trial_name=t"])
     checked = preflight(loaded)
-    assert checked.ok and checked.plan and checked.tokenizer and checked.device
-    job = Job(loaded.config, checked.device, checked.plan, checked.tokenizer, (), (), checked.steps)
+    job = Job.of(loaded.config, checked)
     loaded.config.run_dir.mkdir(parents=True)
     (loaded.config.run_dir / "config.yaml").write_text("of the other run")
     with pytest.raises(DirectoryTaken, match="set trial_name to another name"):
@@ -60,14 +60,65 @@ def test_of_runs_that_start_together_one_has_the_directory(tmp_path: Path) -> No
     assert (loaded.config.run_dir / "config.yaml").read_text() == "of the other run"
 
 
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError, httpx.ReadTimeout, OSError])
-def test_a_model_that_cannot_be_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[str], Exception]
-) -> None:
-    def fail(name: str) -> str:
-        raise error("the wire is cut")
+def hub(folder: Path, body: str) -> dict[str, str]:
+    """An environment with another huggingface_hub, whose `snapshot_download(name)` does this."""
+    (folder / "huggingface_hub").mkdir()
+    (folder / "huggingface_hub/__init__.py").write_text(f"def snapshot_download(name):\n    {body}\n")
+    return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise OSError('the wire is cut')", "the wire is cut"),
+        ("import httpx; raise httpx.ReadTimeout('the wire is slow')", "the wire is slow"),
+        ("import os; os._exit(9)", "exit code 9"),
+    ],
+    ids=["hub", "http", "crash"],
+)
+def test_a_model_that_cannot_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setattr(os, "environ", hub(tmp_path, body))
     config = load(CONFIG, ["actor.init_model=null", "actor.path=owner/name"]).config
-    with pytest.raises(PreparationError, match=r"owner/name \(actor.path\) cannot be downloaded: the wire is cut"):
-        _model_directory(config, tmp_path)
+    with pytest.raises(PreparationError, match=rf"^owner/name \(actor.path\) cannot be downloaded: {message}$"):
+        asyncio.run(model_directory(config, tmp_path))
+
+
+def test_a_downloaded_model_lies_where_the_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", hub(tmp_path, "print('a word first'); return f'/cache/{name}'"))
+    config = load(CONFIG, ["actor.init_model=null", "actor.path=owner/name"]).config
+    assert asyncio.run(model_directory(config, tmp_path)) == Path("/cache/owner/name")
+
+
+DOWNLOADS_THEN_RUNS = """
+import asyncio, sys
+from pathlib import Path
+from areal_like.config.load import load
+from areal_like.prepare import model_directory
+
+try:
+    asyncio.run(model_directory(load(sys.argv[1], ["actor.init_model=null", "actor.path=owner/name"]).config, Path()))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_download(tmp_path: Path) -> None:
+    """Not for its threads either: the hub's client downloads in such as an interpreter joins at its end."""
+    body = (
+        "import pathlib, os, threading, time; "
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid())); "
+        "threading.Thread(target=time.sleep, args=(600,)).start(); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOWNLOADS_THEN_RUNS, str(CONFIG)], env=hub(tmp_path, body), stderr=subprocess.PIPE
+    )
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr and process.stderr.read() == b""
+    child = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from allocation import ParallelSizes
-from areal_like.algorithms import losses
+from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
 from areal_like.config.schema import ActorConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig
 from areal_like.trainer.megatron.engine import MegatronEngine, NonFiniteError
 from areal_like.trainer.rendezvous import Rendezvous
@@ -70,7 +70,7 @@ def make_batch(seed: int = 0, lengths: tuple[int, ...] = (5, 17, 9, 30, 3, 12, 8
     return Batch(np.array(lengths, np.int32), rng.integers(0, VOCABULARY, total).astype(np.int32), fields)
 
 
-POLICY = LossSpec("policy", {"eps_clip": 0.2, "eps_clip_higher": 0.3, "behave_imp_weight_cap": 5.0})
+POLICY = LossSpec(decoupled_ppo, DecoupledPPO(clip_low=0.2, clip_high=0.3, behaviour_cap=5.0))
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
     """Log-probs, two supervised steps, one policy step, and the weights then; weights from rank 0 only."""
     with engine(rendezvous, listener, setting) as made:
         log_probs = made.log_probs(make_batch(), TEMPERATURE)
-        steps = [made.train(make_batch(seed), LossSpec("sft"), temperature=TEMPERATURE) for seed in (0, 1)]
+        steps = [made.train(make_batch(seed), LossSpec(sft), temperature=TEMPERATURE) for seed in (0, 1)]
         steps.append(made.train(make_batch(2), POLICY))
         weights = exported(made)
     return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
@@ -130,10 +130,10 @@ def save_after_two_steps(
     """Two steps, both kinds of checkpoint, a third step."""
     with engine(rendezvous, listener, setting) as made:
         for seed in (0, 1):
-            made.train(make_batch(seed), LossSpec("sft"))
+            made.train(make_batch(seed), LossSpec(sft))
         made.save(folder / "state")
         made.save_hf(folder / "hf")
-        return [made.train(make_batch(2), LossSpec("sft"))]
+        return [made.train(make_batch(2), LossSpec(sft))]
 
 
 def resume(
@@ -142,7 +142,7 @@ def resume(
     """The third step, from the checkpoint."""
     with engine(rendezvous, listener, setting) as made:
         made.load(folder / "state")
-        return [made.train(make_batch(2), LossSpec("sft"))]
+        return [made.train(make_batch(2), LossSpec(sft))]
 
 
 def learning_rates(
@@ -152,8 +152,21 @@ def learning_rates(
     with engine(rendezvous, listener, setting) as made:
         batch = make_batch(lengths=(4, 4))
         return [
-            made.train(batch, LossSpec("sft"), learning_rate=0.5 if i == override_at else None)["lr"] for i in range(6)
+            made.train(batch, LossSpec(sft), learning_rate=0.5 if i == override_at else None)["lr"] for i in range(6)
         ]
+
+
+type Loss = Callable[[LossInputs, None], TokenLoss]
+
+
+def infinite(inputs: LossInputs, parameters: None) -> TokenLoss:
+    """Infinite everywhere."""
+    return inputs.logprobs * np.inf, {}
+
+
+def steep(inputs: LossInputs, parameters: None) -> TokenLoss:
+    """0, with an infinite slope."""
+    return (inputs.logprobs - inputs.logprobs.detach()).sqrt(), {}
 
 
 def complaints(
@@ -161,17 +174,12 @@ def complaints(
 ) -> dict[str, str]:
     """What the engine says of batches that it cannot train on; a number that is not finite ruins it for later ones."""
     batch = make_batch()
-    losses.LOSSES["infinite"] = lambda logprobs, entropy, fields, parameters: (logprobs * np.inf, {})
-    losses.LOSSES["steep"] = lambda logprobs, entropy, fields, parameters: (
-        (logprobs - logprobs.detach()).sqrt(),  # 0, with an infinite slope
-        {},
-    )
     masked = Batch(batch.lengths, batch.tokens, {"loss_mask": np.zeros(len(batch.tokens), np.float32)})
-    cases: dict[str, tuple[Batch, str, type[Exception]]] = {
-        "no loss token": (masked, "sft", ValueError),
-        "too long": (make_batch(lengths=(200,)), "sft", ValueError),
-        "infinite loss": (batch, "infinite", NonFiniteError),
-        "infinite gradient": (batch, "steep", NonFiniteError),
+    cases: dict[str, tuple[Batch, Loss, type[Exception]]] = {
+        "no loss token": (masked, sft, ValueError),
+        "too long": (make_batch(lengths=(200,)), sft, ValueError),
+        "infinite loss": (batch, infinite, NonFiniteError),
+        "infinite gradient": (batch, steep, NonFiniteError),
     }
     said: dict[str, Any] = {}
     with engine(rendezvous, listener, setting) as made:
@@ -187,6 +195,6 @@ def complaints(
 def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[str]:
     """The addresses at which this process listens while an engine is up."""
     with engine(rendezvous, listener, setting) as made:
-        made.train(make_batch(), LossSpec("sft"))
+        made.train(make_batch(), LossSpec(sft))
         connections = psutil.Process().net_connections("inet")
         return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]

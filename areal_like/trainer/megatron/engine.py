@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from areal_like.algorithms.losses import LOSSES
+from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, to_device
 from areal_like.trainer.environment import apply_environment, rank_environment
@@ -118,7 +118,7 @@ class MegatronEngine:
     def train(
         self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1.
+        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
 
         Returns `loss`, `grad_norm`, `lr`, `loss_tokens` and the mean of each statistic of the loss, the same on every
         rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule. Raises
@@ -132,8 +132,10 @@ class MegatronEngine:
 
         def token_loss(micro_batch: DeviceBatch, logits: torch.Tensor) -> tuple:
             log_probs, entropy = self._log_probs_at(micro_batch, logits, temperature)
-            per_token, stats = LOSSES[loss.name](log_probs, entropy, micro_batch.fields, loss.parameters)
-            total, count = per_token.sum(), micro_batch.count
+            inputs = LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+            per_token, stats = loss.function(inputs, loss.parameters)
+            weights = micro_batch.fields.get("loss_weights")
+            total, count = (per_token if weights is None else per_token * weights).sum(), micro_batch.count
             sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
             return total, count, {"loss_tokens": count, **sums}
 

@@ -1,0 +1,96 @@
+"""Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from allocation import EnginePlan
+from areal_like.cluster.run import Cluster
+from areal_like.cluster.workers import WorkerGroup
+from areal_like.job import Job
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.trainer.rank import TrainerRank
+from areal_like.trainer.remote import Trainer
+from areal_like.weights.collective.controller import CollectiveSync
+from areal_like.weights.disk.controller import DiskSync
+from areal_like.weights.sync import WeightSync
+
+
+async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
+    """All ranks, with the model loaded."""
+    config, plan = job.config, job.plan.engine("actor")
+    limit = config.actor.timeout_s
+    ranks = await cluster.start_group(
+        "actor",
+        TrainerRank,
+        [(device,) for device in plan.devices],
+        lambda rank, host: {"rank": rank, "world_size": plan.world_size, "address": host},
+        call_timeout_s=limit,
+    )
+    address, port = await ranks.call_one(0, "listen", phase="start-up")
+    engine = {
+        "actor": config.actor,
+        "path": model,
+        "tokenizer": job.tokenizer.directory,
+        "scratch": cluster.shared_dir,
+        "sizes": plan.sizes,
+        "device": job.device,
+        "seed": config.seed,
+        "total_steps": job.steps * config.actor.ppo_n_minibatches,
+    }
+    await ranks.call_all("build", address, port, limit, engine, phase="start-up")
+    return Trainer(ranks)
+
+
+async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
+    """All servers, ready for requests, and their URLs."""
+    config, plan = job.config, job.plan.engine("rollout")
+
+    def spec(rank: int, host: str) -> dict[str, object]:
+        name = f"server-{rank}"
+        port = None if config.sglang.port is None else config.sglang.port + rank
+        log_file = (cluster.log_dir / f"{name}.log").absolute()
+        return {
+            "spec": ServerSpec(
+                name=name,
+                arguments=server_arguments(config, model, plan.sizes, job.device, rank),
+                log_file=log_file,
+                token=cluster.token,
+                port=port,
+                startup_timeout_s=config.rollout.startup_timeout_s,
+            ),
+            "host": host,
+        }
+
+    servers = await cluster.start_group(
+        "rollout",
+        SGLangServer,
+        [server.devices for server in plan.servers],
+        spec,
+        call_timeout_s=config.rollout.startup_timeout_s + 10,  # the server's own limit speaks first
+    )
+    return servers, await servers.call_all("start", phase="start-up")
+
+
+def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
+    """The way that `weight_update.mode` names."""
+    update = job.config.weight_update
+    if update.mode == "disk":
+        return DiskSync(trainer, pool, cluster.shared_dir, update.timeout_s)
+    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
+    return CollectiveSync(
+        trainer,
+        pool,
+        ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
+        backend=collective_backend(actor, rollout, job.device),
+        bucket_mb=update.bucket_mb,
+        timeout_s=update.timeout_s,
+    )
+
+
+def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:
+    """nccl between GPUs; gloo on CPU, and where trainer rank 0 shares a GPU with a server, which nccl refuses."""
+    return "gloo" if device == "cpu" or actor.devices[0] in rollout.devices else "nccl"
