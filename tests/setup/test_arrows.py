@@ -1,0 +1,77 @@
+"""Folders import what lies below them or beside them, never what lies above; modules form no circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOP = "the run itself"  # every module of areal_like/ that is not named here
+LAYERS = [
+    {"types", "errors"},
+    {"config"},
+    {"algorithms", "cluster", "data", "demo", "metrics", "rewards", "rollout", "trainer", "weights", "workflows"},
+    {"preflight"},
+    {TOP},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def level(module: str) -> int:
+    """Of a module of areal_like: that of its folder, of `types` or `errors`, or of the run itself."""
+    name = module.split(".")[1] if "." in module else TOP
+    return LEVEL.get(name, LEVEL[TOP])
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Every module of a package by its dotted name."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+OWN = modules("areal_like")
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of every module that a file imports, within functions and for types alone too."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file}:{node.lineno} imports relatively"
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                yield node.lineno, member if member in OWN else str(node.module)
+
+
+def test_no_folder_imports_what_lies_above_it():
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for module, file in OWN.items()
+        for line, name in imports(file)
+        if name in OWN and level(name) > level(module)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.xfail(strict=False, reason="bridges/__init__.py and its bridges import each other")
+def test_modules_form_no_circle():
+    graph = {module: {name for _, name in imports(file) if name in OWN} for module, file in OWN.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_compiler_imports_nothing_of_the_engine():
+    found = [
+        f"{module}:{line}"
+        for module, file in modules("allocation").items()
+        for line, name in imports(file)
+        if name.split(".")[0] == "areal_like"
+    ]
+    assert found == []
