@@ -64,6 +64,8 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
             stats = await train_step(config, parts, trajectories, version, record)
+            if stats.get("skipped"):
+                record.say(f"step {done}: a gradient was not finite, and its optimizer step was skipped")
             stats |= missing.count(bool(stats), len(trajectories), done, record)
             if evaluating:
                 with record.phase("evaluation"):

@@ -90,7 +90,7 @@ class WorkerGroup:
         """Call a method on every member with the same arguments, which are sent once; results in rank order."""
         import ray
 
-        shared = [ray.put(argument) for argument in args]
+        shared = [await asyncio.to_thread(ray.put, argument) for argument in args]  # a batch may take seconds
         calls = {member: member.actor.call.remote(method, *shared) for member in self.members}
         return await self._results(calls, phase, timeout)
 

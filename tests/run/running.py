@@ -38,14 +38,14 @@ SMALL = (
 class Run:
     """A started run. `observe` while it lives: the more often, the more is known that has to be gone."""
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
+    def __init__(self, folder: Path, *overrides: str, script: Path = SCRIPT) -> None:
         self.directory = folder / "runs/test/run"
         self.weights = self.directory / ".weights"  # on their way to the servers, or to a checkpoint
         self._output, self._errors = folder / "output.txt", folder / "errors.txt"
         overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), "--config", str(CONFIG), *overrides],
+                [sys.executable, str(script), "--config", str(CONFIG), *overrides],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=errors,
@@ -136,9 +136,9 @@ class Run:
 
 
 @contextmanager
-def run(folder: Path, *overrides: str) -> Iterator[Run]:
+def run(folder: Path, *overrides: str, script: Path = SCRIPT) -> Iterator[Run]:
     """Start a run, and end it at the latest with the block."""
-    started = Run(folder, *overrides)
+    started = Run(folder, *overrides, script=script)
     try:
         yield started
     finally:

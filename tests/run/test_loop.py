@@ -1,0 +1,257 @@
+"""The loop among parts that do as a test tells them: what follows what, and what ends a run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from running import CONFIG
+
+from areal_like import loop
+from areal_like.algorithms.presets import grpo
+from areal_like.config.load import load
+from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
+from areal_like.evaluation import Evaluator
+from areal_like.loop import Parts, mean, reinforce
+from areal_like.metrics.console import View
+from areal_like.metrics.record import Record
+from areal_like.rollout.pool import Response, Sampling
+from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
+
+LIMIT_S = 120  # hung
+SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
+
+
+class Notes(Record):
+    """Keeps what it is told: `scalars[step][tag]`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "a title", View(enabled=True), tensorboard=False)
+        self.scalars: dict[int, dict[str, float]] = {}
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.scalars.setdefault(step, {}).update(scalars)
+
+
+class Stage:
+    """Every part of a run but the evaluator; `did` is what happened, in order.
+
+    `rewards` has a pair for each step. The servers' log-probs are -1, the trainer's are `drift` away.
+    """
+
+    def __init__(self, rewards: Sequence[tuple[float | None, float | None]], drift: float = 0.0) -> None:
+        self.did: list[str] = []
+        self.trained = asyncio.Event()  # for the second time
+        self.tokens_generated = 0
+        self._rewards = iter(rewards)
+        self._drift = drift
+        self._version = 0
+
+    async def next_batch(self) -> list[Trajectory]:
+        made = np.array([-1, self._version, self._version], np.int32)
+        logprobs = np.array([0, -1, -1], np.float32)
+        return [
+            Trajectory(0, self._version, np.arange(3, dtype=np.int32), logprobs, made, FinishReason.STOP, reward)
+            for reward in next(self._rewards)
+        ]
+
+    def publish(self, version: int) -> None:
+        self._version = version
+
+    async def send(self, version: int) -> None:
+        self.did.append(f"publish {version}")
+
+    async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
+        return np.full(len(batch.tokens), -1 + self._drift, np.float32)
+
+    async def train(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
+        self.did.append(f"train {self._version}")
+        if self._version == 1:
+            self.trained.set()
+        return {"loss": 0.5, "something new": 2.0, "loss_tokens": 4.0}
+
+    async def save_hf(self, path: Path) -> None:
+        self.did.append("save")
+
+
+class HeldOut:
+    """A pool that answers held-out prompts, and their rewards; `wait` comes first."""
+
+    def __init__(self, stage: Stage, wait: Callable[[], object] = lambda: None) -> None:
+        self._stage, self._wait = stage, wait
+
+    async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Response]:
+        self._stage.did.append("evaluate")
+        waiting = self._wait()
+        if asyncio.iscoroutine(waiting):
+            await waiting
+        self._stage.did.append("evaluated")
+        return [Response([1], [-1.0], [0], FinishReason.STOP) for _ in prompts]
+
+    async def score(self, prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[float | None]:
+        return [0.75]
+
+
+async def train(stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None) -> Notes:
+    """A run on a stage; what it evaluates, if anything, are 100 prompts: two requests."""
+    config = load(CONFIG, [f"cluster.fileroot={folder}", *SETTINGS, *overrides]).config
+    prompts = [Prompt(0, [1, 2], "3")] * 100 if held_out else []
+    pool = held_out or HeldOut(stage)
+    evaluator = Evaluator(config.evaluator, prompts, Sampling(1), cast(Any, pool), pool.score)
+    record, parts = Notes(folder), Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator)
+    async with asyncio.timeout(LIMIT_S):
+        await reinforce(config, parts, steps, record)
+    return record
+
+
+GOOD, NONE = (1.0, 0.0), (None, None)  # rewards of a step
+
+
+def test_batches_without_a_reward_are_skipped_and_their_versions_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> tuple[Stage, Notes]:
+        stage = Stage([NONE, GOOD, NONE, NONE, (None, 1.0)])
+        return stage, await train(stage, tmp_path, "reward.max_missing_batches=2", steps=5)
+
+    stage, record = asyncio.run(run())
+    assert stage.did == ["publish 1", "train 1", "publish 2", "publish 3", "publish 4", "train 4", "publish 5", "save"]
+    assert [record.scalars[step]["reward/skipped_batches"] for step in range(1, 6)] == [1, 1, 2, 3, 3]
+    assert [record.scalars[step].get("reward/mean") for step in range(1, 6)] == [None, 0.5, None, None, 1.0]
+    assert [record.scalars[step]["reward/missing"] for step in range(1, 6)] == [2, 0, 2, 2, 1]
+    assert "step 4 is skipped: all 2 rewards are missing; it is number 2 in a row" in capsys.readouterr().out
+
+
+def test_too_many_of_them_in_a_row_end_the_run(tmp_path: Path) -> None:
+    async def run() -> None:
+        await train(Stage([GOOD, NONE, NONE]), tmp_path, "reward.max_missing_batches=1")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(run())
+    assert isinstance(raised.value.exceptions[0], RewardsMissing)
+    assert str(raised.value.exceptions[0]).startswith("step 3: all 2 rewards are missing")
+
+
+def test_statistics_are_recorded_under_the_names_that_come(tmp_path: Path) -> None:
+    record = asyncio.run(run_well(tmp_path))
+    assert record.scalars[1]["train/something new"] == 2
+    assert record.scalars[1]["train/loss"] == 0.5
+
+
+async def run_well(folder: Path, *overrides: str) -> Notes:
+    return await train(Stage([GOOD] * 3), folder, *overrides)
+
+
+def test_held_out_prompts_are_evaluated_while_the_next_step_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The evaluation of version 1 ends only after the step that follows it was trained, and version 2 waits for it."""
+
+    async def run() -> tuple[Stage, Notes]:
+        stage = Stage([GOOD] * 3)
+        overrides = ("evaluator.freq_steps=1", "evaluator.at_end=false")
+        return stage, await train(stage, tmp_path, *overrides, held_out=HeldOut(stage, stage.trained.wait))
+
+    stage, record = asyncio.run(run())
+    first = stage.did[: stage.did.index("publish 2")]
+    assert first[:2] == ["train 0", "publish 1"]
+    assert sorted(first[2:5]) == ["evaluate", "evaluate", "train 1"]  # 100 prompts are two requests
+    assert first[5:] == ["evaluated", "evaluated"]
+    assert {step: scalars.get("reward/held_out") for step, scalars in record.scalars.items()} == {
+        1: 0.75,
+        2: 0.75,
+        3: None,
+    }
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:3] for row in rows if row[0] in "123"] == [
+        ["1", "0.500", "0.750"],
+        ["2", "0.500", "0.750"],
+        ["3", "0.500", "0.5000"],
+    ]
+
+
+def test_the_last_step_is_evaluated_before_the_run_ends(tmp_path: Path) -> None:
+    async def run() -> Notes:
+        stage = Stage([GOOD] * 3)
+        return await train(stage, tmp_path, "evaluator.freq_steps=null", held_out=HeldOut(stage))
+
+    assert asyncio.run(run()).scalars[3]["reward/held_out"] == 0.75
+
+
+def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ServerError("server 0 is gone")
+
+    async def run() -> None:
+        stage = Stage([GOOD] * 3)
+        await train(stage, tmp_path, "evaluator.freq_steps=1", held_out=HeldOut(stage, fail))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(run())
+    assert str(raised.value.exceptions[0]) == "server 0 is gone"
+
+
+@pytest.mark.parametrize(
+    ("drift", "settings", "allowed"),
+    [
+        (0.002, ["actor.dtype=float32"], "0.001"),
+        (-0.2, ["actor.dtype=bfloat16"], "0.1"),
+        (0.2, ["actor.dtype=bfloat16", "rollout.max_logprob_diff=0.15"], "0.15"),
+        (float("nan"), ["actor.dtype=bfloat16"], "0.1"),
+    ],
+)
+def test_other_log_probs_than_the_servers_end_the_run_before_its_first_step(
+    tmp_path: Path, drift: float, settings: Sequence[str], allowed: str
+) -> None:
+    stage = Stage([GOOD] * 3, drift)
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(train(stage, tmp_path, *settings))
+    (error,) = raised.value.exceptions
+    assert isinstance(error, LogprobMismatch)
+    assert f"{abs(drift):.2g} apart on average, where rollout.max_logprob_diff allows {allowed}; likely causes:" in str(
+        error
+    )
+    assert str(error).count("\n  - ") == 3
+    assert stage.did == []
+
+
+@pytest.mark.parametrize(("drift", "dtype"), [(0.0005, "float32"), (0.05, "bfloat16")])
+def test_rounding_does_not(tmp_path: Path, drift: float, dtype: str) -> None:
+    stage = Stage([GOOD] * 3, drift)
+    asyncio.run(train(stage, tmp_path, f"actor.dtype={dtype}"))
+    assert "train 2" in stage.did
+
+
+def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building waits for something that only the loop does."""
+    built, ticked = loop.policy_batches, threading.Event()
+
+    def build(*arguments):
+        assert ticked.wait(LIMIT_S)
+        return built(*arguments)
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(0.1, ticked.set)
+        await run_well(tmp_path)
+
+    monkeypatch.setattr(loop, "policy_batches", build)
+    asyncio.run(run())
+
+
+def test_statistics_of_optimizer_steps_are_averaged_over_tokens() -> None:
+    """10 tokens, all on policy, then 30, a third of them: 20 are on policy, and 10 * 1 + 30 * 0.2 apart in all."""
+    steps = [
+        {"loss": 1.0, "loss_tokens": 10.0, "on_policy_share": 1.0, "on_policy_logprob_diff": 1.0},
+        {"loss": 3.0, "loss_tokens": 30.0, "on_policy_share": 1 / 3, "on_policy_logprob_diff": 0.2, "skipped": 1.0},
+    ]
+    result = mean(steps)
+    assert result["loss"] == pytest.approx(2.5)
+    assert result["on_policy_share"] == pytest.approx(0.5)
+    assert result["logprob_diff"] == pytest.approx(0.8)
+    assert result["skipped"] == 1
+    assert mean([{"loss": 1.0}]) == {"loss": 1.0}
