@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from areal_like.algorithms.batch import policy_batches, with_fields
+from areal_like.algorithms.batch import policy_batches
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing
@@ -55,7 +55,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
 
         record.start()
         parts.collector.publish(0)
-        evaluating, missing = evaluation(0), Missing(config.reward.max_missing_batches)
+        evaluating, in_row = evaluation(0), 0
         for version in range(steps):
             done = version + 1
             with record.phase("wait for rollouts"):
@@ -64,9 +64,9 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
             stats = await train_step(config, parts, trajectories, version, record)
-            if stats.get("skipped"):
-                record.say(f"step {done}: a gradient was not finite, and its optimizer step was skipped")
-            stats |= missing.count(bool(stats), len(trajectories), done, record)
+            in_row = 0 if stats else in_row + 1
+            if in_row > config.reward.max_missing_batches:
+                raise RewardsMissing(len(trajectories), f"step {done}")
             if evaluating:
                 with record.phase("evaluation"):
                     await evaluating
@@ -83,27 +83,6 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
     record.held_out(done, await evaluator.reward())
-
-
-@dataclass
-class Missing:
-    """Counts the batches that no reward was known of, up to the `limit` of them in a row."""
-
-    limit: int
-    in_row: int = 0
-    total: int = 0
-
-    def count(self, trained: bool, responses: int, step: int, record: Record) -> dict[str, float]:
-        """Take note of a step; raises RewardsMissing beyond the limit."""
-        self.in_row = 0 if trained else self.in_row + 1
-        self.total += not trained
-        if self.in_row > self.limit:
-            raise RewardsMissing(responses, f"step {step}")
-        if not trained:
-            record.say(
-                f"step {step} is skipped: all {responses} rewards are missing; it is number {self.in_row} in a row"
-            )
-        return {"skipped_batches": float(self.total)}
 
 
 async def train_step(
@@ -128,7 +107,8 @@ async def train_step(
 
 
 async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> Batch:
-    return with_fields(batch, proximal_logprobs=await trainer.log_probs(batch, temperature))
+    logprobs = await trainer.log_probs(batch, temperature)
+    return replace(batch, fields={**batch.fields, "proximal_logprobs": logprobs})
 
 
 def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -150,6 +130,7 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
     staleness = [version - item.oldest_version for item in trajectories]
     return ({"reward": float(np.mean(rewards))} if rewards else {}) | {
         "reward_missing": float(len(trajectories) - len(rewards)),
+        "skipped_batches": float(not rewards),
         "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
         "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
         "staleness_mean": float(np.mean(staleness)),

@@ -31,10 +31,6 @@ class Record:
         self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
 
-    def say(self, text: str) -> None:
-        """Tell who watches the run."""
-        self._view.say(text)
-
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time the body as a phase of the current step."""
         return self._phases(name)
@@ -69,6 +65,10 @@ class Record:
         self._last = step
         if "reward" in stats:
             self._rewards[step] = stats["reward"]
+        else:
+            self._view.say(f"step {step} was skipped: all of its rewards are missing")
+        if stats.get("skipped"):
+            self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
         self._write(
             step,
             {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}

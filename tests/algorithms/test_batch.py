@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from areal_like.algorithms.batch import policy_batches, supervised_batch, with_fields
+from areal_like.algorithms.batch import policy_batches, supervised_batch
 from areal_like.algorithms.presets import grpo
 from areal_like.config.schema import ActorConfig
 from areal_like.types import FinishReason, Trajectory
@@ -80,8 +80,7 @@ def test_weights_are_scaled_to_mean_1_over_the_trained_tokens():
 
 
 def test_supervised_batches_imitate_the_response_alone():
-    batch = with_fields(supervised_batch([([5, 6], [7]), ([8], [9, 10])]), more=np.ones(6, np.float32))
+    batch = supervised_batch([([5, 6], [7]), ([8], [9, 10])])
     assert batch.lengths.tolist() == [3, 3]
     assert batch.tokens.tolist() == [5, 6, 7, 8, 9, 10]
     assert batch.fields["loss_mask"].tolist() == [0, 0, 1, 0, 1, 1]
-    assert batch.fields["more"].tolist() == [1] * 6
