@@ -55,10 +55,9 @@ async def _downloaded(name: str) -> Path:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode == NOT_DOWNLOADED:
-        raise PreparationError(f"{name} (actor.path) cannot be downloaded: {output}")
-    if process.returncode:
-        raise PreparationError(f"{name} (actor.path) cannot be downloaded: exit code {process.returncode}")
+    if code := process.returncode:
+        reason = output if code == NOT_DOWNLOADED else f"exit code {code}"
+        raise PreparationError(f"{name} (actor.path) cannot be downloaded: {reason}")
     return Path(output.splitlines()[-1])
 
 

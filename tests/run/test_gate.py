@@ -31,15 +31,20 @@ if __name__ == "__main__":
 
 def test_a_run_whose_servers_read_the_config_differently(tmp_path: Path) -> None:
     (script := tmp_path / "other_rope.py").write_text(OTHER_ROPE)
-    learned = ("warm_start.steps=30", "evaluator.at_start=false")  # random weights hardly look at positions
+    learned = (
+        "total_train_steps=2",
+        "warm_start.steps=30",
+        "evaluator.at_start=false",
+    )  # random weights hardly look at positions
     with run(tmp_path, *learned, script=script) as started:
         assert started.end() == 1, started.errors
         assert started.steps() == []
         assert started.remains() == []
-    message = re.match(
-        r"the run failed: trainer and servers .* before the first step: (\S+) apart on average, where "
+    message = re.search(
+        r"^the run failed: trainer and servers .* before the first step: (\S+) apart on average, where "
         r"rollout.max_logprob_diff allows 0.001; likely causes:\n  - .*rope.*\n  - .*temperature.*\n  - .*weights.*\n$",
         started.errors,
+        re.MULTILINE,
     )
     assert message, started.errors
     assert float(message[1]) > 0.01
