@@ -17,11 +17,12 @@ from areal_like.config.schema import ActorConfig, RunConfig
 from areal_like.errors import RewardsMissing
 from areal_like.evaluation import evaluate, evaluation_due
 from areal_like.metrics.record import Record
-from areal_like.rollout.collector import Collector, Score
+from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import ServerPool
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.weights.sync import WeightSync, publish
+from areal_like.workflows.protocol import Score
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ async def train_step(
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
     """What a batch of trajectories looks like when it is trained at `version`."""
     rewards = [item.reward for item in trajectories if item.reward is not None]
-    lengths = [len(item.tokens) - item.prompt_length for item in trajectories]
+    lengths = [(item.versions >= 0).sum() for item in trajectories]
     staleness = [version - item.oldest_version for item in trajectories]
     return {
         "reward": float(np.mean(rewards)),

@@ -27,17 +27,18 @@ from areal_like.preflight.checks import CONFIG_FILE
 from areal_like.preflight.model import is_local
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector, Score
+from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Prompt
+from areal_like.types import Ints, Prompt
 from areal_like.warm_start import examples, warm_start
-from areal_like.weights.collective.controller import CollectiveSync
-from areal_like.weights.disk.controller import DiskSync
-from areal_like.weights.sync import WeightSync, publish
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
+from areal_like.workflows.protocol import Score
+from areal_like.workflows.single_turn import SingleTurn
 
 
 @dataclass(frozen=True)
@@ -145,16 +146,17 @@ async def _start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
         call_timeout_s=limit,
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
-    engine = {
-        "actor": config.actor,
-        "path": model,
-        "tokenizer": job.tokenizer.directory,
-        "scratch": cluster.shared_dir,
-        "sizes": plan.sizes,
-        "device": job.device,
-        "seed": config.seed,
-        "total_steps": job.steps * config.actor.ppo_n_minibatches,
-    }
+    engine = EngineSpec(
+        backend=plan.backend,
+        actor=config.actor,
+        path=model,
+        tokenizer=job.tokenizer.directory,
+        scratch=cluster.shared_dir,
+        sizes=plan.sizes,
+        device=job.device,
+        seed=config.seed,
+        total_steps=job.steps * config.actor.ppo_n_minibatches,
+    )
     await ranks.call_all("build", address, port, limit, engine, phase="start-up")
     return Trainer(ranks)
 
@@ -189,18 +191,15 @@ async def _start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worke
 
 
 def _weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
-    update = job.config.weight_update
-    if update.mode == "disk":
-        return DiskSync(trainer, pool, cluster.shared_dir, update.timeout_s)
-    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    return CollectiveSync(
-        trainer,
-        pool,
+    update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
+    spec = SyncSpec(
+        timeout_s=update.timeout_s,
+        directory=cluster.shared_dir,
         ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
-        timeout_s=update.timeout_s,
     )
+    return make_sync(update.mode, trainer, pool, spec)
 
 
 def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:
@@ -214,24 +213,28 @@ def _parts(
     config = job.config
     stop = job.tokenizer.eos_token_ids
     score = _score(job, rewards)
+    n_samples, most = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
+    workflow = SingleTurn(
+        pool,
+        score,
+        Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
+        n_samples,
+        seed=config.seed if config.sglang.deterministic else None,
+    )
     collector = Collector(
         prompts=PromptStream(job.train_prompts, shuffle=config.train_dataset.shuffle, seed=config.seed),
         groups=job.steps * config.train_dataset.batch_size,
-        n_samples=config.gconfig.n_samples,
-        sampling=Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
-        seed=config.seed if config.sglang.deterministic else None,
+        workflow=workflow,
         admission=Admission(config.train_dataset.batch_size, config.rollout.max_head_offpolicyness),
-        max_concurrent=config.rollout.max_concurrent_rollouts,
-        pool=pool,
-        score=score,
+        max_groups=max(1, most // n_samples) if most else None,
         tasks=tasks,
     )
     return Parts(trainer, pool, sync, collector, score, job.valid_prompts, stop)
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:
-    async def score(prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[float | None]:
-        texts = [job.tokenizer.decode(response) for response in responses]
+    async def score(prompt: Prompt, responses: Sequence[Ints]) -> list[float | None]:
+        texts = [job.tokenizer.decode(response.tolist()) for response in responses]
         return await rewards.score(texts, [prompt.answer] * len(texts))
 
     return score

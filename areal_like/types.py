@@ -41,13 +41,12 @@ class Trajectory:
     """A prompt and one response to it.
 
     Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`, prompt first. `logprobs` are the behaviour
-    policy's (temperature applied) and `versions` the weight version that produced each token; on prompt
-    tokens they are 0 and -1. `reward` is None when it is missing (a timed-out or crashed verifier).
+    policy's (temperature applied) and `versions` the weight version that produced each token; where a token was not
+    generated (`versions < 0`) they are 0 and -1. `reward` is None when it is missing (a timed-out or crashed verifier).
     """
 
     sample_id: int
     group_id: int
-    prompt_length: int
     tokens: Ints
     logprobs: Floats
     versions: Ints
@@ -56,8 +55,8 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int:
-        """Version of the oldest response token; staleness is counted from it."""
-        return int(self.versions[self.prompt_length :].min())
+        """Version of the oldest generated token; staleness is counted from it."""
+        return int(self.versions[self.versions >= 0].min())
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ def policy_batch(trajectories: Sequence[Trajectory], version: int) -> Batch:
     lengths = np.array([len(item.tokens) for item in scored], np.int32)
     rewards = np.array([item.reward for item in scored], np.float32)
     groups = np.array([item.group_id for item in scored], np.int32)
-    starts = np.array([item.prompt_length for item in scored], np.int32)
+    versions = _join([item.versions for item in scored], np.int32)
     advantages = group_normalised(rewards, groups) if scored else rewards
-    mask = response_mask(lengths, starts)
+    mask = (versions >= 0).astype(np.float32)
     return Batch(
         lengths=lengths,
         tokens=_join([item.tokens for item in scored], np.int32),
@@ -31,12 +31,12 @@ def policy_batch(trajectories: Sequence[Trajectory], version: int) -> Batch:
             "loss_mask": mask,
             "advantages": np.repeat(advantages, lengths) * mask,
             "behaviour_logprobs": _join([item.logprobs for item in scored], np.float32),
-            "on_policy": (_join([item.versions for item in scored], np.int32) == version).astype(np.float32),
+            "on_policy": (versions == version).astype(np.float32),
         },
     )
 
 
-def supervised_batch(examples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+def supervised_batch(examples: Sequence[tuple[Sequence[int], Sequence[int] | Ints]]) -> Batch:
     """A batch of (prompt, response) pairs to imitate."""
     lengths = np.array([len(prompt) + len(response) for prompt, response in examples], np.int32)
     starts = np.array([len(prompt) for prompt, _ in examples], np.int32)

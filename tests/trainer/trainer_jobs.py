@@ -101,10 +101,9 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
 def exported(made: MegatronEngine) -> dict[str, np.ndarray]:
     """All weights by Hugging Face name; a name that comes twice is an error."""
     weights: dict[str, np.ndarray] = {}
-    for bucket in made.weights(bucket_mb=1):
-        for name, tensor in bucket:
-            assert name not in weights
-            weights[name] = tensor.float().cpu().numpy().copy()
+    for name, tensor in made.weights():
+        assert name not in weights
+        weights[name] = tensor.float().cpu().numpy().copy()
     return weights
 
 
