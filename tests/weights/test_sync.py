@@ -197,3 +197,24 @@ def test_a_server_that_died_fails_the_update(models, tmp_path, monkeypatch):
 
     with pytest.raises(WeightUpdateError, match=r"server 0 at .* failed: "):
         asyncio.run(update())
+
+
+def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_server, models, tmp_path):
+    trainer = LocalTrainer(models[0])
+
+    async def run() -> None:
+        async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
+            await publish(bound, 0, 60)
+            (first,) = pool.servers
+            await first.post(
+                "/destroy_weights_update_group", {"group_name": GROUP}, 60
+            )  # as if it were another process
+            pool.leave(first)
+            pool.join(sglang_server.url)
+            trainer.model = models[1]
+            await publish(bound, 1, 60)
+            (response,) = await pool.generate([PROMPT], Sampling(8))
+            expected = real.transformers_logprobs(models[1], PROMPT, response.tokens)
+            np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+
+    asyncio.run(run())

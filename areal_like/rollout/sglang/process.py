@@ -107,7 +107,7 @@ async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def ended(process: Popen[bytes]) -> None:
-    """Wait for a child to end, without asking again and again, and without a thread that a cancelled wait would leave."""
+    """Wait for a child to end; needs neither polling nor a thread, which a cancelled wait would leave behind."""
     end, loop = asyncio.Event(), asyncio.get_running_loop()
     descriptor = os.pidfd_open(process.pid)
     loop.add_reader(descriptor, end.set)

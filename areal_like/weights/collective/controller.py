@@ -46,7 +46,7 @@ class CollectiveSync:
                 "backend": self._spec.backend,
             }
             await _together(
-                self._step("join", self._spec.backend, timeout_s=limit.left + AFTERMATH_S),
+                self._step("join", self._spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
                 *(
                     server.update(
                         "/init_weights_update_group",
@@ -87,7 +87,7 @@ class CollectiveSync:
 
     async def _send_bucket(self, following: int | None, deadline: Deadline) -> None:
         await self._step(
-            "send", timeout_s=deadline.left + AFTERMATH_S
+            "send", timeout_s=deadline.left + 2 * AFTERMATH_S
         )  # a server that is late is named by its own limit
         if following is not None:
             await self._step("prepare", following, timeout_s=deadline.left)

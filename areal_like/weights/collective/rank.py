@@ -75,6 +75,7 @@ class CollectiveSender:
             dtype = str(tensor.dtype).removeprefix("torch.")
             self._buckets[-1].append(TensorSpec(name, dtype, tuple(tensor.shape), tensor.nbytes))
             room -= tensor.nbytes
+            del tensor  # before the next is gathered
         return self._buckets
 
     def prepare(self, number: int) -> None:
@@ -90,7 +91,7 @@ class CollectiveSender:
                     self._flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
                 self._flat[place : place + spec.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
             place += spec.nbytes
-            del tensor  # before the next is gathered
+            del tensor
         if number + 1 == len(self._buckets):
             for _ in self._weights:  # nothing more comes; a generator that waits would hold the last tensor
                 pass
