@@ -249,7 +249,9 @@ class RolloutConfig(Section):
         True,
         description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",
     )
-    request_timeout_s: float = Field(600.0, gt=0, description="Longest time for one generation request, in seconds.")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
+    )
     startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
 
 
