@@ -44,10 +44,11 @@ class Member:
             return not self.resting
         return not self.failures and self.in_flight + sequences <= self.room
 
-    def lose(self, cause: str) -> None:
-        """Give all requests back."""
-        self.lost.set_result(cause)
-        self.lost = asyncio.Future()
+    def lose(self, cause: str, *, for_good: bool) -> None:
+        """Give all requests back, and with `for_good` those too that are on their way to it."""
+        if not self.lost.done():
+            self.lost.set_result(f"{self.server.name} at {self.server.url} {cause}")
+            self.lost = self.lost if for_good else asyncio.Future()
 
 
 class Fleet:
@@ -81,7 +82,7 @@ class Fleet:
         for members in (self._members, self._joining):
             for member in [member for member in members if member.server is server]:
                 members.remove(member)
-                member.lose(f"{server.name} at {server.url} left the run")
+                member.lose("left the run", for_good=True)
         self._dispatch()
 
     def close(self) -> None:
@@ -182,5 +183,4 @@ class Fleet:
             if done != member.work_done:
                 member.work_done, member.progressed = done, time.monotonic()
         if time.monotonic() - member.progressed >= self._stall_s:
-            name = f"{member.server.name} at {member.server.url}"
-            member.lose(f"{name} did nothing for {self._stall_s:g} s (rollout.request_timeout_s)")
+            member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)

@@ -108,7 +108,7 @@ class ServerPool:
         responses = [Response() for _ in prompts]
         causes: list[str] = []
         while pending := [i for i, response in enumerate(responses) if response.finish_reason is None]:
-            inputs = [np.array([*prompts[i], *responses[i].tokens], np.int32) for i in pending]
+            inputs = [np.concatenate([np.array(prompts[i], np.int32), responses[i].tokens]) for i in pending]
             params = [
                 _sampling_params(sampling, len(responses[i].tokens), seeds[i] if seeds else None) for i in pending
             ]
@@ -165,12 +165,7 @@ class ServerPool:
                 await asyncio.gather(*(_abort(server, deadline) for server in busy))
             await self._fleet.idle(0.2)  # a request that was on its way missed the abort: ask again
         yield
-        servers = self.servers
-        for server, held in zip(
-            servers, await asyncio.gather(*(_held(server, deadline) for server in servers)), strict=True
-        ):
-            if held != str(version):
-                raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
+        await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
         self.version = version
         await self._fleet.open(deadline)
 
@@ -180,11 +175,14 @@ async def _abort(server: Server, deadline: Deadline) -> None:
         await server.post("/abort_request", {"abort_all": True}, deadline.left)
 
 
-async def _held(server: Server, deadline: Deadline) -> str:
-    """The version of the weights that a server says it holds."""
+async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None:
+    """Have a server say that it holds `version`; raises ServerError where it holds another."""
     while True:
         try:
-            return (await server.get("/model_info", deadline.left))["weight_version"]
+            held = (await server.get("/model_info", deadline.left))["weight_version"]
+            if held != str(version):
+                raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
+            return
         except Unavailable:
             if deadline.left <= PAUSE_S:
                 raise

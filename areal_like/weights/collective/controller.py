@@ -66,40 +66,43 @@ class CollectiveSync:
         deadline = Deadline(self._spec.timeout_s)
         await self._step("prepare", 0, timeout_s=deadline.left)
         async with self._pool.interrupted(version, deadline):
-            for number, bucket in enumerate(self._buckets):
-                last = number + 1 == len(self._buckets)
-                body = {
-                    "names": [tensor.name for tensor in bucket],
-                    "dtypes": [tensor.dtype for tensor in bucket],
-                    "shapes": [list(tensor.shape) for tensor in bucket],
-                    "group_name": GROUP,
-                    "load_format": "flattened_bucket",
-                    "flush_cache": last,
-                    "weight_version": str(version) if last else None,
-                }
+            for number in range(len(self._buckets)):
+                body = self._body(number, version)
                 await _together(
-                    self._send_bucket(None if last else number + 1, deadline),
+                    self._send_bucket(number, deadline),
                     *(
                         server.update("/update_weights_from_distributed", body, deadline.left)
                         for server in self._joined
                     ),
                 )
 
-    async def _send_bucket(self, following: int | None, deadline: Deadline) -> None:
-        await self._step(
-            "send", timeout_s=deadline.left + 2 * AFTERMATH_S
-        )  # a server that is late is named by its own limit
-        if following is not None:
-            await self._step("prepare", following, timeout_s=deadline.left)
+    async def _send_bucket(self, number: int, deadline: Deadline) -> None:
+        late = deadline.left + 2 * AFTERMATH_S  # a server that does not receive is named first, by its own limit
+        await self._step("send", timeout_s=late)
+        if number + 1 < len(self._buckets):
+            await self._step("prepare", number + 1, timeout_s=deadline.left)
+
+    def _body(self, number: int, version: int) -> dict[str, Any]:
+        bucket, last = self._buckets[number], number + 1 == len(self._buckets)
+        return {
+            "names": [tensor.name for tensor in bucket],
+            "dtypes": [tensor.dtype for tensor in bucket],
+            "shapes": [list(tensor.shape) for tensor in bucket],
+            "group_name": GROUP,
+            "load_format": "flattened_bucket",
+            "flush_cache": last,
+            "weight_version": str(version) if last else None,
+        }
 
     async def _disconnect(self) -> None:
-        """Leave the process group of servers that are not the run's any more, or not yet all of them."""
+        """End the process group, which has a server too many or too few."""
         if self._joined:
-            staying = [server for server in self._joined if server in self._pool.servers]
-            self._joined, limit = [], self._spec.timeout_s
+            limit = self._spec.timeout_s
             await self._step("close", timeout_s=limit)
-            for server in staying:
-                await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
+            for server in self._joined:
+                if server in self._pool.servers:
+                    await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
+            self._joined = []
 
     async def _step(self, name: str, *arguments: object, timeout_s: float) -> Any:
         return await self._trainer.transfer("collective", name, *arguments, timeout_s=timeout_s)
