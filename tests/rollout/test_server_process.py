@@ -36,11 +36,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         one._process.wait()
 
 
-def test_a_server_that_is_late_is_told_with_how_far_it_came(server):
+def test_a_server_that_is_late_is_told_with_how_far_it_came(server, tmp_path):
+    (tmp_path / "server.log").write_text(LOADED)
     with pytest.raises(
-        ServerDied, match=r"(?s)within 3 s .rollout.startup_timeout_s.; it last loaded the weights; .*Symm"
+        ServerDied, match=r"(?s)within 1 s .rollout.startup_timeout_s.; it last loaded the weights; .*Symm"
     ):
-        asyncio.run(server("hang", limit_s=3).start())
+        asyncio.run(server("hang", limit_s=1).start())
 
 
 def test_a_server_that_ends_early_is_told_with_its_last_words(server):
