@@ -24,30 +24,28 @@ if TYPE_CHECKING:
 class TrainEngine(Protocol):
     """One rank of a model that is trained.
 
-    Every rank is given the same batch and finds its own share. All methods are collective: every rank calls them in
-    the same order, with the same arguments.
+    Every rank calls every method, in the same order and with the same arguments, and finds its own share of a batch.
     """
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
-        """Log p(token | tokens before it in its sequence) of every token but each sequence's first.
+        """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, `[tokens of the share]`.
 
-        Places in `batch.tokens` and the values there, both `[tokens of this rank's share]`; None where another rank
-        gives the same. Together the results cover the batch.
+        None where another rank gives the same. Together the results cover the batch.
         """
 
     def train(
         self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1.
+        """One optimizer step on the loss's mean over the tokens of the whole batch whose `loss_mask` is 1.
 
         Returns `loss`, `grad_norm`, `lr`, `loss_tokens` and the mean of each statistic of the loss, the same on every
-        rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
+        rank. `learning_rate` replaces the schedule's, in which the step then does not count.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole and under their Hugging Face names, one after another; the same ones on every rank.
+        """All weights, whole, under their Hugging Face names, in the same order on every rank; rank 0's values count.
 
-        Rank 0's values count. Tensors may share the model's memory: use each before the next training step.
+        Tensors may share the model's memory: use each before the next training step.
         """
 
     def save_hf(self, path: Path) -> None:

@@ -396,3 +396,25 @@ def test_a_request_without_the_runs_token_is_refused(sglang_server):
 
     with pytest.raises(ServerError, match="answered 401"):
         asyncio.run(run())
+
+
+def test_a_servers_work_shows_while_it_generates_and_then_alone(sglang_server, models):
+    prompts = [[5 + i % 20, 9] for i in range(256)]
+
+    async def run() -> None:
+        async with real.pool_on(sglang_server) as pool:
+            await real.serve(pool, models[0], 0)
+            (server,) = pool.servers
+            assert await server.most_running(60) >= 256
+            asking = asyncio.create_task(pool.generate(prompts, Sampling(26)))
+            seen = []
+            while not asking.done():
+                seen.append(str(await server.work_done(60)))
+                await asyncio.sleep(0.02)
+            await asking
+            assert len(set(seen)) > 2
+            await asyncio.sleep(1)
+            idle = [await server.work_done(60) for _ in range(3) if await asyncio.sleep(0.2) is None]
+            assert idle[0] == idle[1] == idle[2]
+
+    asyncio.run(run())
