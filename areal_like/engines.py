@@ -12,11 +12,10 @@ from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.collective.controller import CollectiveSync
-from areal_like.weights.disk.controller import DiskSync
-from areal_like.weights.sync import WeightSync
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
 
 
 async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
@@ -31,16 +30,17 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
         call_timeout_s=limit,
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
-    engine = {
-        "actor": config.actor,
-        "path": model,
-        "tokenizer": job.tokenizer.directory,
-        "scratch": cluster.shared_dir,
-        "sizes": plan.sizes,
-        "device": job.device,
-        "seed": config.seed,
-        "total_steps": job.steps * config.actor.ppo_n_minibatches,
-    }
+    engine = EngineSpec(
+        backend=plan.backend,
+        actor=config.actor,
+        path=model,
+        tokenizer=job.tokenizer.directory,
+        scratch=cluster.shared_dir,
+        sizes=plan.sizes,
+        device=job.device,
+        seed=config.seed,
+        total_steps=job.steps * config.actor.ppo_n_minibatches,
+    )
     await ranks.call_all("build", address, port, limit, engine, phase="start-up")
     return Trainer(ranks)
 
@@ -77,18 +77,15 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
 
 def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
     """The way that `weight_update.mode` names."""
-    update = job.config.weight_update
-    if update.mode == "disk":
-        return DiskSync(trainer, pool, cluster.shared_dir, update.timeout_s)
-    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    return CollectiveSync(
-        trainer,
-        pool,
+    update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
+    spec = SyncSpec(
+        timeout_s=update.timeout_s,
+        directory=cluster.shared_dir,
         ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
-        timeout_s=update.timeout_s,
     )
+    return make_sync(update.mode, trainer, pool, spec)
 
 
 def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:

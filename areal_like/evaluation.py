@@ -10,9 +10,9 @@ import numpy as np
 
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
-from areal_like.rollout.collector import Score
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.types import Prompt
+from areal_like.workflows.protocol import Score
 
 PROMPTS_PER_REQUEST = 64
 

@@ -24,12 +24,14 @@ from areal_like.preflight.checks import CONFIG_FILE, Preflight, preflight
 from areal_like.prepare import model_directory
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector, Score
+from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Prompt
+from areal_like.types import Ints, Prompt
 from areal_like.warm_start import examples, warm_start
 from areal_like.weights.sync import WeightSync, publish
+from areal_like.workflows.protocol import Score
+from areal_like.workflows.single_turn import SingleTurn
 
 
 def train(config: RunConfig | LoadedConfig) -> None:
@@ -158,16 +160,20 @@ def _parts(
     config = job.config
     longest, stop = config.gconfig.max_new_tokens, job.tokenizer.eos_token_ids
     score = _score(job, rewards)
+    n_samples, most = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
+    workflow = SingleTurn(
+        pool,
+        score,
+        Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
+        n_samples,
+        seed=config.seed if config.sglang.deterministic else None,
+    )
     collector = Collector(
         prompts=PromptStream(job.train_prompts, shuffle=config.train_dataset.shuffle, seed=config.seed),
         groups=job.steps * config.train_dataset.batch_size,
-        n_samples=config.gconfig.n_samples,
-        sampling=Sampling(longest, config.gconfig.temperature, config.gconfig.top_p, stop),
-        seed=config.seed if config.sglang.deterministic else None,
+        workflow=workflow,
         admission=Admission(config.train_dataset.batch_size, config.rollout.max_head_offpolicyness),
-        max_concurrent=config.rollout.max_concurrent_rollouts,
-        pool=pool,
-        score=score,
+        max_groups=max(1, most // n_samples) if most else None,
         tasks=tasks,
     )
     greedy_or_not = Sampling(longest, config.evaluator.temperature, stop_token_ids=stop)
@@ -176,8 +182,8 @@ def _parts(
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:
-    async def score(prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[float | None]:
-        texts = [job.tokenizer.decode(response) for response in responses]
+    async def score(prompt: Prompt, responses: Sequence[Ints]) -> list[float | None]:
+        texts = [job.tokenizer.decode(response.tolist()) for response in responses]
         return await rewards.score(texts, [prompt.answer] * len(texts))
 
     return score

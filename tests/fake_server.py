@@ -25,6 +25,8 @@ class FakeServer:
         self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
         self.aborted = asyncio.Event()
         self.url = ""
+        self.most_running = 256
+        self.work_done = 0  # tokens
         self._on_generate = on_generate
 
     def bodies(self, path: str) -> list[Body]:
@@ -44,6 +46,11 @@ class FakeServer:
             answer = await self._on_generate(self, body)
         elif path == "/model_info":
             answer = {"weight_version": self.version}
+        elif path == "/server_info":
+            answer = {"internal_states": [{"effective_max_running_requests_per_dp": self.most_running}]}
+        elif path == "/v1/loads":
+            counts = dict.fromkeys(("num_running_reqs", "num_waiting_reqs", "total_prefill_uncached_tokens"), 1)
+            answer = {"loads": [counts | {"num_total_tokens": self.work_done}]}
         elif path == "/abort_request":
             self.aborted.set()
             return web.Response()

@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from areal_like.algorithms.types import Algorithm
-from areal_like.types import Batch, Floats, Trajectory
+from areal_like.types import Batch, Floats, Ints, Trajectory
 
 
 def policy_batches(algorithm: Algorithm, trajectories: Sequence[Trajectory], version: int, n: int = 1) -> list[Batch]:
@@ -57,7 +57,7 @@ def _join(algorithm: Algorithm, scored: Sequence[Trajectory], advantages: Floats
     return Batch(lengths, np.concatenate([item.tokens for item in scored]), fields)
 
 
-def supervised_batch(examples: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Batch:
+def supervised_batch(examples: Sequence[tuple[Sequence[int], Sequence[int] | Ints]]) -> Batch:
     """A batch of (prompt, response) pairs to imitate."""
     parts = [part for example in examples for part in example]
     sizes = np.array([len(part) for part in parts], np.int32)

@@ -262,7 +262,7 @@ class RolloutConfig(Section):
         description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",
     )
     request_timeout_s: float = Field(
-        600.0, gt=0, description="Longest time without progress of a generation request, in seconds."
+        600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
     )
     startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
     max_logprob_diff: float | None = Field(

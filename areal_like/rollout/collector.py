@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterator
 
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.types import FinishReason, Prompt, Trajectory
-
-Score = Callable[[Prompt, Sequence[Sequence[int]]], Awaitable[Sequence[float | None]]]
+from areal_like.types import Prompt, Trajectory
+from areal_like.workflows.protocol import Workflow
 
 
 class Collector:
-    """Groups of samples, from prompt to scored trajectories, as many at once as the staleness bound admits.
+    """A workflow for each of `groups` prompts, as many at once as the staleness bound and `max_groups` admit.
 
     Every admitted group is handed out exactly once. Groups run as tasks of `tasks`, so the first one that fails
-    ends the run. With a `seed`, a group's samples depend on it and the group's id. `score` gives one reward, or None
-    where it is missing, per response of a prompt.
+    ends the run.
     """
 
     def __init__(
@@ -27,29 +22,21 @@ class Collector:
         *,
         prompts: Iterator[Prompt],
         groups: int,
-        n_samples: int,
-        sampling: Sampling,
-        seed: int | None,
+        workflow: Workflow,
         admission: Admission,
-        max_concurrent: int | None,
-        pool: ServerPool,
-        score: Score,
+        max_groups: int | None,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._prompts = prompts
         self._groups = groups
-        self._n_samples = n_samples
-        self._sampling = sampling
-        self._seed = seed
+        self._workflow = workflow
         self._admission = admission
-        self._max_groups = max(1, max_concurrent // n_samples) if max_concurrent else None
-        self._pool = pool
-        self._score = score
+        self._max_groups = max_groups
         self._tasks = tasks
         self._started = 0
         self._running = 0
         self._finished: dict[int, list[Trajectory]] = {}
-        self.tokens_generated = 0  # in the responses of finished groups
+        self.tokens_generated = 0  # in the trajectories of finished groups
         self._progress = asyncio.Event()
 
     async def next_batch(self) -> list[Trajectory]:
@@ -76,32 +63,9 @@ class Collector:
             self._tasks.create_task(self._run(group_id, prompt), name=f"group {group_id}")
 
     async def _run(self, group_id: int, prompt: Prompt) -> None:
-        seeds = None if self._seed is None else sample_seeds(self._seed, group_id, self._n_samples)
-        responses = await self._pool.generate([prompt.tokens] * self._n_samples, self._sampling, seeds)
-        rewards = await self._score(prompt, [response.tokens for response in responses])
-        self._finished[group_id] = [
-            trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
-        ]
-        self.tokens_generated += sum(len(response.tokens) for response in responses)
+        trajectories = await self._workflow(prompt, group_id)
+        self._finished[group_id] = trajectories
+        self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
         self._running -= 1
         self._progress.set()
         self._fill()
-
-
-def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
-    """A seed for each sample of a group."""
-    return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
-
-
-def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float | None) -> Trajectory:
-    """Join a prompt and one response to it."""
-    start = len(prompt.tokens)
-    return Trajectory(
-        sample_id=prompt.sample_id,
-        group_id=group_id,
-        tokens=np.array([*prompt.tokens, *response.tokens], np.int32),
-        logprobs=np.array([0.0] * start + response.logprobs, np.float32),
-        versions=np.array([-1] * start + response.versions, np.int32),
-        finish_reason=response.finish_reason or FinishReason.LENGTH,
-        reward=reward,
-    )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Self
 
 import aiohttp
+import numpy as np
 
+from areal_like.rollout.fleet import PAUSE_S, Fleet, Member
 from areal_like.rollout.sglang import KEEP_ALIVE_S
-from areal_like.rollout.sglang.http import Deadline, Server, ServerError
-from areal_like.types import FinishReason
+from areal_like.rollout.sglang.http import Deadline, Server, ServerError, Unavailable, may_pass
+from areal_like.types import FinishReason, Floats, Ints
 
 PREFILL_ONLY = {"max_new_tokens": 0}
+MOST_TRIES = 4  # of a request, in a row
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,13 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class Response:
-    """What was generated for one prompt; lists have one entry per generated token."""
+    """What was generated for one prompt; arrays are `[generated tokens]`."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     finish_reason: FinishReason | None = None
 
 
@@ -43,7 +48,7 @@ class ServerPool:
 
     Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial
     responses are continued afterwards, prefix and all; without `partial_rollout` it waits for their ends), and only
-    then may weights change.
+    then may weights change. `timeout_s` is how long a server may do nothing while it has requests.
     """
 
     def __init__(
@@ -58,13 +63,13 @@ class ServerPool:
         # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2)
         self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
-        self.servers = [Server(f"server {index}", url, self._session) for index, url in enumerate(urls)]
-        self.version = -1
-        self._timeout_s = timeout_s
+        self._numbers = itertools.count()
+        self._fleet = Fleet(timeout_s)
         self._partial_rollout = partial_rollout
         self._prefill_once = prefill_once
-        self._open = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self.version = -1
+        for url in urls:
+            self.join(url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,106 +77,135 @@ class ServerPool:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
-    ) -> list[Response]:
-        """Generate one response to each prompt, on one server as one request.
+    @property
+    def servers(self) -> list[Server]:
+        """Everybody who has to have the next weights."""
+        return self._fleet.servers
 
-        Responses that a weight update interrupts are continued under the new version. `seeds` has one entry per prompt
-        and counts on deterministic servers; these prefill every sample, so that it never depends on what their cache
-        holds.
+    def join(self, url: str) -> Server:
+        """Add a server, which is sent requests once the next version has been brought to it."""
+        server = Server(f"server {next(self._numbers)}", url, self._session)
+        self._fleet.join(server)
+        return server
+
+    def leave(self, server: Server) -> None:
+        """Take a server out; its requests go on elsewhere, from what was generated before they came to it."""
+        self._fleet.leave(server)
+
+    async def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int] | None = None,
+        priority: int = 0,
+    ) -> list[Response]:
+        """Generate one response to each prompt, on one server as one request; the smallest `priority` goes first.
+
+        Responses that a weight update interrupts are continued under the new version, and those whose server fails on
+        another one or later; raises ServerError after MOST_TRIES in a row. `seeds` has one entry per prompt and counts
+        on deterministic servers; these prefill every sample, so that it never depends on what their cache holds.
         """
         responses = [Response() for _ in prompts]
-        pending = list(range(len(prompts)))
-        while pending:
-            async with self._admitted(len(pending)) as server:
-                inputs = [[*prompts[i], *responses[i].tokens] for i in pending]
-                if self._prefill_once and not seeds:
-                    await self._prefill_shared(server, inputs)
-                body = {
-                    "input_ids": inputs,
-                    "sampling_params": [
-                        _sampling_params(sampling, len(responses[i].tokens), seeds[i] if seeds else None)
-                        for i in pending
-                    ],
-                    "return_logprob": True,
-                }
-                outputs = await server.post("/generate", body, self._timeout_s)
-                for i, output in zip(pending, outputs, strict=True):
-                    self._extend(responses[i], output, sampling, server)
-            pending = [i for i in pending if responses[i].finish_reason is None]
+        causes: list[str] = []
+        while pending := [i for i, response in enumerate(responses) if response.finish_reason is None]:
+            inputs = [np.concatenate([np.array(prompts[i], np.int32), responses[i].tokens]) for i in pending]
+            params = [
+                _sampling_params(sampling, len(responses[i].tokens), seeds[i] if seeds else None) for i in pending
+            ]
+            body = {"input_ids": inputs, "sampling_params": params, "return_logprob": True}
+            try:
+                async with self._fleet.place(len(pending), priority) as member:
+                    if self._prefill_once and not seeds:
+                        await self._prefill_shared(member, inputs)
+                    outputs = await self._fleet.ask(member, body)
+                    self._extend([responses[i] for i in pending], outputs, sampling, member.server)
+                causes.clear()
+            except Unavailable as error:
+                causes.append(str(error))
+                if len(causes) == MOST_TRIES:
+                    raise ServerError(f"a request failed {MOST_TRIES} times:\n  " + "\n  ".join(causes)) from error
         return responses
 
-    async def _prefill_shared(self, server: Server, inputs: Sequence[Sequence[int]]) -> None:
+    async def _prefill_shared(self, member: Member, inputs: Sequence[Ints]) -> None:
         """Have the server cache what several inputs are equal to: arriving together, each of them would prefill it."""
-        shared = [tokens for tokens, n in Counter(map(tuple, inputs)).items() if n > 1]
+        count = Counter(tokens.tobytes() for tokens in inputs)
+        shared = [np.frombuffer(tokens, np.int32) for tokens, n in count.items() if n > 1]
         if shared:
-            await server.post("/generate", {"input_ids": shared, "sampling_params": PREFILL_ONLY}, self._timeout_s)
+            await self._fleet.ask(member, {"input_ids": shared, "sampling_params": PREFILL_ONLY})
 
-    def _extend(self, response: Response, output: dict[str, Any], sampling: Sampling, server: Server) -> None:
-        info = output["meta_info"]
-        if info["weight_version"] != str(self.version):
-            raise ServerError(f"{server.name} generated with weights {info['weight_version']}, not {self.version}")
-        scored = info["output_token_logprobs"]
-        response.tokens += [token for _, token, _ in scored]
-        response.logprobs += [logprob for logprob, _, _ in scored]
-        response.versions += [self.version] * len(scored)
-        reason = info["finish_reason"]
-        if reason.get("status_code"):
-            raise ServerError(f"{server.name} gave up on a request: {reason.get('message')}")
-        # An abort may reach a response in its last step, and SGLang calls an end token at the limit `length`.
-        if scored and response.tokens[-1] in sampling.stop_token_ids:
-            response.finish_reason = FinishReason.STOP
-        elif len(response.tokens) >= sampling.max_new_tokens:
-            response.finish_reason = FinishReason.LENGTH
-        elif reason["type"] != "abort":
-            response.finish_reason = FinishReason(reason["type"])
-
-    @asynccontextmanager
-    async def _admitted(self, sequences: int) -> AsyncIterator[Server]:
-        while not self._open.is_set():
-            await self._open.wait()
-        server = min(self.servers, key=lambda server: server.in_flight)
-        server.in_flight += sequences
-        try:
-            yield server
-        finally:
-            server.in_flight -= sequences
-            async with self._changed:
-                self._changed.notify_all()
+    def _extend(
+        self, responses: Sequence[Response], outputs: Sequence[dict[str, Any]], sampling: Sampling, server: Server
+    ) -> None:
+        failure: ServerError | None = None
+        for response, output in zip(responses, outputs, strict=True):
+            info = output["meta_info"]
+            if info["weight_version"] != str(self.version):
+                raise ServerError(f"{server.name} generated with weights {info['weight_version']}, not {self.version}")
+            if status := info["finish_reason"].get("status_code"):
+                kind = Unavailable if may_pass(int(status)) else ServerError
+                failure = kind(f"{server.name} gave up on a request: {info['finish_reason'].get('message')}")
+            else:
+                _append(response, info, self.version, sampling)
+        if failure:
+            raise failure
 
     @asynccontextmanager
     async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold all generation while the body brings every server to `version`.
+        """Hold all generation while the body brings every server to `version`; those who join are in from then on.
 
         Raises ServerError if a server does not give back its requests in time, or does not say afterwards that it
         holds `version`.
         """
-        self._open.clear()
-        while busy := [server for server in self.servers if server.in_flight]:
+        self._fleet.close()
+        while busy := self._fleet.busy:
             if deadline.passed:
                 names = ", ".join(server.name for server in busy)
                 raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
             if self._partial_rollout:
-                await asyncio.gather(
-                    *(server.post("/abort_request", {"abort_all": True}, deadline.left) for server in self.servers)
-                )
-            async with self._changed:
-                try:
-                    # A request that was on its way missed the abort: ask again.
-                    await asyncio.wait_for(self._changed.wait_for(self._idle), timeout=0.2)
-                except TimeoutError:
-                    continue
+                await asyncio.gather(*(_abort(server, deadline) for server in busy))
+            await self._fleet.idle(0.2)  # a request that was on its way missed the abort: ask again
         yield
-        held = await asyncio.gather(*(server.get("/model_info", deadline.left) for server in self.servers))
-        for server, info in zip(self.servers, held, strict=True):
-            if info["weight_version"] != str(version):
-                raise ServerError(f"{server.name} holds weights {info['weight_version']} after an update to {version}")
+        await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
         self.version = version
-        self._open.set()
+        await self._fleet.open(deadline)
 
-    def _idle(self) -> bool:
-        return not any(server.in_flight for server in self.servers)
+
+async def _abort(server: Server, deadline: Deadline) -> None:
+    with suppress(Unavailable):  # it is asked again
+        await server.post("/abort_request", {"abort_all": True}, deadline.left)
+
+
+async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None:
+    """Have a server say that it holds `version`; raises ServerError where it holds another."""
+    while True:
+        try:
+            held = (await server.get("/model_info", deadline.left))["weight_version"]
+            if held != str(version):
+                raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
+            return
+        except Unavailable:
+            if deadline.left <= PAUSE_S:
+                raise
+        await asyncio.sleep(PAUSE_S)
+
+
+def _append(response: Response, info: Mapping[str, Any], version: int, sampling: Sampling) -> None:
+    """Add what SGLang generated, `info["output_token_logprobs"]`: [log-prob, token, text or null] for each token."""
+    scored = info["output_token_logprobs"]
+    logprobs, tokens = (
+        np.fromiter(map(itemgetter(place), scored), dtype, len(scored)) for place, dtype in enumerate(("f4", "i4"))
+    )
+    response.tokens = np.concatenate([response.tokens, tokens])
+    response.logprobs = np.concatenate([response.logprobs, logprobs])
+    response.versions = np.concatenate([response.versions, np.full(len(scored), version, np.int32)])
+    reason = info["finish_reason"]["type"]
+    # An abort may reach a response in its last step, and SGLang calls an end token at the limit `length`.
+    if len(tokens) and tokens[-1] in sampling.stop_token_ids:
+        response.finish_reason = FinishReason.STOP
+    elif len(response.tokens) >= sampling.max_new_tokens:
+        response.finish_reason = FinishReason.LENGTH
+    elif reason != "abort":
+        response.finish_reason = FinishReason(reason)
 
 
 def _sampling_params(sampling: Sampling, generated: int, seed: int | None) -> dict[str, Any]:

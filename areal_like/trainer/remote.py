@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.types import Batch, Floats, LossSpec
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A Hugging Face tensor that the trainer can send; `dtype` as torch spells it without `torch.`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Trainer:
@@ -45,18 +35,12 @@ class Trainer:
         """Write a Hugging Face checkpoint that transformers loads."""
         await self._ranks.call_all("save_hf", path, phase="saving")
 
-    async def open_weight_store(self, world_size: int, group: str, timeout_s: float) -> tuple[str, int]:
-        """Listen on rank 0 for the weight update group; returns address and port."""
-        return await self._ranks.call_one(0, "open_weight_store", world_size, group, timeout_s, phase="weight update")
+    async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+        """One step of the weight transport `mode` on every rank; returns rank 0's answer.
 
-    async def join_weight_group(self, backend: str) -> None:
-        """Join the weight update group as its rank 0; returns when every server rank has joined."""
-        await self._ranks.call_one(0, "join_weight_group", backend, phase="weight update")
-
-    async def weight_buckets(self, bucket_mb: int) -> Sequence[Sequence[TensorSpec]]:
-        """What `broadcast_weights` will send, bucket by bucket."""
-        return (await self._ranks.call_all("weight_buckets", bucket_mb, phase="weight update"))[0]
-
-    async def broadcast_weights(self, bucket_mb: int) -> None:
-        """Send every bucket through the weight update group, from rank 0."""
-        await self._ranks.call_all("broadcast_weights", bucket_mb, phase="weight update")
+        Raises WorkerError, which names the ranks that did not end it in time.
+        """
+        answers = await self._ranks.call_all(
+            "transfer", mode, step, *arguments, phase=f"weight update ({step})", timeout=timeout_s
+        )
+        return answers[0]

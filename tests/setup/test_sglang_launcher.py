@@ -60,6 +60,38 @@ def test_refuses_strangers(sglang_server: Any, headers: dict[str, str]) -> None:
         generate(sglang_server.url, headers)
 
 
+@pytest.mark.parametrize("path", ["/health_generate", "/health/", "/healthy", "/metrics", "/v1/loads", "/docs"])
+def test_only_health_is_answered_without_the_token(sglang_server: Any, path: str) -> None:
+    with pytest.raises(HTTPError, match="401"):
+        urllib.request.urlopen(sglang_server.url + path, timeout=60)
+
+
+def test_health_generates_nothing_and_health_generate_does(sglang_server: Any) -> None:
+    def prefilled() -> int:
+        return sglang_server.log_file.read_text().count("Prefill batch")
+
+    before = prefilled()
+    urllib.request.urlopen(sglang_server.url + "/health", timeout=60).close()
+    time.sleep(1)
+    assert prefilled() == before
+    request = urllib.request.Request(sglang_server.url + "/health_generate", headers=sglang_server.headers)
+    urllib.request.urlopen(request, timeout=60).close()
+    assert prefilled() > before
+
+
+def test_no_websocket_is_open_to_strangers(sglang_server: Any) -> None:
+    headers = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    request = urllib.request.Request(sglang_server.url + "/v1/realtime", headers=headers)
+    with pytest.raises(HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    assert refused.value.code in (401, 403, 404)
+
+
 def test_shows_no_token_to_other_users(sglang_server: Any) -> None:
     for process in processes_of(sglang_server.url):
         assert sglang_server.token not in " ".join(process.cmdline())

@@ -101,10 +101,9 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
 def exported(made: MegatronEngine) -> dict[str, np.ndarray]:
     """All weights by Hugging Face name; a name that comes twice is an error."""
     weights: dict[str, np.ndarray] = {}
-    for bucket in made.weights(bucket_mb=1):
-        for name, tensor in bucket:
-            assert name not in weights
-            weights[name] = tensor.float().cpu().numpy().copy()
+    for name, tensor in made.weights():
+        assert name not in weights
+        weights[name] = tensor.float().cpu().numpy().copy()
     return weights
 
 
@@ -198,3 +197,17 @@ def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, sett
         made.train(make_batch(), LossSpec(sft))
         connections = psutil.Process().net_connections("inet")
         return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> tuple[list, list[bytes]]:
+    """What a sender lays out, and what it holds of each bucket, of one tensor here, before it sends it."""
+    from areal_like.weights.collective.rank import CollectiveSender
+
+    with engine(rendezvous, listener, setting) as made:
+        sender = CollectiveSender(made, rendezvous.rank, "127.0.0.1")
+        buckets, held = sender.layout(bucket_mb=0), []
+        for number in range(len(buckets)):
+            sender.prepare(number)
+            held.append(b"" if sender._flat is None else sender._flat.numpy().tobytes())
+            sender._flat = None
+        return buckets, held

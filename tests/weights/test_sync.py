@@ -22,9 +22,8 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.weights import sync
-from areal_like.weights.collective.controller import GROUP, CollectiveSync
-from areal_like.weights.disk.controller import DiskSync
-from areal_like.weights.sync import WeightSync, publish
+from areal_like.weights.collective.controller import GROUP
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
 
 PROMPT = [5, 9, 11]
 
@@ -36,9 +35,7 @@ def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeout_s: float) -> WeightSync:
-    if mode == "disk":
-        return DiskSync(trainer, pool, directory, timeout_s)
-    return CollectiveSync(trainer, pool, ranks_per_server=1, backend="gloo", bucket_mb=1, timeout_s=timeout_s)
+    return make_sync(mode, trainer, pool, SyncSpec(timeout_s, directory, 1, "gloo", bucket_mb=1))
 
 
 @asynccontextmanager
@@ -51,7 +48,7 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
             yield bound, pool
         finally:
             if mode == "collective":
-                trainer.leave()
+                await trainer.transfer("collective", "close", timeout_s=60)
                 await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, 60)
 
 
@@ -131,12 +128,11 @@ def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode,
 
 def test_a_trainer_that_dies_is_told_before_what_that_does_to_the_servers(models, tmp_path):
     class Dying(LocalTrainer):
-        async def join_weight_group(self, backend: str) -> None:
-            pass
-
-        async def broadcast_weights(self, bucket_mb: int) -> None:
-            await asyncio.sleep(0.3)  # noticed later than the broken connection
-            raise WorkerError("actor", 0, "weight update", "the process died", tmp_path)
+        async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+            if step == "send":
+                await asyncio.sleep(0.3)  # noticed later than the broken connection
+                raise WorkerError("actor", 0, "weight update", "the process died", tmp_path)
+            return None if step == "join" else await super().transfer(mode, step, *arguments, timeout_s=timeout_s)
 
     async def broken() -> Any:
         return web.Response(status=400, text="connection closed by peer")
@@ -179,7 +175,7 @@ def test_a_trainer_that_is_late_fails_the_update(models, tmp_path, monkeypatch):
     monkeypatch.setattr(sync, "MARGIN_S", 0.2)
 
     class Late(LocalTrainer):
-        async def save_hf(self, path: Path) -> None:
+        async def transfer(self, *_: Any, timeout_s: float) -> Any:
             await asyncio.sleep(60)
 
     async def update() -> None:
@@ -201,3 +197,24 @@ def test_a_server_that_died_fails_the_update(models, tmp_path, monkeypatch):
 
     with pytest.raises(WeightUpdateError, match=r"server 0 at .* failed: "):
         asyncio.run(update())
+
+
+def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_server, models, tmp_path):
+    trainer = LocalTrainer(models[0])
+
+    async def run() -> None:
+        async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
+            await publish(bound, 0, 60)
+            (first,) = pool.servers
+            await first.post(
+                "/destroy_weights_update_group", {"group_name": GROUP}, 60
+            )  # as if it were another process
+            pool.leave(first)
+            pool.join(sglang_server.url)
+            trainer.model = models[1]
+            await publish(bound, 1, 60)
+            (response,) = await pool.generate([PROMPT], Sampling(8))
+            expected = real.transformers_logprobs(models[1], PROMPT, response.tokens)
+            np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+
+    asyncio.run(run())

@@ -16,6 +16,10 @@ from areal_like.errors import ServerError
 AFTERMATH_S = 3.0
 
 
+class Unavailable(ServerError):
+    """A server failed, was silent or left. What it was asked for may be asked again, of another or later."""
+
+
 class Deadline:
     """A time limit that several requests share, in seconds from now."""
 
@@ -35,23 +39,45 @@ class Deadline:
 
 
 class Server:
-    """Requests to one SGLang server (0.5.17's endpoints)."""
+    """Requests to one SGLang server; `name` is what errors call it."""
 
     def __init__(self, name: str, url: str, session: aiohttp.ClientSession) -> None:
         self.name = name
         self.url = url
-        self.in_flight = 0  # sequences
         self._session = session
 
-    async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
-        """POST JSON and return the answer's JSON, None where it is empty; raises ServerError."""
-        return await self._request("POST", path, orjson.dumps(body), timeout_s)
+    async def post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> Any:
+        """POST JSON, numpy arrays included, and return the answer's JSON, None where it is empty.
+
+        Without `timeout_s` it may take for ever. Raises Unavailable, and ServerError for a request that is wrong.
+        """
+        return await self._request("POST", path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        """GET JSON; raises ServerError."""
+        """GET JSON; raises as `post` does."""
         return await self._request("GET", path, None, timeout_s)
 
-    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+    async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
+        """POST a change of weights; raises ServerError unless the server says that it succeeded."""
+        answer = await self.post(path, body, timeout_s)
+        if not answer.get("success"):
+            raise ServerError(f"{self.name} refused {path}: {answer.get('message', answer)}")
+
+    async def most_running(self, timeout_s: float) -> int:
+        """How many sequences the server decodes at once."""
+        states = (await self.get("/server_info", timeout_s))["internal_states"]
+        return sum(state["effective_max_running_requests_per_dp"] for state in states)
+
+    async def work_done(self, timeout_s: float) -> Any:
+        """What changes with every few tokens that the server generates, and with nothing else.
+
+        The server answers without asking its scheduler, so also when that stands still.
+        """
+        loads = (await self.get("/v1/loads?include=core", timeout_s))["loads"]
+        counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
+        return [[load[count] for count in counts] for load in loads]
+
+    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         where = f"{self.name} at {self.url}{path}"
         headers = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=timeout_s, ceil_threshold=math.inf)
@@ -61,16 +87,18 @@ class Server:
             ) as reply:
                 answer = await reply.read()
                 if reply.status != 200:
-                    raise ServerError(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
+                    error = Unavailable if may_pass(reply.status) else ServerError
+                    raise error(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
+            return orjson.loads(answer) if answer else None
         except TimeoutError:
-            raise ServerError(f"{where} did not answer within {timeout_s:.3g} s") from None
+            raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s") from None
+        except orjson.JSONDecodeError as error:
+            raise Unavailable(f"{where} answered what is not JSON: {error}") from error
         except aiohttp.ClientError as error:
             await asyncio.sleep(AFTERMATH_S)
-            raise ServerError(f"{where} failed: {error}") from error
-        return orjson.loads(answer) if answer else None
+            raise Unavailable(f"{where} failed: {error}") from error
 
-    async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
-        """POST a change of weights; raises ServerError unless the server says that it succeeded."""
-        answer = await self.post(path, body, timeout_s)
-        if not answer.get("success"):
-            raise ServerError(f"{self.name} refused {path}: {answer.get('message', answer)}")
+
+def may_pass(status: int) -> bool:
+    """Whether an HTTP status is the server's trouble of the moment; others find fault with the request itself."""
+    return status >= 500 or status in (408, 429)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
-from typing import Never
+from typing import Any, Never
 
 from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE
 
@@ -48,6 +48,25 @@ def _refusal(name: str) -> Callable[..., Never]:
     return refuse
 
 
+def close_to_strangers() -> None:
+    """Have the token asked for everywhere but at /health, which then generates nothing.
+
+    SGLang asks for none at all paths that begin with /health or /metrics, nor at its WebSocket.
+    """
+    from sglang.srt.entrypoints.http_server import app
+    from sglang.srt.utils import auth
+    from starlette.routing import WebSocketRoute
+
+    os.environ["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
+    app.router.routes[:] = [route for route in app.router.routes if not isinstance(route, WebSocketRoute)]
+    decide = auth.decide_request_auth
+
+    def decide_by_whole_path(*, path: str, **request: Any) -> auth.AuthDecision:
+        return decide(path=path if path == "/health" else "", **request)
+
+    auth.decide_request_auth = decide_by_whole_path
+
+
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     from sglang.launch_server import run_server
@@ -58,6 +77,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
+        close_to_strangers()
     server = prepare_server_args(arguments)
     if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import Popen
 
 import aiohttp
 
 from areal_like.cluster.lifetime import reserve_port, spawn
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
+from areal_like.trainer.environment import local_interface
 
-if TYPE_CHECKING:
-    pass
+# what SGLang writes in its log on the way, in order
+STAGES = {
+    "server_args=": "read its arguments",
+    "Init torch distributed ends": "brought its ranks together",
+    "Load weight begin": "began to load the weights",
+    "Load weight end": "loaded the weights",
+    "Memory pool end": "allocated the KV cache",
+    "Capture cuda graph begin": "began to capture CUDA graphs",
+    "Capture cuda graph end": "captured CUDA graphs",
+    "Application startup complete": "opened its port",
+}
 
 
 class ServerDied(RuntimeError):
@@ -58,7 +69,9 @@ class SGLangServer:
     async def _serve(self, port: int) -> str:
         spec = self._spec
         command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
-        self._process = spawn(command, env={TOKEN_VARIABLE: spec.token}, log_file=spec.log_file)
+        interface = local_interface(self._host)  # where other hosts reach this one, unless the user has said so
+        sockets = {name: os.environ.get(name, interface) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        self._process = spawn(command, env={TOKEN_VARIABLE: spec.token, **sockets}, log_file=spec.log_file)
         url = f"http://{self._host}:{port}"
         deadline = time.monotonic() + spec.startup_timeout_s
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:
@@ -66,14 +79,16 @@ class SGLangServer:
                 if self._process.poll() is not None:
                     raise self._death("ended before it was ready")
                 if time.monotonic() > deadline:
-                    raise self._death(f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s)")
+                    stage = reached(spec.log_file.read_text(errors="replace"))
+                    raise self._death(
+                        f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s); it last {stage}"
+                    )
                 await asyncio.sleep(0.2)
         return url
 
     async def watch(self) -> None:
         """Return never; raises ServerDied when the process ends."""
-        while self._process.poll() is None:
-            await asyncio.sleep(0.2)
+        await ended(self._process)
         raise self._death(f"ended with exit code {self._process.returncode}")
 
     def _death(self, what: str) -> ServerDied:
@@ -83,11 +98,27 @@ class SGLangServer:
 
 
 async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether this very server, which knows the token, generates."""
     try:
-        for path in ("/health", "/model_info"):  # the first asks for no token, so any server's would do
-            async with session.get(url + path, timeout=aiohttp.ClientTimeout(total=5)) as answer:
-                if answer.status != 200:
-                    return False
+        async with session.get(url + "/health_generate", timeout=aiohttp.ClientTimeout(total=30)) as answer:
+            return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
-    return True
+
+
+async def ended(process: Popen[bytes]) -> None:
+    """Wait for a child to end; needs neither polling nor a thread, which a cancelled wait would leave behind."""
+    end, loop = asyncio.Event(), asyncio.get_running_loop()
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, end.set)
+    try:
+        await end.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.poll()
+
+
+def reached(log: str) -> str:
+    """The last of the STAGES that a log tells of."""
+    return next((what for words, what in reversed(STAGES.items()) if words in log), "started its process")

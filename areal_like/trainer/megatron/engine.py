@@ -23,7 +23,7 @@ from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, to_device
 from areal_like.trainer.environment import apply_environment, rank_environment
-from areal_like.trainer.hf_checkpoint import Bucket, in_buckets, write_checkpoint
+from areal_like.trainer.hf_checkpoint import write_checkpoint
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
 from areal_like.trainer.rendezvous import Rendezvous
@@ -151,12 +151,12 @@ class MegatronEngine:
                 raise NonFiniteError(f"the {what} is {value}")
         return {**result, "grad_norm": grad_norm, "lr": lr}
 
-    def weights(self, bucket_mb: int = 512) -> Iterator[Bucket]:
-        """All weights under their Hugging Face names, in buckets of at most `bucket_mb` MiB; rank 0's count.
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights under their Hugging Face names, one after another; rank 0's count.
 
-        Tensors may share the model's memory: use a bucket before the next training step.
+        Tensors may share the model's memory: use each before the next training step.
         """
-        return in_buckets(self._exported(), bucket_mb << 20)
+        return iter(self._exported())
 
     def save_hf(self, path: str | Path) -> None:
         """Writes a Hugging Face checkpoint that transformers loads; it appears when it is complete."""

@@ -4,82 +4,108 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import Any
 
 from areal_like.errors import WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
-from areal_like.trainer.remote import TensorSpec, Trainer
-from areal_like.weights.sync import limited
+from areal_like.trainer.remote import Trainer
+from areal_like.weights.collective import TensorSpec
+from areal_like.weights.sync import SyncSpec, limited
 
 GROUP = "areal_like_weights"
 
 
 class CollectiveSync:
-    """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise."""
+    """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise.
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        pool: ServerPool,
-        *,
-        ranks_per_server: int,
-        backend: str,
-        bucket_mb: int,
-        timeout_s: float,
-    ) -> None:
+    The trainer prepares a bucket (gathers it from its ranks) and then sends it, as two calls, so that a trainer that
+    does not get its weights together is never taken for a server that does not receive. The first bucket is prepared
+    while the servers generate, each further one while they load the one before.
+    """
+
+    def __init__(self, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> None:
         self._trainer = trainer
         self._pool = pool
-        self._ranks_per_server = ranks_per_server
-        self._backend = backend
-        self._bucket_mb = bucket_mb
-        self._timeout_s = timeout_s
+        self._spec = spec
+        self._joined: list[Server] = []
         self._buckets: Sequence[Sequence[TensorSpec]] = ()
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
-        world_size = 1 + self._ranks_per_server * len(self._pool.servers)
-        address, port = await self._trainer.open_weight_store(world_size, GROUP, self._timeout_s)
-        joined = [
-            server.update(
-                "/init_weights_update_group",
-                {
-                    "master_address": address,
-                    "master_port": port,
-                    "rank_offset": 1 + index * self._ranks_per_server,
-                    "world_size": world_size,
-                    "group_name": GROUP,
-                    "backend": self._backend,
-                },
-                self._timeout_s,
+        async with limited(f"connecting trainer and servers over {type(self).__name__}", self._spec.timeout_s):
+            await self._disconnect()
+            servers, limit = self._pool.servers, Deadline(self._spec.timeout_s)
+            world_size = 1 + self._spec.ranks_per_server * len(servers)
+            address, port = await self._step("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
+            body = {
+                "master_address": address,
+                "master_port": port,
+                "world_size": world_size,
+                "group_name": GROUP,
+                "backend": self._spec.backend,
+            }
+            await _together(
+                self._step("join", self._spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
+                *(
+                    server.update(
+                        "/init_weights_update_group",
+                        body | {"rank_offset": 1 + place * self._spec.ranks_per_server},
+                        limit.left,
+                    )
+                    for place, server in enumerate(servers)
+                ),
             )
-            for index, server in enumerate(self._pool.servers)
-        ]
-        async with limited(f"connecting trainer and servers over {type(self).__name__}", self._timeout_s):
-            await _together(self._trainer.join_weight_group(self._backend), *joined)
-            self._buckets = await self._trainer.weight_buckets(self._bucket_mb)
+            self._joined = servers
+            self._buckets = await self._step("layout", self._spec.bucket_mb, timeout_s=limit.left)
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
-        deadline = Deadline(self._timeout_s)
+        if self._pool.servers != self._joined:
+            await self.connect()
+        deadline = Deadline(self._spec.timeout_s)
+        await self._step("prepare", 0, timeout_s=deadline.left)
         async with self._pool.interrupted(version, deadline):
-            await _together(
-                self._trainer.broadcast_weights(self._bucket_mb),
-                *(self._receive(server, version, deadline) for server in self._pool.servers),
-            )
+            for number in range(len(self._buckets)):
+                body = self._body(number, version)
+                await _together(
+                    self._send_bucket(number, deadline),
+                    *(
+                        server.update("/update_weights_from_distributed", body, deadline.left)
+                        for server in self._joined
+                    ),
+                )
 
-    async def _receive(self, server: Server, version: int, deadline: Deadline) -> None:
-        for bucket in self._buckets:
-            last = bucket is self._buckets[-1]
-            body = {
-                "names": [tensor.name for tensor in bucket],
-                "dtypes": [tensor.dtype for tensor in bucket],
-                "shapes": [list(tensor.shape) for tensor in bucket],
-                "group_name": GROUP,
-                "load_format": "flattened_bucket",
-                "flush_cache": last,
-                "weight_version": str(version) if last else None,
-            }
-            await server.update("/update_weights_from_distributed", body, deadline.left)
+    async def _send_bucket(self, number: int, deadline: Deadline) -> None:
+        late = deadline.left + 2 * AFTERMATH_S  # a server that does not receive is named first, by its own limit
+        await self._step("send", timeout_s=late)
+        if number + 1 < len(self._buckets):
+            await self._step("prepare", number + 1, timeout_s=deadline.left)
+
+    def _body(self, number: int, version: int) -> dict[str, Any]:
+        bucket, last = self._buckets[number], number + 1 == len(self._buckets)
+        return {
+            "names": [tensor.name for tensor in bucket],
+            "dtypes": [tensor.dtype for tensor in bucket],
+            "shapes": [list(tensor.shape) for tensor in bucket],
+            "group_name": GROUP,
+            "load_format": "flattened_bucket",
+            "flush_cache": last,
+            "weight_version": str(version) if last else None,
+        }
+
+    async def _disconnect(self) -> None:
+        """End the process group, which has a server too many or too few."""
+        if self._joined:
+            limit = self._spec.timeout_s
+            await self._step("close", timeout_s=limit)
+            for server in self._joined:
+                if server in self._pool.servers:
+                    await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
+            self._joined = []
+
+    async def _step(self, name: str, *arguments: object, timeout_s: float) -> Any:
+        return await self._trainer.transfer("collective", name, *arguments, timeout_s=timeout_s)
 
 
 async def _together(*ends: Awaitable[None]) -> None:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast
+from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast, destroy_process_group
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from areal_like.cluster.lifetime import listen
-from areal_like.trainer.remote import TensorSpec
+from areal_like.trainer.engine import TrainEngine
+from areal_like.weights.collective import TensorSpec
 
-Bucket = list[tuple[str, Tensor]]
 
+class CollectiveSender:
+    """Rank 0 of the process group through which SGLang's `/update_weights_from_distributed` receives.
 
-class Broadcaster:
-    """Rank 0 of the process group through which SGLang's `/update_weights_from_distributed` receives."""
+    The trainer's other ranks take part in gathering. Beyond the model there is one bucket and one tensor at a time.
+    """
 
-    def open_store(self, address: str, world_size: int, group: str, timeout_s: float) -> tuple[str, int]:
-        """Listen on `address`, and on no other, for the servers; returns address and port."""
-        listener = listen(address)
+    def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
+        self._engine, self._rank, self._address = engine, rank, address
+        self._buckets: list[list[TensorSpec]] = []
+        self._weights: Iterator[tuple[str, Tensor]] = iter(())
+        self._flat: Tensor | None = None
+
+    def open(self, world_size: int, group: str, timeout_s: float) -> tuple[str, int] | None:
+        """Listen on this rank's address, and on no other, for the servers; returns address and port."""
+        if self._rank:
+            return None
+        listener = listen(self._address)
         port = listener.getsockname()[1]
         self._timeout = timedelta(seconds=timeout_s)
         self._world_size, self._group_name = world_size, group
         self._store = TCPStore(
-            address,
+            self._address,
             port,
             world_size,
             is_master=True,
@@ -35,10 +45,12 @@ class Broadcaster:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        return address, port
+        return self._address, port
 
     def join(self, backend: str) -> None:
         """Join as rank 0, as SGLang's `init_custom_process_group` joins the others; raises where they stay away."""
+        if self._rank:
+            return
         group: ProcessGroup
         with _unbound_trainer_group():
             group, _ = _new_process_group_helper(
@@ -53,11 +65,47 @@ class Broadcaster:
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
         self._group = group
 
-    def send(self, buckets: Iterable[Bucket]) -> None:
-        """Broadcast each bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format."""
-        for bucket in buckets:
-            flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in bucket])
-            broadcast(flat, src=0, group=self._group)
+    def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
+        """Which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
+        self._buckets, room = [], 0
+        for name, tensor in self._engine.weights():
+            if tensor.nbytes > room:
+                self._buckets.append([])
+                room = bucket_mb << 20
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self._buckets[-1].append(TensorSpec(name, dtype, tuple(tensor.shape), tensor.nbytes))
+            room -= tensor.nbytes
+            del tensor  # before the next is gathered
+        return self._buckets
+
+    def prepare(self, number: int) -> None:
+        """Gather a bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format; they come in turn from 0."""
+        if number == 0:
+            self._weights = self._engine.weights()
+        place = 0
+        for spec in self._buckets[number]:
+            _, tensor = next(self._weights)
+            if self._rank == 0:
+                if self._flat is None:
+                    size = sum(spec.nbytes for spec in self._buckets[number])
+                    self._flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+                self._flat[place : place + spec.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
+            place += spec.nbytes
+            del tensor
+        if number + 1 == len(self._buckets):
+            for _ in self._weights:  # nothing more comes; a generator that waits would hold the last tensor
+                pass
+
+    def send(self) -> None:
+        """Broadcast what was prepared, and let go of it."""
+        if self._flat is not None:
+            broadcast(self._flat, src=0, group=self._group)
+            self._flat = None
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._rank == 0:
+            destroy_process_group(self._group)
 
 
 @contextmanager
@@ -75,11 +123,3 @@ def _unbound_trainer_group() -> Iterator[None]:
         yield
     finally:
         trainer.bound_device_id = device
-
-
-def specs(buckets: Iterable[Bucket]) -> list[list[TensorSpec]]:
-    """Names, data types and shapes of what `send` would send."""
-    return [
-        [TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in bucket]
-        for bucket in buckets
-    ]

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from pathlib import Path
 
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.remote import Trainer
+from areal_like.weights.sync import SyncSpec
 
 
 class DiskSync:
-    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written, below `directory`."""
+    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written, below the spec's directory."""
 
-    def __init__(self, trainer: Trainer, pool: ServerPool, directory: Path, timeout_s: float) -> None:
+    def __init__(self, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> None:
         self._trainer = trainer
         self._pool = pool
-        self._directory = directory
-        self._timeout_s = timeout_s
+        self._spec = spec
 
     async def connect(self) -> None:
         """Nothing lasts longer than one update here."""
 
     async def send(self, version: int) -> None:
         """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
-        deadline = Deadline(self._timeout_s)
-        path = self._directory / str(version)
+        deadline = Deadline(self._spec.timeout_s)
+        path = self._spec.directory / str(version)
         try:
-            await self._trainer.save_hf(path)
+            await self._trainer.transfer("disk", "send", path, timeout_s=deadline.left)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
             async with self._pool.interrupted(version, deadline):
                 await asyncio.gather(

@@ -1,0 +1,1 @@
+"""How a prompt becomes scored trajectories."""

@@ -1,0 +1,13 @@
+"""What the collector runs for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from areal_like.types import Ints, Prompt, Trajectory
+
+type Workflow = Callable[[Prompt, int], Awaitable[list[Trajectory]]]
+"""From a prompt and its group's id to the group's trajectories. A smaller id is an older group, to be served first."""
+
+type Score = Callable[[Prompt, Sequence[Ints]], Awaitable[Sequence[float | None]]]
+"""One reward for each response to a prompt, or None where it is missing."""

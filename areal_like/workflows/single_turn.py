@@ -1,0 +1,50 @@
+"""A prompt, n samples, a reward for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.types import FinishReason, Prompt, Trajectory
+from areal_like.workflows.protocol import Score
+
+
+@dataclass(frozen=True)
+class SingleTurn:
+    """The workflow of a group of independent samples; with a `seed` they depend on it and on the group's id."""
+
+    pool: ServerPool
+    score: Score
+    sampling: Sampling
+    n_samples: int
+    seed: int | None = None
+
+    async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
+        """See Workflow."""
+        seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
+        responses = await self.pool.generate([prompt.tokens] * self.n_samples, self.sampling, seeds, group_id)
+        rewards = await self.score(prompt, [response.tokens for response in responses])
+        return [
+            trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
+        ]
+
+
+def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
+    """A seed for each sample of a group."""
+    return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
+
+
+def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float | None) -> Trajectory:
+    """Join a prompt and one response to it."""
+    start = len(prompt.tokens)
+    return Trajectory(
+        sample_id=prompt.sample_id,
+        group_id=group_id,
+        tokens=np.concatenate([np.array(prompt.tokens, np.int32), response.tokens]),
+        logprobs=np.concatenate([np.zeros(start, np.float32), response.logprobs]),
+        versions=np.concatenate([np.full(start, -1, np.int32), response.versions]),
+        finish_reason=response.finish_reason or FinishReason.LENGTH,
+        reward=reward,
+    )

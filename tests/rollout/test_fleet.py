@@ -1,0 +1,265 @@
+"""Servers that fail, stand still, leave and join: every response is whole, and nobody waits in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from fake_server import Body, FakeServer, output, serving
+
+from areal_like.errors import ServerError
+from areal_like.rollout import fleet
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.http import Deadline
+
+STOP = 7
+SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(http, "AFTERMATH_S", 0.02)
+
+
+@asynccontextmanager
+async def pool_of(*servers: FakeServer, timeout_s: float = 30) -> AsyncIterator[ServerPool]:
+    """A pool that holds version 0."""
+    async with serving(*servers) as urls, ServerPool(urls, "token", timeout_s) as pool:
+        async with pool.interrupted(0, Deadline(5)):
+            pass
+        yield pool
+
+
+async def answer(server: FakeServer, body: Body) -> Any:
+    """Three tokens, of which the prompt's own is the middle one."""
+    return [output([3, prompt[0], STOP], server.version) for prompt in body["input_ids"]]
+
+
+async def error(server: FakeServer, body: Body) -> Any:
+    return web.Response(status=503, text="not now")
+
+
+async def hang_up(server: FakeServer, body: Body) -> Any:
+    raise ConnectionResetError
+
+
+async def half_an_answer(server: FakeServer, body: Body) -> Any:
+    return web.Response(body=b'[{"meta_info": ')
+
+
+async def silence(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("failure", [error, hang_up, half_an_answer, silence])
+def test_a_request_that_fails_is_asked_again(failure: Any, servers: int):
+    asked = 0
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        nonlocal asked
+        asked += 1
+        return await (failure if asked % 10 == 3 else answer)(server, body)
+
+    async def run() -> list:
+        async with pool_of(*(FakeServer(generate) for _ in range(servers)), timeout_s=0.3) as pool:
+            return await asyncio.gather(*(pool.generate([[prompt]], SAMPLING) for prompt in range(20, 60)))
+
+    for prompt, (response,) in zip(range(20, 60), asyncio.run(run()), strict=True):
+        assert response.tokens.tolist() == [3, prompt, STOP]
+    assert asked > 40
+
+
+def test_what_was_generated_before_the_failure_is_kept():
+    started, failed = asyncio.Event(), asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        if server.version == "0":
+            started.set()
+            server.aborted.clear()
+            await server.aborted.wait()
+            return [output([3, 4], 0, "abort")]
+        if not failed.is_set():
+            failed.set()
+            return await error(server, body)
+        assert body["input_ids"] == [[1, 3, 4]]
+        return [output([5, STOP], 1)]
+
+    async def run() -> Any:
+        server = FakeServer(generate)
+        async with pool_of(server) as pool:
+            asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
+            await started.wait()
+            async with pool.interrupted(1, Deadline(5)):
+                server.version = "1"
+            return await asking
+
+    (response,) = asyncio.run(run())
+    assert response.tokens.tolist() == [3, 4, 5, STOP]
+    assert response.versions.tolist() == [0, 0, 1, 1]
+
+
+def test_waiting_for_a_turn_is_no_silence_and_the_oldest_goes_first():
+    """A server that runs four at once, and more work than it does within the time limit."""
+    running, most, begun = asyncio.Semaphore(4), 0, []
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        nonlocal most
+        begun.append(body["input_ids"][0][0])
+        most = max(most, len(begun) - done)
+        async with running:
+            await asyncio.sleep(0.2)
+        return await answer(server, body)
+
+    done = 0
+
+    async def one(pool: ServerPool, group: int) -> None:
+        nonlocal done
+        await pool.generate([[group]], SAMPLING, priority=group)
+        done += 1
+
+    async def run() -> float:
+        server = FakeServer(generate)
+        server.most_running = 4
+        async with pool_of(server, timeout_s=1.2) as pool:
+            start = asyncio.get_running_loop().time()
+            await asyncio.gather(*(one(pool, group) for group in reversed(range(40))))
+            return asyncio.get_running_loop().time() - start
+
+    assert asyncio.run(run()) > 1.9
+    assert len(begun) == 40, "a request was sent twice"
+    assert most <= fleet.AHEAD * 4
+    first, later = begun[: fleet.AHEAD * 4], begun[fleet.AHEAD * 4 :]
+    assert first == list(reversed(range(32, 40)))  # there was room when they came
+    assert later == sorted(later)
+
+
+def test_a_long_answer_may_come_late_as_long_as_the_server_works():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            server.work_done += 1
+        return await answer(server, body)
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with pool_of(server, timeout_s=0.4) as pool:
+            await pool.generate([[1]], SAMPLING)
+        assert len(server.bodies("/generate")) == 1
+        assert len(server.bodies("/v1/loads")) <= 10
+
+    asyncio.run(run())
+
+
+def test_a_busy_server_is_not_asked_how_it_is():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        await asyncio.sleep(0.1)
+        return await answer(server, body)
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with pool_of(server, timeout_s=120) as pool:
+            await asyncio.gather(*(pool.generate([[1]], SAMPLING) for _ in range(300)))
+        assert server.bodies("/v1/loads") == []
+
+    asyncio.run(run())
+
+
+def test_what_a_server_that_stands_still_has_goes_on_elsewhere():
+    stuck, good = FakeServer(silence), FakeServer(answer)
+
+    async def run() -> list:
+        async with pool_of(stuck, good, timeout_s=0.3) as pool:
+            return await asyncio.gather(*(pool.generate([[prompt]] * 3, SAMPLING) for prompt in range(20, 30)))
+
+    assert all(len(response.tokens) == 3 for group in asyncio.run(run()) for response in group)
+    # after its failure it had to answer one before it would have been sent more
+    assert 1 <= len(stuck.bodies("/generate")) <= 6
+    assert len(good.bodies("/generate")) == 10
+
+
+def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more():
+    leaving, staying = FakeServer(silence), FakeServer(answer)
+
+    async def run() -> None:
+        async with pool_of(leaving, staying) as pool:
+            asking = [asyncio.create_task(pool.generate([[prompt]], SAMPLING)) for prompt in range(20, 26)]
+            while len(leaving.bodies("/generate")) < 3:
+                await asyncio.sleep(0.01)
+            pool.leave(pool.servers[0])
+            for group in await asyncio.gather(*asking):
+                assert group[0].tokens.tolist()[::2] == [3, STOP]
+            await pool.generate([[1]], SAMPLING)
+            async with pool.interrupted(1, Deadline(5)):
+                assert [server.name for server in pool.servers] == ["server 1"]
+                staying.version = "1"
+        asked = [body["input_ids"][0][0] for body in staying.bodies("/generate")]
+        assert sorted(asked) == [1, *range(20, 26)]
+        assert leaving.version == "0"
+
+    asyncio.run(run())
+
+
+def test_requests_end_when_nobody_is_left():
+    async def run() -> None:
+        only = FakeServer(silence)
+        only.most_running = 1
+        async with pool_of(only) as pool:
+            asking = [asyncio.create_task(pool.generate([[1]], SAMPLING)) for _ in range(5)]
+            while len(only.bodies("/generate")) < 2:
+                await asyncio.sleep(0.01)
+            pool.leave(pool.servers[0])
+            for task in asking:
+                with pytest.raises(ServerError, match="no server is left"):
+                    await task
+
+    asyncio.run(run())
+
+
+def test_a_server_joins_with_the_next_version():
+    first, second = FakeServer(answer), FakeServer(answer)
+
+    async def run() -> None:
+        async with pool_of(first) as pool, serving(second) as (url,):
+            pool.join(url)
+            await pool.generate([[1]], SAMPLING)
+            assert second.requests == []
+            async with pool.interrupted(1, Deadline(5)):
+                assert [server.url for server in pool.servers] == [first.url, url]
+                first.version = second.version = "1"
+            responses = await asyncio.gather(*(pool.generate([[1]], SAMPLING) for _ in range(4)))
+            assert {version for (response,) in responses for version in response.versions} == {1}
+            assert len(second.bodies("/generate")) == 2
+
+    asyncio.run(run())
+
+
+def test_who_gives_up_waiting_takes_no_room():
+    async def run() -> None:
+        may_end = asyncio.Event()
+
+        async def generate(server: FakeServer, body: Body) -> Any:
+            await may_end.wait()
+            return await answer(server, body)
+
+        server = FakeServer(generate)
+        server.most_running = 1
+        async with pool_of(server) as pool:
+            asking = [asyncio.create_task(pool.generate([[prompt]], SAMPLING)) for prompt in range(20, 25)]
+            while len(server.bodies("/generate")) < fleet.AHEAD:
+                await asyncio.sleep(0.01)
+            for task in (asking[0], asking[3]):  # one was sent, one waits
+                task.cancel()
+            may_end.set()
+            await asyncio.gather(*asking, return_exceptions=True)
+            assert [len(task.result()) for task in asking if not task.cancelled()] == [1, 1, 1]
+            assert not pool._fleet.busy
+            assert len(server.bodies("/generate")) == 4
+
+    asyncio.run(run())

@@ -1,0 +1,88 @@
+"""The process around a server: what it is told, and what is said of it when it is late or ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from areal_like.rollout.sglang import process
+from areal_like.rollout.sglang.process import ServerDied, ServerSpec, SGLangServer
+
+LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SGLangServer]]:
+    monkeypatch.setattr(process, "LAUNCHER", "slow_program")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    made = []
+
+    def make(end: str, *, limit_s: float = 60) -> SGLangServer:
+        monkeypatch.setenv("FAKE_END", end)
+        monkeypatch.setenv("FAKE_LOG", LOADED)
+        spec = ServerSpec("server-0", (), tmp_path / "server.log", secrets.token_hex(8), None, limit_s)
+        made.append(SGLangServer(spec, "127.0.0.1"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one._process.kill()
+        one._process.wait()
+
+
+def test_a_server_that_is_late_is_told_with_how_far_it_came(server, tmp_path):
+    (tmp_path / "server.log").write_text(LOADED)
+    with pytest.raises(
+        ServerDied, match=r"(?s)within 1 s .rollout.startup_timeout_s.; it last loaded the weights; .*Symm"
+    ):
+        asyncio.run(server("hang", limit_s=1).start())
+
+
+def test_a_server_that_ends_early_is_told_with_its_last_words(server):
+    with pytest.raises(ServerDied, match=r"(?s)server-0 ended before it was ready.*SymmDeviceMemory"):
+        asyncio.run(server("end").start())
+
+
+@pytest.mark.parametrize("own", [None, "eth7"])
+def test_gloo_and_nccl_are_kept_on_the_interface_that_reaches_the_host(server, own, tmp_path, monkeypatch):
+    if own:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", own)
+    asyncio.run(server("serve").start())
+    loopback = next(
+        name for name, addresses in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in addresses]
+    )
+    assert f"sockets: {loopback} {own or loopback}" in (tmp_path / "server.log").read_text()
+
+
+def test_the_end_of_a_server_is_noticed(server):
+    async def run() -> None:
+        serving = server("serve")
+        await serving.start()
+        watching = asyncio.create_task(serving.watch())
+        await asyncio.sleep(0.2)
+        assert not watching.done()
+        serving._process.kill()
+        await watching
+
+    with pytest.raises(ServerDied, match="server-0 ended with exit code -9"):
+        asyncio.run(run())
+
+
+def test_a_wait_that_is_cancelled_leaves_nothing(server):
+    async def run() -> None:
+        serving = server("serve")
+        await serving.start()
+        before = psutil.Process().num_fds()
+        watching = asyncio.create_task(serving.watch())
+        await asyncio.sleep(0.1)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert psutil.Process().num_fds() == before
+
+    asyncio.run(run())

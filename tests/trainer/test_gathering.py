@@ -1,0 +1,28 @@
+"""The ranks of a layout gather the weights together, bucket by bucket, whatever each of them holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from test_layouts import world
+from trainer_jobs import Setting, gathered
+
+from allocation import ParallelSizes
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [("tied", ParallelSizes(tp=2, pp=2, etp=2)), ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2))],
+    ids=["tied-tp2pp2", "moe-tp2ep2"],
+)
+def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models, model, sizes, bridge):
+    outcomes = ranks.run(gathered, world(sizes), Setting(models[model], sizes, bridge=bridge))
+    buckets, held = outcomes[0]
+    assert all(other == buckets for other, _ in outcomes[1:])
+    assert not any(any(other) for _, other in outcomes[1:])
+    expected = load_file(models[model] / "model.safetensors")
+    assert {spec.name for (spec,) in buckets} == expected.keys()
+    for (spec,), content in zip(buckets, held, strict=True):
+        np.testing.assert_array_equal(np.frombuffer(content, np.float32).reshape(spec.shape), expected[spec.name])

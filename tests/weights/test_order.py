@@ -1,0 +1,156 @@
+"""What the trainer does before the servers pause, what it holds meanwhile, and who is named when someone is late."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import FakeServer, serving
+from torch import Tensor
+
+from areal_like.errors import WeightUpdateError, WorkerError
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.weights import sync
+from areal_like.weights.collective import rank as collective
+from areal_like.weights.collective.rank import CollectiveSender
+from areal_like.weights.sync import SyncSpec, make_sync, publish
+
+MIB = 1 << 20
+
+
+class Engine:
+    """Five tensors of 0.6 MiB; counts those that somebody still holds when the next one is made."""
+
+    def __init__(self) -> None:
+        self.most_held = 0
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        made: list[weakref.ref[Tensor]] = []
+        for number in range(5):
+            self.most_held = max(self.most_held, sum(other() is not None for other in made))
+            tensor = torch.full((MIB // 5 * 3 // 4,), float(number))
+            made.append(weakref.ref(tensor))
+            pair = (f"weight {number}", tensor)
+            del tensor
+            yield pair
+            del pair
+
+
+class FakeTrainer:
+    """Exports for real, joins and sends nothing; `hangs_in` is the step, and for `prepare` its bucket, that hangs."""
+
+    def __init__(self, hangs_in: tuple[Any, ...] = ()) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+        self._hangs_in = hangs_in
+        self._sender = CollectiveSender(Engine(), 0, "127.0.0.1")
+
+    async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+        self.steps.append((step, *arguments) if step == "prepare" else (step,))
+        if self.steps[-1] == self._hangs_in:
+            await asyncio.sleep(timeout_s)
+            raise WorkerError("actor", 0, f"weight update ({step})", "no answer from rank 0", Path("actor-0.log"))
+        if step in ("open", "layout", "prepare"):
+            return getattr(self._sender, step)(*arguments)
+        self._sender._flat = None
+        return None
+
+
+async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20) -> None:
+    async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+        bound = make_sync("collective", trainer, pool, SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1))
+        await bound.connect()
+        await publish(bound, 0, timeout_s)
+        if server.busy.is_set():
+            return
+        asking = asyncio.create_task(pool.generate([[1]], Sampling(4, stop_token_ids=(7,))))
+        await server.busy.wait()
+        try:
+            await publish(bound, 1, timeout_s)
+        finally:
+            asking.cancel()
+
+
+def busy_server() -> FakeServer:
+    async def generate(server: FakeServer, body: Any) -> Any:
+        server.busy.set()
+        server.aborted.clear()
+        await server.aborted.wait()
+        return [{"meta_info": {"weight_version": "0", "finish_reason": {"type": "abort"}, "output_token_logprobs": []}}]
+
+    server = FakeServer(generate)
+    server.busy = asyncio.Event()
+    return server
+
+
+def test_the_first_bucket_is_gathered_while_the_servers_generate():
+    trainer, server, aborted_before = FakeTrainer(), busy_server(), []
+    transfer = trainer.transfer
+
+    async def watched(mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+        if server.busy.is_set():
+            aborted_before.append(((step, *arguments), bool(server.bodies("/abort_request"))))
+        return await transfer(mode, step, *arguments, timeout_s=timeout_s)
+
+    trainer.transfer = watched
+    asyncio.run(update(trainer, server))
+    assert (
+        aborted_before
+        == [
+            (("prepare", 0), False),
+            (("send",), True),
+            *[item for number in range(1, 5) for item in ((("prepare", number), True), (("send",), True))],
+        ][: len(aborted_before)]
+    )
+    assert aborted_before[-1] == (("send",), True)
+    assert len(aborted_before) == 2 * len(trainer._sender._buckets)
+
+
+@pytest.mark.parametrize("bucket", [0, 1])
+def test_a_trainer_that_hangs_in_the_export_is_named_and_no_server(bucket: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sync, "MARGIN_S", 5)
+    server = busy_server()
+    with pytest.raises(WorkerError, match=r"actor rank 0 failed during weight update \(prepare\): no answer"):
+        asyncio.run(update(FakeTrainer(("prepare", bucket)), server, timeout_s=1))
+    assert len(server.bodies("/update_weights_from_distributed")) == bucket
+
+
+def test_a_server_that_does_not_receive_is_named():
+    async def silence() -> Any:
+        await asyncio.sleep(60)
+
+    server = busy_server()
+    server.answers["/update_weights_from_distributed"] = silence
+    with pytest.raises(WeightUpdateError, match=r"server 0 at .*/update_weights_from_distributed did not answer"):
+        asyncio.run(update(FakeTrainer(("send",)), server, timeout_s=1))
+
+
+def test_rank_0_holds_one_bucket_beyond_the_model(monkeypatch: pytest.MonkeyPatch):
+    sent = []
+    monkeypatch.setattr(collective, "broadcast", lambda flat, **_: sent.append(flat.clone()))
+    engine = Engine()
+    sender = CollectiveSender(engine, 0, "127.0.0.1")
+    sender._group = None
+    buckets = sender.layout(bucket_mb=1)
+    for number in range(len(buckets)):
+        assert sender._flat is None
+        sender.prepare(number)
+        sender.send()
+    assert engine.most_held == 0
+    assert [len(flat) for flat in sent] == [sum(spec.nbytes for spec in bucket) for bucket in buckets]
+    assert all(len(flat) <= MIB for flat in sent)
+    assert torch.cat(sent).view(torch.float32).unique().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_other_ranks_gather_with_it_and_keep_nothing():
+    engine = Engine()
+    sender = CollectiveSender(engine, 1, "127.0.0.1")
+    for number in range(len(sender.layout(bucket_mb=1))):
+        sender.prepare(number)
+        sender.send()
+        assert sender._flat is None
+    assert engine.most_held == 0
