@@ -1,7 +1,7 @@
-"""Text to token ids and back, from a model's `tokenizer.json` alone: ready in 0.2 s, without torch.
+"""Text to token ids and back, from a model's `tokenizer.json`: without torch, and ready in 0.2 s.
 
-`transformers` wraps the same `tokenizers` library; importing it takes seconds and brings torch along, which neither
-a dry run nor the controller needs.
+Chat templates are rendered by transformers itself. That one module of it takes a second to import, without torch, and
+only a model that has a template waits for it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from areal_like.demo.tokenizers import EOS, make_tokenizer
 
 _MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")  # of the tokenizers library
 # A template is a program: it fails by its own hand, or as any expression of Python does.
@@ -29,7 +29,8 @@ class TokenizerError(Exception):
 class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
-    `directory` is where its files lie, None if it was made here. Raises TokenizerError for a broken chat template.
+    `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` is where the tokenizer's
+    files lie, None if it was made here.
     """
 
     def __init__(
@@ -46,7 +47,13 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
         self._special_tokens = dict(special_tokens or {})
-        self._template = None if chat_template is None else _compile(chat_template)
+        self._template = chat_template
+
+    @classmethod
+    def make(cls, kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
+        """The tokenizer of a model that `areal_like/demo/init_model.py` makes."""
+        backend = make_tokenizer(kind)
+        return cls(backend, [backend.token_to_id(EOS)])
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
@@ -59,7 +66,11 @@ class Tokenizer:
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         backend = _backend(file)
         settings = _read_json(directory / "tokenizer_config.json")
-        special = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := _text(settings.get(key)))}
+        special = {
+            key: text
+            for key, value in settings.items()
+            if key.endswith("_token") and not key.startswith("add_") and (text := _text(value))
+        }
         template = settings.get("chat_template")
         if (jinja := directory / "chat_template.jinja").is_file():
             template = _read_text(jinja)
@@ -80,12 +91,23 @@ class Tokenizer:
             return self.encode(text)
         return self.encode_chat([{"role": "user", "content": text}])
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant's next turn begins; raises TokenizerError."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
+    ) -> list[int]:
+        """Token ids of a conversation, the start of the assistant's next turn included.
+
+        `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. Raises
+        TokenizerError where the template refuses.
+        """
         if self._template is None:
             raise TokenizerError("the tokenizer has no chat template")
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables = {"add_generation_prompt": True, **self._special_tokens, **arguments}
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            (text,), _ = render_jinja_template([messages], tools, chat_template=self._template, **variables)
+        except TemplateSyntaxError as error:
+            raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:
             raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
         return self._encode(text, add_special_tokens=False)
@@ -124,25 +146,6 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{file} describes no tokenizer; save the model's fast tokenizer there")
     with _LibraryErrors(f"{file} describes no tokenizer"):
         return tokenizers.Tokenizer.from_file(str(file))
-
-
-def _compile(template: str) -> Template:
-    try:
-        return _chat_environment().from_string(template)
-    except TemplateError as error:
-        raise TokenizerError(f"the chat template is not Jinja: {error}") from error
-
-
-def _chat_environment() -> ImmutableSandboxedEnvironment:
-    """The environment that transformers gives chat templates (transformers/utils/chat_template_utils.py)."""
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = raise_exception
-    return environment
 
 
 def _download(name: str) -> Path:
