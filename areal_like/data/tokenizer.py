@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from areal_like.demo.tokenizers import EOS, make_tokenizer
 
-_MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")  # of the tokenizers library
 # A template is a program: it fails by its own hand, or as any expression of Python does.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -64,7 +64,8 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
-        backend = _backend(file)
+        with _LibraryErrors(f"{file} describes no tokenizer"):
+            backend = tokenizers.Tokenizer.from_str(_read_text(file))
         settings = _read_json(directory / "tokenizer_config.json")
         special = {
             key: text
@@ -125,27 +126,15 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
-class _LibraryErrors:
+class _LibraryErrors(AbstractContextManager[None]):
     """Raises TokenizerError for an error of the `tokenizers` library, whose class is Exception itself."""
 
     def __init__(self, message: str) -> None:
         self._message = message
 
-    def __enter__(self) -> None:
-        pass
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is Exception:
             raise TokenizerError(f"{self._message}: {error}") from error
-
-
-def _backend(file: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer.json; raises TokenizerError."""
-    model = _read_json(file).get("model")
-    if not isinstance(model, dict) or "vocab" not in model or model.get("type", "BPE") not in _MODELS:
-        raise TokenizerError(f"{file} describes no tokenizer; save the model's fast tokenizer there")
-    with _LibraryErrors(f"{file} describes no tokenizer"):
-        return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _download(name: str) -> Path:
@@ -153,15 +142,9 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-    ]
+    configs = ["tokenizer_config.json", "config.json", "generation_config.json"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TokenizerError(

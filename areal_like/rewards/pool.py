@@ -12,15 +12,13 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from multiprocessing import connection
-from types import TracebackType
-from typing import Self
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -43,7 +41,7 @@ class Verifier:
     preload: str
 
 
-class RewardPool:
+class RewardPool(AbstractAsyncContextManager["RewardPool"]):
     """Judges responses; `async with RewardPool(...) as pool` leaves no worker behind.
 
     `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a response, not from
@@ -71,20 +69,12 @@ class RewardPool:
         waits, self._waits = self._waits, []
         return (sum(waits) / len(waits), max(waits)) if waits else (0.0, 0.0)
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the worker processes at once, unfinished work included."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
         self._pool.stop()
         await asyncio.to_thread(self._pool.join)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _score_one(self, response: str, answer: str) -> float | None:
         if (settled := self._verifier.quick(response, answer)) is not None:
@@ -106,9 +96,8 @@ class RewardPool:
         return reward
 
     def _start(self) -> None:
-        """Start forkserver and workers. Each worker runs the main script's imports again, so they are preloaded too."""
-        ours = [name for name in list(sys.modules) if name.partition(".")[0] == __name__.partition(".")[0]]
-        multiprocessing.set_forkserver_preload([self._verifier.preload, *ours])
+        """Start forkserver and workers. Each worker runs the main script's imports again: in a run, the command line's."""
+        multiprocessing.set_forkserver_preload([self._verifier.preload, "areal_like.cli"])
         self._pool.schedule(os.getpid)  # the first task starts the workers
 
 

@@ -112,9 +112,10 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("tokenizer.json", '{"version": "1.0", "model": {"typ', "not JSON"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"typ', "describes no tokenizer: EOF"),
         ("tokenizer.json", "{}", "describes no tokenizer"),
-        ("tokenizer.json", "[]", "not a JSON object"),
+        ("tokenizer.json", "[]", "describes no tokenizer"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
         ("tokenizer.json", '{"model": {"type": "Neural"}}', "describes no tokenizer"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("generation_config.json", "{", "not JSON"),
