@@ -96,7 +96,7 @@ class RewardPool(AbstractAsyncContextManager["RewardPool"]):
         return reward
 
     def _start(self) -> None:
-        """Start forkserver and workers. Each worker runs the main script's imports again: in a run, the command line's."""
+        """Start forkserver and workers. Each worker imports again what the main script does: the command line."""
         multiprocessing.set_forkserver_preload([self._verifier.preload, "areal_like.cli"])
         self._pool.schedule(os.getpid)  # the first task starts the workers
 
