@@ -153,24 +153,21 @@ def _download(name: str) -> Path:
 
 
 def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """End tokens in the order of precedence that generation uses."""
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(directory / name).get("eos_token_id")
-        if ids is not None:
-            return _known_ids(directory / name, ids if isinstance(ids, list) else [ids], backend)
+    """End tokens in the order of precedence that generation uses; raises TokenizerError for one that is no token."""
+    known = set(backend.get_vocab().values())
+    for file in (directory / "generation_config.json", directory / "config.json"):
+        ids = _read_json(file).get("eos_token_id")
+        if ids is None:
+            continue
+        ids = ids if isinstance(ids, list) else [ids]
+        for token in ids:
+            if type(token) is not int or token not in known:
+                raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
+        if not ids:
+            raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
+        return tuple(ids)
     token = backend.token_to_id(special.get("eos_token", ""))
     return () if token is None else (token,)
-
-
-def _known_ids(file: Path, ids: list[Any], backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The end tokens that a file names, at least one, each of which the tokenizer has; raises TokenizerError."""
-    known = set(backend.get_vocab().values())
-    for token in ids:
-        if type(token) is not int or token not in known:
-            raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
-    if not ids:
-        raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
-    return tuple(ids)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -130,24 +130,19 @@ def _feed_forward(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, t
     yield prefix + "down_proj.weight", (hidden, width)
 
 
-def _initial(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str
-) -> NDArray[np.float32] | NDArray[np.uint16]:
+def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """A tensor's first values; numpy has no bfloat16, so those are given as their bits."""
     if name.endswith("norm.weight"):
         values = np.ones(shape, np.float32)
     else:
         values = rng.standard_normal(shape, np.float32) * np.float32(_INITIALIZER_RANGE)
-    return values if dtype == "float32" else _bfloat16_bits(values)
-
-
-def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Upper halves of finite float32 values, rounded to nearest, ties to even."""
-    bits = values.view(np.uint32)
+    if dtype == "float32":
+        return values
+    bits = values.view(np.uint32)  # their upper halves, rounded to nearest, ties to even
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
-def _save(weights: Mapping[str, NDArray[np.float32] | NDArray[np.uint16]], dtype: str, file: Path) -> None:
+def _save(weights: Mapping[str, NDArray[Any]], dtype: str, file: Path) -> None:
     """Write arrays as tensors of `dtype`; `weights` stays alive meanwhile, as the addresses handed over need."""
     specs = {
         name: TensorSpec(dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)
