@@ -125,7 +125,9 @@ class RewardConfig(Section):
     timeout_s: float = Field(
         10.0, gt=0, description="Longest time to judge one response, in seconds; then it is missing."
     )
-    workers: int = Field(2, ge=1, le=256, description="Processes that judge responses which need symbolic comparison.")
+    workers: int | None = Field(
+        None, ge=1, le=256, description="Processes that judge what needs symbolic comparison; null: one per core."
+    )
     max_missing_batches: int = Field(
         3,
         ge=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import numpy as np
 from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo import arithmetic
-from areal_like.rewards.gsm8k import final_answer
 from areal_like.types import Prompt
 
 type Record = Mapping[str, Any]
+type AnswerCheck = Callable[[str], tuple[str, str] | None]  # what a reference answer lacks and what would do, or None
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
@@ -36,19 +36,22 @@ class DatasetError(Exception):
         self.field, self.problem, self.remedy = field, problem, remedy
 
 
-def load_prompts(config: DatasetConfig, tokenizer: Tokenizer, *, train_on_answers: bool = False) -> list[Prompt]:
+def load_prompts(
+    config: DatasetConfig, tokenizer: Tokenizer, check_answer: AnswerCheck | None, *, train_on_answers: bool = False
+) -> list[Prompt]:
     """All prompts of a dataset, tokenised; raises DatasetError.
 
-    To train on the reference answers, the tokenizer has to know their words too.
+    `check_answer` is the reward's, None if that is not known. With `train_on_answers` the tokenizer has to know the
+    words of the reference answers too.
     """
-    records = read_problems(config)
+    records = read_problems(config, check_answer)
     prompts = [_prompt(config, tokenizer, row, record, train_on_answers) for row, record in enumerate(records)]
     _check_lengths(config, prompts)
     return prompts
 
 
-def read_problems(config: DatasetConfig) -> Sequence[Record]:
-    """The rows of a dataset that a run uses, each with a problem and a final answer; raises DatasetError."""
+def read_problems(config: DatasetConfig, check_answer: AnswerCheck | None) -> Sequence[Record]:
+    """The rows of a dataset that a run uses, each with a problem and a sound answer; raises DatasetError."""
     records = read_records(config)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
@@ -61,9 +64,9 @@ def read_problems(config: DatasetConfig) -> Sequence[Record]:
             if not record[name].strip():
                 problem = f"{config.path}, row {row + 1} has nothing in field {name!r}"
                 raise DatasetError(field, problem, "fill it in or leave that row out")
-        if final_answer(record[config.answer_field]) is None:  # no response would ever equal it
-            problem = f"{config.path}, row {row + 1} has no final answer in field {config.answer_field!r}"
-            raise DatasetError("answer_field", problem, "end it with `#### ` and the answer, or leave that row out")
+        if check_answer is not None and (fault := check_answer(record[config.answer_field])):
+            problem = f"{config.path}, row {row + 1} has {fault[0]} in field {config.answer_field!r}"
+            raise DatasetError("answer_field", problem, f"{fault[1]}, or leave that row out")
     return records
 
 

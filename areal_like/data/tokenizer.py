@@ -1,23 +1,23 @@
-"""Text to token ids and back, from a model's `tokenizer.json` alone: ready in 0.2 s, without torch.
+"""Text to token ids and back, from a model's `tokenizer.json`: without torch, and ready in 0.2 s.
 
-`transformers` wraps the same `tokenizers` library; importing it takes seconds and brings torch along, which neither
-a dry run nor the controller needs.
+Chat templates are rendered by transformers itself. That one module of it takes a second to import, without torch, and
+only a model that has a template waits for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError, TemplateSyntaxError
 
-_MODELS = ("BPE", "Unigram", "WordLevel", "WordPiece")  # of the tokenizers library
+from areal_like.demo.tokenizers import EOS, make_tokenizer
+
 # A template is a program: it fails by its own hand, or as any expression of Python does.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -29,7 +29,8 @@ class TokenizerError(Exception):
 class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
-    `directory` is where its files lie, None if it was made here. Raises TokenizerError for a broken chat template.
+    `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` is where the tokenizer's
+    files lie, None if it was made here.
     """
 
     def __init__(
@@ -46,7 +47,13 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
         self._special_tokens = dict(special_tokens or {})
-        self._template = None if chat_template is None else _compile(chat_template)
+        self._template = chat_template
+
+    @classmethod
+    def make(cls, kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
+        """The tokenizer of a model that `areal_like/demo/init_model.py` makes."""
+        backend = make_tokenizer(kind)
+        return cls(backend, [backend.token_to_id(EOS)])
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
@@ -57,9 +64,14 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
-        backend = _backend(file)
+        with _LibraryErrors(f"{file} describes no tokenizer"):
+            backend = tokenizers.Tokenizer.from_str(_read_text(file))
         settings = _read_json(directory / "tokenizer_config.json")
-        special = {key: text for key in ("bos_token", "eos_token", "pad_token") if (text := _text(settings.get(key)))}
+        special = {
+            key: text
+            for key, value in settings.items()
+            if key.endswith("_token") and not key.startswith("add_") and (text := _text(value))
+        }
         template = settings.get("chat_template")
         if (jinja := directory / "chat_template.jinja").is_file():
             template = _read_text(jinja)
@@ -80,12 +92,23 @@ class Tokenizer:
             return self.encode(text)
         return self.encode_chat([{"role": "user", "content": text}])
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant's next turn begins; raises TokenizerError."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
+    ) -> list[int]:
+        """Token ids of a conversation, the start of the assistant's next turn included.
+
+        `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. Raises
+        TokenizerError where the template refuses.
+        """
         if self._template is None:
             raise TokenizerError("the tokenizer has no chat template")
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables = {"add_generation_prompt": True, **self._special_tokens, **arguments}
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            (text,), _ = render_jinja_template([messages], tools, chat_template=self._template, **variables)
+        except TemplateSyntaxError as error:
+            raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:
             raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
         return self._encode(text, add_special_tokens=False)
@@ -103,46 +126,15 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
-class _LibraryErrors:
+class _LibraryErrors(AbstractContextManager[None]):
     """Raises TokenizerError for an error of the `tokenizers` library, whose class is Exception itself."""
 
     def __init__(self, message: str) -> None:
         self._message = message
 
-    def __enter__(self) -> None:
-        pass
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is Exception:
             raise TokenizerError(f"{self._message}: {error}") from error
-
-
-def _backend(file: Path) -> tokenizers.Tokenizer:
-    """Read a tokenizer.json; raises TokenizerError."""
-    model = _read_json(file).get("model")
-    if not isinstance(model, dict) or "vocab" not in model or model.get("type", "BPE") not in _MODELS:
-        raise TokenizerError(f"{file} describes no tokenizer; save the model's fast tokenizer there")
-    with _LibraryErrors(f"{file} describes no tokenizer"):
-        return tokenizers.Tokenizer.from_file(str(file))
-
-
-def _compile(template: str) -> Template:
-    try:
-        return _chat_environment().from_string(template)
-    except TemplateError as error:
-        raise TokenizerError(f"the chat template is not Jinja: {error}") from error
-
-
-def _chat_environment() -> ImmutableSandboxedEnvironment:
-    """The environment that transformers gives chat templates (transformers/utils/chat_template_utils.py)."""
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals["raise_exception"] = raise_exception
-    return environment
 
 
 def _download(name: str) -> Path:
@@ -150,15 +142,9 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-    ]
+    configs = ["tokenizer_config.json", "config.json", "generation_config.json"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TokenizerError(
@@ -167,24 +153,21 @@ def _download(name: str) -> Path:
 
 
 def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """End tokens in the order of precedence that generation uses."""
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_json(directory / name).get("eos_token_id")
-        if ids is not None:
-            return _known_ids(directory / name, ids if isinstance(ids, list) else [ids], backend)
+    """End tokens in the order of precedence that generation uses; raises TokenizerError for one that is no token."""
+    known = set(backend.get_vocab().values())
+    for file in (directory / "generation_config.json", directory / "config.json"):
+        ids = _read_json(file).get("eos_token_id")
+        if ids is None:
+            continue
+        ids = ids if isinstance(ids, list) else [ids]
+        for token in ids:
+            if type(token) is not int or token not in known:
+                raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
+        if not ids:
+            raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
+        return tuple(ids)
     token = backend.token_to_id(special.get("eos_token", ""))
     return () if token is None else (token,)
-
-
-def _known_ids(file: Path, ids: list[Any], backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The end tokens that a file names, at least one, each of which the tokenizer has; raises TokenizerError."""
-    known = set(backend.get_vocab().values())
-    for token in ids:
-        if type(token) is not int or token not in known:
-            raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
-    if not ids:
-        raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
-    return tuple(ids)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -6,33 +6,19 @@ The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test l
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
-from tokenizers import decoders, models, pre_tokenizers
 
 from areal_like.config.schema import InitModelConfig
-from areal_like.data.tokenizer import Tokenizer
-from areal_like.demo import arithmetic
+from areal_like.demo.tokenizers import BOS, EOS, PAD, UNK, make_tokenizer
 
-PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
-_WORDS = (
-    r"#### ?| ?[A-Za-z]+|\d|[^A-Za-z\d]"  # a word takes the blank before it along, so that joining tokens is decoding
-)
 _INITIALIZER_RANGE = 0.02
 _ROPE_THETA = 1_000_000.0
-
-
-def make_tokenizer(kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
-    """The tokenizer of a model that `write_init_model` writes."""
-    backend = _arithmetic_tokenizer() if kind == "arithmetic" else _byte_tokenizer()
-    return Tokenizer(backend, eos_token_ids=[backend.token_to_id(EOS)])
 
 
 def write_init_model(
@@ -52,19 +38,19 @@ def write_init_model(
     _write_json(
         directory / "generation_config.json", {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     )
-    tokenizer.backend.save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
 
 
 def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
     """The model's config.json."""
     tokenizer = make_tokenizer(shape.tokenizer)
-    token_id = tokenizer.backend.token_to_id
+    token_id = tokenizer.token_to_id
     moe = shape.num_experts is not None
     config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
         "model_type": "qwen3_moe" if moe else "qwen3",
-        "vocab_size": shape.vocab_size or tokenizer.vocab_size,
+        "vocab_size": shape.vocab_size or tokenizer.get_vocab_size(),
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_hidden_layers,
         "num_attention_heads": shape.num_attention_heads,
@@ -98,27 +84,6 @@ def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
             "router_aux_loss_coef": 0.0,
         }
     return config
-
-
-def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
-    """One token per word and digit of the generated problems."""
-    words = {word for sentence in arithmetic.sentences() for word in re.findall(_WORDS, sentence)}
-    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *sorted(words)])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.add_special_tokens([PAD, BOS, EOS, UNK])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_WORDS), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def _byte_tokenizer() -> tokenizers.Tokenizer:
-    """One token per byte of UTF-8."""
-    tokens = [PAD, BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
-    tokenizer.add_special_tokens([PAD, BOS, EOS])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def _tokenizer_config(shape: InitModelConfig) -> dict[str, Any]:
@@ -165,24 +130,19 @@ def _feed_forward(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, t
     yield prefix + "down_proj.weight", (hidden, width)
 
 
-def _initial(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str
-) -> NDArray[np.float32] | NDArray[np.uint16]:
+def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """A tensor's first values; numpy has no bfloat16, so those are given as their bits."""
     if name.endswith("norm.weight"):
         values = np.ones(shape, np.float32)
     else:
         values = rng.standard_normal(shape, np.float32) * np.float32(_INITIALIZER_RANGE)
-    return values if dtype == "float32" else _bfloat16_bits(values)
-
-
-def _bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Upper halves of finite float32 values, rounded to nearest, ties to even."""
-    bits = values.view(np.uint32)
+    if dtype == "float32":
+        return values
+    bits = values.view(np.uint32)  # their upper halves, rounded to nearest, ties to even
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 
 
-def _save(weights: Mapping[str, NDArray[np.float32] | NDArray[np.uint16]], dtype: str, file: Path) -> None:
+def _save(weights: Mapping[str, NDArray[Any]], dtype: str, file: Path) -> None:
     """Write arrays as tensors of `dtype`; `weights` stays alive meanwhile, as the addresses handed over need."""
     specs = {
         name: TensorSpec(dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes)

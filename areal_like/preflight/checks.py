@@ -27,6 +27,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.layout import check_layout
 from areal_like.preflight.model import Model, find_model
 from areal_like.preflight.unused import check_unused
+from areal_like.rewards import REWARDS
 from areal_like.rollout.sglang.options import check_server_options
 from areal_like.trainer.megatron.options import check_bridge, check_overrides
 from areal_like.trainer.packing import sequence_alignment
@@ -132,12 +133,13 @@ def _prompts(
 ) -> tuple[list[Prompt], list[Finding]]:
     if dataset is None:
         return [], []
+    check_answer = known(lambda: REWARDS[loaded.config.reward.type].check)
     try:
         if tokenizer is None:
-            read_problems(dataset)
+            read_problems(dataset, check_answer)
             return [], []
         train_on_answers = known(lambda: loaded.config.warm_start) is not None
-        return load_prompts(dataset, tokenizer, train_on_answers=train_on_answers), []
+        return load_prompts(dataset, tokenizer, check_answer, train_on_answers=train_on_answers), []
     except DatasetError as error:
         where = f"{key}.{error.field}"
         return [], [loaded.origins.finding("RUN-DATASET", where, error.problem, error.remedy)]

@@ -13,7 +13,7 @@ from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import InitModelConfig
 from areal_like.config.unknown import known, known_findings
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.demo.init_model import make_tokenizer, model_config
+from areal_like.demo.init_model import model_config
 from areal_like.preflight.weights import WeightsError, check_weights
 
 
@@ -56,7 +56,7 @@ def _find_tokenizer(loaded: LoadedConfig, spec: ModelSpec | None) -> tuple[Token
         return _tokenizer(loaded, "tokenizer_path", named, spec)
     if actor.path is not None:
         return _tokenizer(loaded, "actor.path", actor.path, spec) if spec else (None, [])
-    return (make_tokenizer(actor.init_model.tokenizer) if actor.init_model else None), []
+    return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
 def is_local(path: str) -> bool:
@@ -126,7 +126,7 @@ def _experts(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
 
 
 def _rows(loaded: LoadedConfig, shape: InitModelConfig) -> Iterator[Finding]:
-    entries = make_tokenizer(shape.tokenizer).vocab_size
+    entries = Tokenizer.make(shape.tokenizer).vocab_size
     if shape.vocab_size is not None and shape.vocab_size < entries:
         message, help = (
             f"{shape.vocab_size} rows cannot hold the tokenizer's {entries} entries",

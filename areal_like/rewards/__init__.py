@@ -6,6 +6,8 @@
 from areal_like.rewards import gsm8k
 from areal_like.rewards.pool import RewardPool, Verifier
 
-REWARDS = {"gsm8k": Verifier(quick=gsm8k.quick, verify=gsm8k.verify)}
+REWARDS = {
+    "gsm8k": Verifier(check=gsm8k.check, quick=gsm8k.quick, verify=gsm8k.verify, preload="areal_like.rewards.symbolic")
+}
 
 __all__ = ["REWARDS", "RewardPool", "Verifier"]

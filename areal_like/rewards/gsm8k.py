@@ -6,7 +6,6 @@ the reference is a plain number and words follow: `18 eggs` is 18, but neither `
 
 from __future__ import annotations
 
-import logging
 import re
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
@@ -22,6 +21,10 @@ _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _MARK = "####"
 _BOX = r"\boxed{"
+# The longest final answer that is looked at, in characters: so many, and so many for each of the reference's. The same
+# value unreduced, spelled out or with units is a few times as long; what is longer is a loop of the model, and
+# comparing it would take until the time limit.
+_LONGEST, _LONGEST_PER_CHARACTER = 100, 4
 
 
 def final_answer(text: str) -> str | None:
@@ -42,6 +45,13 @@ def final_answer(text: str) -> str | None:
     return _REMARK.sub("", answer) or None
 
 
+def check(answer: str) -> tuple[str, str] | None:
+    """What a reference answer lacks, and what would do; None where a response can equal it."""
+    if final_answer(answer) is None:
+        return "no final answer", "end it with `#### ` and the answer"
+    return None
+
+
 def quick(response: str, answer: str) -> float | None:
     """The reward where plain integers settle it, None where `verify` has to look.
 
@@ -56,27 +66,23 @@ def quick(response: str, answer: str) -> float | None:
 
 
 def verify(response: str, answer: str) -> float:
-    """1.0 if the final answers are mathematically equal, else 0.0. May take long or for ever: give it a process.
-
-    Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python.
-    """
-    from math_verify import LatexExtractionConfig, parse
-    from math_verify import verify as equal
+    """1.0 if the final answers are mathematically equal, else 0.0. May take long or for ever: give it a process."""
+    from areal_like.rewards.symbolic import equal  # takes seconds
 
     given, wanted = _final_answers(response, answer)
-    if given is None or wanted is None:
-        return 0.0
-    # the caller limits the time: math-verify's own limit is an alarm signal, which long calls in C do not heed
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn of that at every first call
-    parsed = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
-    return float(equal(*parsed, timeout_seconds=None))
+    return float(given is not None and wanted is not None and equal(given, wanted))
 
 
 def _final_answers(response: str, answer: str) -> tuple[str | None, str | None]:
-    """Those of both; against a plain number, a response's number counts without the words after it."""
+    """Those of both; against a plain number, a response's number counts without the words after it.
+
+    A response's answer that is far longer than the reference's is none.
+    """
     given, wanted = final_answer(response), final_answer(answer)
     if given and wanted and _PLAIN.fullmatch(wanted) and (amount := _AMOUNT.fullmatch(given)):
         given = amount["number"]
+    if given and wanted and len(given) > _LONGEST + _LONGEST_PER_CHARACTER * len(wanted):
+        given = None
     return given, wanted
 
 

@@ -1,84 +1,118 @@
-"""A killable pool: a response that cannot be judged in time is missing, never 0, and costs its neighbours nothing."""
+"""A killable pool: a response that cannot be judged in time is missing, never 0, and costs its neighbours nothing.
+
+Workers are forked from multiprocessing's forkserver, which has imported the verifier's libraries: to replace one that
+was killed takes milliseconds. The forkserver starts with the first response that needs a worker, and ends with this
+process. It is one for all pools of a process and keeps what the first of them preloaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from multiprocessing import connection
-from types import TracebackType
-from typing import Self
 
 from pebble import ProcessExpired, ProcessPool
+
+type Judge = Callable[[str, str], float]
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """How responses of one reward type are judged; both functions take (response, reference answer).
+    """How responses of one reward type are judged.
 
-    `quick` answers at once or with None where `verify` has to look; where it answers, `verify` would say the same.
-    `verify` is a module's own function, so that a worker process can import it.
+    `check` takes a reference answer and says what it lacks and what would do, None where nothing is wrong with it.
+    `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to
+    look; where it answers, `verify` would say the same. `verify` is a module's own function, so that a worker process
+    can import it; `preload` is the module whose import brings all that it needs.
     """
 
+    check: Callable[[str], tuple[str, str] | None]
     quick: Callable[[str, str], float | None]
-    verify: Callable[[str, str], float]
+    verify: Judge
+    preload: str
 
 
-class RewardPool:
-    """Judges responses; `async with RewardPool(...) as pool` leaves no process behind.
+class RewardPool(AbstractAsyncContextManager["RewardPool"]):
+    """Judges responses; `async with RewardPool(...) as pool` leaves no worker behind.
 
-    Time limits count from when a worker takes up a response, not from when it is handed in.
+    `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a response, not from
+    when it is handed in.
     """
 
-    def __init__(self, verifier: Verifier, *, timeout_s: float, workers: int) -> None:
+    def __init__(self, verifier: Verifier, *, timeout_s: float, workers: int | None = None) -> None:
         self._verifier, self._timeout_s = verifier, timeout_s
-        # spawn: the caller has threads, which a forked child would not survive
         self._pool = ProcessPool(
-            max_workers=workers,
+            max_workers=workers or len(os.sched_getaffinity(0)),
             initializer=_start_worker,
-            initargs=(verifier.verify,),
-            context=multiprocessing.get_context("spawn"),
+            initargs=(verifier.preload,),
+            context=multiprocessing.get_context("forkserver"),
         )
+        self._starting: asyncio.Future[None] | None = None
+        self._waits: list[float] = []
 
     async def score(self, responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
         """Rewards of responses against their reference answers; None where the verifier timed out or broke."""
         pairs = zip(responses, answers, strict=True)
         return list(await asyncio.gather(*(self._score_one(*pair) for pair in pairs)))
 
-    async def close(self) -> None:
+    def queue_seconds(self) -> tuple[float, float]:
+        """Mean and longest time that responses waited for a worker since the last call; zeros where none had to."""
+        waits, self._waits = self._waits, []
+        return (sum(waits) / len(waits), max(waits)) if waits else (0.0, 0.0)
+
+    async def __aexit__(self, *_: object) -> None:
         """End the worker processes at once, unfinished work included."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
         self._pool.stop()
         await asyncio.to_thread(self._pool.join)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def _score_one(self, response: str, answer: str) -> float | None:
-        reward = self._verifier.quick(response, answer)
-        if reward is not None:
-            return reward
-        future = self._pool.schedule(self._verifier.verify, args=(response, answer), timeout=self._timeout_s)
+        if (settled := self._verifier.quick(response, answer)) is not None:
+            return settled
+        handed_in = time.monotonic()
+        if self._starting is None:  # in a thread: it waits for the forkserver's imports
+            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+        await asyncio.shield(self._starting)
+        task = (self._verifier.verify, response, answer)
+        future = self._pool.schedule(_judge, args=task, timeout=self._timeout_s)
         try:
-            return await asyncio.wrap_future(future)
-        except (FutureTimeoutError, ProcessExpired):
+            taken_up, reward = await asyncio.wrap_future(future)
+        except FutureTimeoutError:
+            self._waits.append(max(0.0, time.monotonic() - self._timeout_s - handed_in))
             return None
+        except ProcessExpired:
+            return None
+        self._waits.append(taken_up - handed_in)
+        return reward
+
+    def _start(self) -> None:
+        """Start forkserver and workers. Each worker imports again what the main script does: the command line."""
+        multiprocessing.set_forkserver_preload([self._verifier.preload, "areal_like.cli"])
+        self._pool.schedule(os.getpid)  # the first task starts the workers
 
 
-def _start_worker(verify: Callable[[str, str], float]) -> None:
-    """Tie a new worker's life to the parent's, and load what the verifier imports outside any time limit."""
+def _start_worker(preload: str) -> None:
+    """Tie a new worker's life to the parent's."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler would wait for the end of a long call in C
     parent = multiprocessing.parent_process()
     if parent is not None:  # always, in a pool's worker
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    verify("", "")
+    importlib.import_module(preload)  # at once, unless the forkserver keeps what another pool preloaded
+
+
+def _judge(verify: Judge, response: str, answer: str) -> tuple[float, float]:
+    """When a worker took up a response, on the clock that all processes of a host share, and the reward."""
+    return time.monotonic(), verify(response, answer)
 
 
 def _end_with(sentinel: int) -> None:

@@ -9,16 +9,21 @@ from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
 from areal_like.data.dataset import DatasetError, PromptStream, load_prompts
-from areal_like.data.tokenizer import TokenizerError
-from areal_like.demo.init_model import make_tokenizer
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.rewards import REWARDS
 from areal_like.rewards.gsm8k import verify
 from areal_like.types import Prompt
 
-BYTES = make_tokenizer("bytes")
+BYTES = Tokenizer.make("bytes")
 ROWS = [
     {"question": "1 + 1?", "answer": "#### 2", "level": 1},
     {"question": "2 + 2 + 2?", "answer": "#### 6", "level": 2},
 ]
+CHECK = REWARDS["gsm8k"].check
+
+
+def load(config, tokenizer, **more):
+    return load_prompts(config, tokenizer, CHECK, **more)
 
 
 def write_jsonl(file, rows):
@@ -33,7 +38,7 @@ def write_parquet(file, rows):
 
 @pytest.mark.parametrize(("write", "name"), [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
 def test_files_become_prompts(write, name, tmp_path):
-    prompts = load_prompts(DatasetConfig(path=write(tmp_path / name, ROWS)), BYTES)
+    prompts = load(DatasetConfig(path=write(tmp_path / name, ROWS)), BYTES)
     assert [BYTES.decode(prompt.tokens) for prompt in prompts] == ["1 + 1?", "2 + 2 + 2?"]
     assert [prompt.sample_id for prompt in prompts] == [0, 1]
     assert prompts[1].answer == ROWS[1]["answer"]
@@ -41,18 +46,18 @@ def test_files_become_prompts(write, name, tmp_path):
 
 def test_other_field_names(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "solution": "1"}])
-    (prompt,) = load_prompts(DatasetConfig(path=path, prompt_field="problem", answer_field="solution"), BYTES)
+    (prompt,) = load(DatasetConfig(path=path, prompt_field="problem", answer_field="solution"), BYTES)
     assert BYTES.decode(prompt.tokens) == "1?"
 
 
 def test_max_samples_takes_the_first(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    assert [p.sample_id for p in load_prompts(ValidDatasetConfig(path=path, max_samples=1), BYTES)] == [0]
+    assert [p.sample_id for p in load(ValidDatasetConfig(path=path, max_samples=1), BYTES)] == [0]
 
 
 def test_arithmetic_needs_no_file():
     config = DatasetConfig(path="arithmetic", split="test", arithmetic=ArithmeticConfig(size=5))
-    assert len(load_prompts(config, make_tokenizer("arithmetic"))) == 5
+    assert len(load(config, Tokenizer.make("arithmetic"))) == 5
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_a_fault_names_file_row_and_remedy(content, field, words, tmp_path):
     file = tmp_path / "faulty.jsonl"
     file.write_text(content)
     with pytest.raises(DatasetError) as caught:
-        load_prompts(DatasetConfig(path=str(file), max_prompt_length=5), BYTES)
+        load(DatasetConfig(path=str(file), max_prompt_length=5), BYTES)
     assert caught.value.field == field and caught.value.remedy
     assert all(word in str(caught.value) for word in ["faulty.jsonl", *words])
 
@@ -86,7 +91,7 @@ def test_a_fault_names_file_row_and_remedy(content, field, words, tmp_path):
 @pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet"])
 def test_a_missing_file_is_named(name, tmp_path):
     with pytest.raises(DatasetError, match="does not exist"):
-        load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
+        load(DatasetConfig(path=str(tmp_path / name)), BYTES)
 
 
 @pytest.mark.parametrize("name", ["csv", "json", "text", "gsm8k", "./owner/name", "owner/name/more", "owner/a.jsonl"])
@@ -96,7 +101,7 @@ def test_only_owner_and_name_are_asked_of_the_hub(name, tmp_path, monkeypatch):
     for suffix in ("csv", "json", "txt"):
         (tmp_path / f"train.{suffix}").write_text('{"question": "1?", "answer": "1"}')
     with pytest.raises(DatasetError, match=f"{name} does not exist") as caught:
-        load_prompts(DatasetConfig(path=name), BYTES)
+        load(DatasetConfig(path=name), BYTES)
     assert "owner/name" in caught.value.remedy
 
 
@@ -105,13 +110,13 @@ def test_a_folder_is_not_taken_for_a_dataset_of_the_hub(tmp_path, monkeypatch):
     (tmp_path / "data/mine").mkdir(parents=True)
     write_jsonl(tmp_path / "data/mine/train.jsonl", ROWS)
     with pytest.raises(DatasetError, match="data/mine is not a file"):
-        load_prompts(DatasetConfig(path="data/mine"), BYTES)
+        load(DatasetConfig(path="data/mine"), BYTES)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("question,answer\n1?,1\n")
     with pytest.raises(DatasetError, match=r"a\.csv is neither JSONL nor Parquet"):
-        load_prompts(DatasetConfig(path=str(tmp_path / "a.csv")), BYTES)
+        load(DatasetConfig(path=str(tmp_path / "a.csv")), BYTES)
 
 
 def test_a_dataset_of_the_hub(monkeypatch):
@@ -123,33 +128,33 @@ def test_a_dataset_of_the_hub(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     config = ValidDatasetConfig(path="openai/gsm8k", name="main")
-    assert len(load_prompts(config, BYTES)) == 2 and asked == [("openai/gsm8k", "main", "test")]
+    assert len(load(config, BYTES)) == 2 and asked == [("openai/gsm8k", "main", "test")]
 
 
 @pytest.mark.parametrize("name", ["folder.jsonl", "folder.parquet"])
 def test_a_directory_is_not_a_file(name, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(DatasetError, match="is not a file"):
-        load_prompts(DatasetConfig(path=str(tmp_path / name)), BYTES)
+        load(DatasetConfig(path=str(tmp_path / name)), BYTES)
 
 
 def test_a_file_that_breaks_off_while_it_is_read_is_refused(tmp_path):
     file = tmp_path / "a.jsonl"
     file.symlink_to("/proc/self/mem")  # opens, but its first byte is not mapped
     with pytest.raises(DatasetError, match=r"a\.jsonl cannot be read"):
-        load_prompts(DatasetConfig(path=str(file)), BYTES)
+        load(DatasetConfig(path=str(file)), BYTES)
 
 
 def test_what_is_not_parquet_is_refused(tmp_path):
     (tmp_path / "a.parquet").write_text("not parquet")
     with pytest.raises(DatasetError, match="cannot be read as Parquet"):
-        load_prompts(DatasetConfig(path=str(tmp_path / "a.parquet")), BYTES)
+        load(DatasetConfig(path=str(tmp_path / "a.parquet")), BYTES)
 
 
 def test_words_unknown_to_the_tokenizer_are_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"question": "Zoe has 3 zebras.", "answer": "#### 3"}])
     with pytest.raises(DatasetError, match="tokenizer does not know"):
-        load_prompts(DatasetConfig(path=path), make_tokenizer("arithmetic"))
+        load(DatasetConfig(path=path), Tokenizer.make("arithmetic"))
 
 
 @pytest.mark.parametrize(
@@ -157,30 +162,39 @@ def test_words_unknown_to_the_tokenizer_are_refused(tmp_path):
 )
 def test_final_answers_that_a_verifier_can_use(answer, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"question": "1?", "answer": answer}])
-    (prompt,) = load_prompts(DatasetConfig(path=path), BYTES)
+    (prompt,) = load(DatasetConfig(path=path), BYTES)
     assert verify(answer, prompt.answer) == 1.0
+
+
+def test_which_answers_are_sound_is_the_rewards_own_question(tmp_path):
+    rows = [{"question": "Say hello.", "answer": answer} for answer in ("hello", "good morning")]
+    config = DatasetConfig(path=write_jsonl(tmp_path / "a.jsonl", rows))
+    assert [prompt.answer for prompt in load_prompts(config, BYTES, lambda answer: None)] == ["hello", "good morning"]
+    assert len(load_prompts(config, BYTES, None)) == 2
+    with pytest.raises(DatasetError, match=r"row 2 has two words in field 'answer'; write one, or leave that row out"):
+        load_prompts(config, BYTES, lambda answer: ("two words", "write one") if " " in answer else None)
 
 
 def test_answers_that_are_trained_on_have_known_words_too(tmp_path):
     rows = [{"question": "Tom has 3 apples.", "answer": answer} for answer in ("#### 3", "Zebras! #### 3")]
     config = DatasetConfig(path=write_jsonl(tmp_path / "a.jsonl", rows))
-    tokenizer = make_tokenizer("arithmetic")
-    assert len(load_prompts(config, tokenizer)) == 2
+    tokenizer = Tokenizer.make("arithmetic")
+    assert len(load(config, tokenizer)) == 2
     with pytest.raises(DatasetError, match="row 2 has words in its answer that the tokenizer does not know"):
-        load_prompts(config, tokenizer, train_on_answers=True)
+        load(config, tokenizer, train_on_answers=True)
 
 
 def test_an_answer_that_is_trained_on_can_be_tokenised(tmp_path, monkeypatch):
     config = DatasetConfig(path=write_jsonl(tmp_path / "a.jsonl", ROWS))
-    tokenizer = make_tokenizer("bytes")
+    tokenizer = Tokenizer.make("bytes")
     monkeypatch.setattr(tokenizer, "encode_response", mock.Mock(side_effect=TokenizerError("no word 6")))
     with pytest.raises(DatasetError, match="row 1 cannot be tokenised: no word 6"):
-        load_prompts(config, tokenizer, train_on_answers=True)
+        load(config, tokenizer, train_on_answers=True)
 
 
 def test_an_unknown_split_of_arithmetic_is_refused():
     with pytest.raises(DatasetError, match="no split dev"):
-        load_prompts(DatasetConfig(path="arithmetic", split="dev"), make_tokenizer("arithmetic"))
+        load(DatasetConfig(path="arithmetic", split="dev"), Tokenizer.make("arithmetic"))
 
 
 PROMPTS = [Prompt(i, [i], {}) for i in range(7)]

@@ -1,10 +1,12 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
 from areal_like.config.schema import InitModelConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.demo.init_model import make_tokenizer, write_init_model
+from areal_like.demo.init_model import write_init_model
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{{ eos_token }}\n{% endfor %}"
@@ -52,12 +54,48 @@ def test_the_chat_template_gives_what_transformers_gives(model):
     )
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "<sum> & é", "parameters": {"b": 1, "a": 2}}}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ strftime_now('%Y') }}{{ messages[0].content }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
+        "{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ messages[0].content }}",
+        "{{ tools | tojson(separators=(',', ':'), sort_keys=True) }}",
+        "{{ 'thinks' if enable_thinking else 'answers' }}{{ documents is none }}{{ add_generation_prompt }}",
+        "{{ bos_token }}{{ unk_token }}{{ image_token }}{{ pad_token }}",
+    ],
+)
+def test_templates_have_what_transformers_gives_them(model, template):
+    edit(model / "tokenizer_config.json", chat_template=template, image_token="<image>", add_bos_token=True)
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(model), Tokenizer.load(str(model))
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    for arguments in ({}, {"tools": TOOLS, "enable_thinking": True}):
+        wanted = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
+        assert ours.decode(ours.encode_chat(messages, **arguments)) == ours.decode(ours.encode(wanted))
+        assert ours.encode_chat(messages, **arguments) == ours.encode(wanted)
+
+
+def test_chat_templates_need_no_torch(model):
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    code = (
+        "import sys; from areal_like.data.tokenizer import Tokenizer; tokenizer = Tokenizer.load(sys.argv[1]);"
+        "assert 'transformers' not in sys.modules; assert tokenizer.encode_prompt('1 + 1?');"
+        "assert not {'torch', 'transformers.models'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(model)], check=True)
+
+
 def test_end_tokens_come_from_the_generation_config_first(model):
     edit(model / "generation_config.json", eos_token_id=[5, 7])
     assert Tokenizer.load(str(model)).eos_token_ids == (5, 7)
     for name in ("generation_config.json", "config.json"):
         (model / name).unlink()
-    assert Tokenizer.load(str(model)).eos_token_ids == (make_tokenizer("bytes").eos_token_ids[0],)
+    assert Tokenizer.load(str(model)).eos_token_ids == (Tokenizer.make("bytes").eos_token_ids[0],)
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
@@ -74,9 +112,10 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("tokenizer.json", '{"version": "1.0", "model": {"typ', "not JSON"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"typ', "describes no tokenizer: EOF"),
         ("tokenizer.json", "{}", "describes no tokenizer"),
-        ("tokenizer.json", "[]", "not a JSON object"),
+        ("tokenizer.json", "[]", "describes no tokenizer"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
         ("tokenizer.json", '{"model": {"type": "Neural"}}', "describes no tokenizer"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("generation_config.json", "{", "not JSON"),
@@ -93,7 +132,6 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
         ),
         ("generation_config.json", '{"eos_token_id": []}', "generation_config.json names no end token"),
         ("tokenizer_config.json", '{"eos_token": 5}', "special token that is no text: 5"),
-        ("chat_template.jinja", "{% if %}", "not Jinja"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
     ],
 )
@@ -132,6 +170,12 @@ def test_a_file_that_is_not_text_is_a_tokenizer_error(model):
     (model / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TokenizerError, match=r"chat_template.jinja cannot be read"):
         Tokenizer.load(str(model))
+
+
+def test_a_template_that_is_not_jinja_is_a_tokenizer_error(model):
+    (model / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(TokenizerError, match="not Jinja"):
+        Tokenizer.load(str(model)).encode_prompt("x")
 
 
 @pytest.mark.parametrize("template", ["{{ messages + 1 }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}"])

@@ -1,8 +1,10 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
-from areal_like.demo.arithmetic import generate, split_of
+from areal_like.config.schema import ArithmeticConfig
+from areal_like.demo.arithmetic import SPLITS, generate, split_of
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -24,3 +26,11 @@ def test_splits_share_no_question_whatever_the_seeds():
 def test_the_seed_decides_the_problems():
     assert generate(50, 20, 1, "train") == generate(50, 20, 1, "train")
     assert generate(50, 20, 1, "train") != generate(50, 20, 2, "train")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_split_has_problems_of_the_smallest_numbers(split):
+    """So generating ends: larger operands only add problems, and 2 is the smallest `max_number` of a configuration."""
+    with pytest.raises(ValidationError):
+        ArithmeticConfig(max_number=1)
+    assert len({record["question"] for record in generate(1000, max_number=2, seed=0, split=split)}) > 20

@@ -3,14 +3,14 @@ import pytest
 from areal_like.config.schema import InitModelConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.demo.init_model import make_tokenizer, write_init_model
+from areal_like.demo.init_model import write_init_model
 
 DENSE = InitModelConfig()
 MOE = InitModelConfig(tokenizer="bytes", vocab_size=300, num_experts=4, tie_word_embeddings=False)
 
 
 def test_the_arithmetic_tokenizer_knows_every_problem():
-    tokenizer = make_tokenizer("arithmetic")
+    tokenizer = Tokenizer.make("arithmetic")
     assert tokenizer.vocab_size < 60
     for record in arithmetic.generate(500, max_number=999, seed=0, split="train"):
         text = f"{record['question']}{record['answer']}"
@@ -20,12 +20,12 @@ def test_the_arithmetic_tokenizer_knows_every_problem():
 
 
 def test_arithmetic_answers_are_short():
-    tokenizer = make_tokenizer("arithmetic")
+    tokenizer = Tokenizer.make("arithmetic")
     assert len(tokenizer.encode_response("#### 17")) == 4  # mark, two digits, end
 
 
 def test_words_outside_the_problems_are_noticed():
-    tokenizer = make_tokenizer("arithmetic")
+    tokenizer = Tokenizer.make("arithmetic")
     assert tokenizer.unk_token_id in tokenizer.encode("Zoe has 3 apples.")
 
 

@@ -1,10 +1,12 @@
+import subprocess
+import sys
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.rewards.gsm8k import final_answer, quick, verify
+from areal_like.rewards.gsm8k import check, final_answer, quick, verify
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,35 @@ def test_quick_says_what_verify_says(given_number, wanted, form):
     answer = f"#### {given_number if wanted is None else wanted}"
     reward = quick(response, answer)
     assert reward is None or reward == verify(response, answer)
+
+
+@pytest.mark.parametrize("answer", ["#### 7", r"#### \frac{1}{2}"])
+def test_an_answer_far_longer_than_the_reference_is_none(answer):
+    """However it would compare: a model that repeats itself must not occupy the verifier."""
+    wanted = final_answer(answer)
+    padded = f"{wanted} {r'+ 0 ' * 15}"
+    assert quick(rf"\boxed{{{padded}}}", answer) is None and verify(rf"\boxed{{{padded}}}", answer) == 1.0
+    longer = f"{wanted} {r'+ 0 ' * 40}"
+    assert quick(rf"\boxed{{{longer}}}", answer) == verify(rf"\boxed{{{longer}}}", answer) == 0.0
+
+
+def test_a_long_reference_allows_long_answers():
+    matrix = r"\begin{pmatrix}" + r"\\".join(str(n) for n in range(60)) + r"\end{pmatrix}"
+    assert verify(rf"\boxed{{{matrix}}}", f"#### {matrix}") == 1.0
+
+
+def test_words_after_a_plain_number_do_not_make_it_long():
+    assert quick(f"#### 7 eggs. {'That is what remains. ' * 20}", "#### 7") == 1.0
+
+
+def test_a_reference_answer_without_a_final_one_is_found():
+    assert check("It is 2.\n#### 2") is None
+    assert check("one") == ("no final answer", "end it with `#### ` and the answer")
+
+
+def test_quick_and_check_leave_the_symbolic_library_alone():
+    code = (
+        "import sys; from areal_like.rewards import REWARDS; v = REWARDS['gsm8k'];"
+        "v.check('#### 2'); v.quick('#### x', '#### 2'); assert not {'sympy', 'math_verify'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

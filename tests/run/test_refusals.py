@@ -96,7 +96,7 @@ def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: 
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("tokenizer.json", '{"model": {"typ', "not JSON"),
+        ("tokenizer.json", '{"model": {"typ', "describes no tokenizer: EOF"),
         ("tokenizer.json", "{}", "describes no tokenizer"),
         ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": [1]}}', "describes no tokenizer"),
         (
