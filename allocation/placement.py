@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from allocation.diagnostics import Finding, Source, UnknownSize, has_errors, run_rules
+from allocation.diagnostics import Finding, Source, has_errors
+from allocation.language.syntax import LARGEST
 from allocation.plan import Cluster
 from allocation.resolve import Engine
-from allocation.syntax import LARGEST
+from allocation.rules.registry import UnknownSize, run_rules
 
 DEFAULT_GPUS_PER_NODE = 8
 
@@ -55,7 +56,7 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
     """The request with every `d*` replaced by a number, as far as that is possible."""
     if not any(engine.starred for engine in request.engines):
         return request, []
-    findings = run_rules("star", source, request)
+    findings = run_rules(source, open_request=request)
     if findings:
         return request, findings
     groups = []
@@ -63,7 +64,7 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
         if any(engine.starred for engine in group):
             try:
                 room = _room(request, group)
-                findings += run_rules("star room", source, request, group, room)
+                findings += run_rules(source, group=group, room=room)
                 group = tuple(_fill(engine, room) if engine.starred else engine for engine in group)
             except UnknownSize:
                 return request, findings
@@ -101,7 +102,7 @@ def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Find
         needs = [group_size(group) for group in request.groups]
     except UnknownSize:
         return (), []
-    findings = run_rules("world", source, request) or run_rules("placement", source, request, needs)
+    findings = run_rules(source, sized_request=request) or run_rules(source, request=request, needs=needs)
     if has_errors(findings):
         return (), findings
     free = _without(range(LARGEST), _union(explicit(engine) for engine in request.engines))
@@ -115,7 +116,7 @@ def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Find
             ids += (current[: need - n_gpus(ids)],)
             current = current[len(ids[-1]) :]
         placed += [explicit(engine) or ids for engine in group]
-    findings += run_rules("placed", source, request, placed)
+    findings += run_rules(source, placed=tuple(zip(request.engines, placed, strict=True)), cluster=request.cluster)
     return tuple(placed), findings
 
 

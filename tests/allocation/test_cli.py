@@ -243,7 +243,7 @@ def run(code, *words):
 
 
 def test_count_imports_only_what_it_needs():
-    heavy = "{'rich', 'numpy', 'yaml', 'lark', 'torch', 'allocation.targets', 'allocation.views'}"
+    heavy = "{'rich', 'numpy', 'yaml', 'lark', 'torch', 'allocation.convert', 'allocation.views'}"
     code = (
         "import sys; sys.argv = ['allocation', 'count', 'sglang:d4']; from allocation.cli import app\n"
         f"try: app()\nfinally: print({heavy} & set(sys.modules))"

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allocation
-from allocation.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
-from allocation.tables import FOLDER, dump
+from allocation.language.spelling import spell
+from allocation.language.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
 
 PUBLISHED = [
     # string, GPUs, sizes of the first trainer or server
@@ -79,17 +79,17 @@ allocations = st.builds(Allocation, st.lists(groups, min_size=1, max_size=3).map
 @settings(max_examples=150, deadline=None)
 @given(allocations)
 def test_printing_loses_nothing(tree):
-    assert allocation.parse(str(tree)) == tree
-    assert allocation.parse(tree.text(shell=True)) == tree
+    assert allocation.parse(spell(tree)) == tree
+    assert allocation.parse(spell(tree, shell=True)) == tree
 
 
 @settings(max_examples=100, deadline=None)
 @given(allocations)
 def test_format_is_stable_and_says_the_same(tree):
-    normal = allocation.format(str(tree))
+    normal = allocation.format(spell(tree))
     assert allocation.format(normal) == normal
-    assert allocation.format(tree.text(shell=True)) == normal
-    assert sorted(normal) == sorted(str(tree))
+    assert allocation.format(spell(tree, shell=True)) == normal
+    assert sorted(normal) == sorted(spell(tree))
 
 
 def test_format_orders_letters_and_spells_for_a_shell():
@@ -107,8 +107,3 @@ def test_spans_point_at_the_words():
     assert text[slice(*first.name.span)] == "a"
     assert [text[slice(*r.span)] for r in second.gpus] == ["0", "2-3"]
     assert text[slice(*second.span)] == "megatron:(attn:d1|ffn:e1)@0,2-3"
-
-
-def test_tables_are_current():
-    pytest.importorskip("lark")
-    assert (FOLDER / "tables.json").read_text() == dump(), "run `python -m allocation.tables`"

@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 
 from allocation.compiler import Context, judge
+from allocation.convert import devices
+from allocation.convert.drafts import Draft, engines, join, merged
+from allocation.convert.settings import Reading
+from allocation.convert.system import System
+from allocation.convert.verl import with_data_parallel
 from allocation.diagnostics import Finding
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.targets import devices
-from allocation.targets.drafts import Draft, engines, join, merged
-from allocation.targets.settings import Reading
-from allocation.targets.system import System
-from allocation.targets.verl import with_data_parallel
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
 _STRATEGIES = {
@@ -47,11 +47,11 @@ def read(text: str) -> tuple[str, list[Finding]]:
         if reading.has(f"{section}.device_mapping"):
             drafts += _engine(reading, role, section)
     if not drafts and not reading.findings:
-        reading.report("convert nothing", "ROLL", "a role such as actor_train with its device_mapping")
+        reading.report(title="ROLL", expected="a role such as actor_train with its device_mapping")
     for key, setting in reading.settings.items():
         section, _, last = key.rpartition(".")
         if last == "device_mapping" and section not in ROLES.values() and setting.value:
-            reading.report("convert unread", setting, f"an allocation has no engine for ROLL's `{section}`")
+            reading.report(unread=setting, reason=f"an allocation has no engine for ROLL's `{section}`")
     return (_arranged(drafts) if drafts else ""), reading.findings
 
 
@@ -66,15 +66,15 @@ def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
         gpus = devices.parse(mapping.value)
     except ValueError as error:
         if "$" in mapping.value:
-            reading.report("convert value", mapping)
+            reading.report(size=mapping)
         else:
-            reading.report("convert devices", mapping, str(error))
+            reading.report(devices=mapping, reason=str(error))
         return []
     if strategy is None:
-        reading.report("convert missing", strategy_key, mapping, f"one of {', '.join(_STRATEGIES)}")
+        reading.report(key=strategy_key, near=mapping, help=f"one of {', '.join(_STRATEGIES)}")
         return []
     if strategy.value not in _STRATEGIES:
-        reading.report("convert backend", strategy)
+        reading.report(backend=strategy)
         return []
     backend, config = _STRATEGIES[strategy.value], f"{section}.strategy_args.strategy_config"
     if backend in ("sglang", "vllm"):
@@ -97,7 +97,7 @@ def _server(reading: Reading, backend: str, section: str, config: str) -> Parall
     tp = reading.size(f"{config}.tp_size", f"{config}.tensor_parallel_size", default=max(1, worker // pp))
     ep = reading.size(f"{config}.ep_size", f"{config}.expert_parallel_size")
     if ep > 1 and backend == "vllm":
-        reading.report("convert unread", reading.find(f"{config}.ep_size"), "vllm has no letter e in an allocation")
+        reading.report(unread=reading.find(f"{config}.ep_size"), reason="vllm has no letter e in an allocation")
         ep = 1
     return ParallelSizes(tp=tp, pp=pp, ep=ep)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allocation
-from allocation.targets import SYSTEMS, devices, read, write
+from allocation.convert import SYSTEMS, devices, read, write
 
 VERL_30B = """
 python3 -m verl.trainer.main_ppo model_engine=megatron \\

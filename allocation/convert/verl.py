@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from allocation.convert.drafts import Draft, engines, join, pool, union
+from allocation.convert.settings import Reading, number
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.targets.drafts import Draft, engines, join, pool, union
-from allocation.targets.settings import Reading, number
-from allocation.targets.system import System
 
 _MEGATRON = {
     "tp": "tensor_model_parallel_size",
@@ -55,7 +55,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[tuple[str, str, Par
         elif role == "actor" and reading.has(f"{dialect.prefix}actor_rollout_ref.actor", "model_engine"):
             yield role, *_trainer(reading, base, dialect, actor)
         if role == "actor":
-            actor = _trainer(Reading(reading.text, reading.settings), base, dialect, actor)
+            actor = _trainer(Reading(reading.text, reading.settings, reading.variables), base, dialect, actor)
 
 
 def _trainer(
@@ -69,12 +69,12 @@ def _trainer(
     elif strategy:
         backend = _STRATEGIES.get(strategy.value, "")
         if not backend:
-            reading.report("convert backend", strategy)
+            reading.report(backend=strategy)
             backend = default[0]
     if backend == "fsdp":
         shards = reading.find(f"{base}.fsdp_config.fsdp_size")
         if shards and shards.value != "-1":
-            reading.report("convert unread", shards, "an allocation does not say how parameters are sharded")
+            reading.report(unread=shards, reason="an allocation does not say how parameters are sharded")
         return backend, ParallelSizes(cp=reading.size(f"{base}.{_ULYSSES}", default=sizes.cp))
     got = {
         name: reading.size(f"{base}.megatron.{key}", default=getattr(sizes, name))
@@ -96,7 +96,7 @@ def with_data_parallel(
     """The sizes with `dp` from the number of GPUs; `key` is the setting to point at when they do not divide."""
     replica = sizes.tp * sizes.pp * sizes.cp
     if n_gpus % replica:
-        reading.report("convert world", role, n_gpus, replica, reading.find(key) if key else None)
+        reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key) if key else None)
     return replace(sizes, dp=max(1, n_gpus // replica))
 
 
@@ -112,14 +112,14 @@ def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
     rollout = _rollout(reading, dialect)
     if not reading.settings or not (found or rollout):
         if not reading.findings:
-            reading.report("convert nothing", dialect.title, "for example actor_rollout_ref.actor.strategy=megatron")
+            reading.report(title=dialect.title, expected="for example actor_rollout_ref.actor.strategy=megatron")
         return "", reading.findings
     nodes_key, gpus_key = "trainer.nnodes", "trainer.n_gpus_per_node"
     n_gpus = reading.size(nodes_key) * reading.size(gpus_key, default=0)
     own = _own_pool(reading, rollout) if rollout else 0
     if not n_gpus:
         n_gpus = smallest_pool(found + ([] if own or not rollout else [rollout]))
-        reading.report("convert gpus", f"{nodes_key} and {gpus_key}", n_gpus)
+        reading.report(where=f"{nodes_key} and {gpus_key}", smallest=n_gpus)
     shared = [
         Draft(role, backend, with_data_parallel(reading, role, sizes, n_gpus, gpus_key))
         for role, backend, sizes in found
@@ -139,17 +139,15 @@ def _rollout(reading: Reading, dialect: Dialect) -> tuple[str, str, ParallelSize
     name = reading.find(f"{_ROLLOUT}.name")
     backend = name.value if name else "vllm"
     if name and backend not in ("vllm", "sglang"):
-        reading.report("convert backend", name)
+        reading.report(backend=name)
         backend = "vllm"
     inside = reading.find(f"{_ROLLOUT}.data_parallel_size")
     if inside and inside.value != "1":
-        reading.report(
-            "convert unread", inside, "it groups GPUs inside a server, for which an allocation has no letter"
-        )
+        reading.report(unread=inside, reason="it groups GPUs inside a server, for which an allocation has no letter")
     ep_key = f"{_ROLLOUT}.expert_parallel_size"
     ep = reading.size(ep_key)
     if ep > 1 and backend == "vllm":
-        reading.report("convert unread", reading.find(ep_key), "vllm has no letter e in an allocation")
+        reading.report(unread=reading.find(ep_key), reason="vllm has no letter e in an allocation")
         ep = 1
     pp = reading.size(f"{_ROLLOUT}.pipeline_model_parallel_size")
     return "rollout", backend, ParallelSizes(tp=reading.size(tp_key, default=dialect.rollout_tp), pp=pp, ep=ep)
@@ -163,7 +161,7 @@ def _own_pool(reading: Reading, rollout: tuple[str, str, ParallelSizes]) -> int:
             own = reading.size(nodes) * reading.size(gpus, "trainer.n_gpus_per_node", default=0)
             if not own:
                 own = smallest_pool([rollout])
-                reading.report("convert gpus", gpus, own)
+                reading.report(where=gpus, smallest=own)
             return own
     return 0
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from allocation.targets.settings import number
+from allocation.convert.settings import number
 
 MOST_GPUS = 1 << 17
 _TERM = re.compile(r"\[([\d,\s]*)\]|(list\s*\(\s*)?range\s*\(([\d,\s]*)\)\s*(\))?")

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from allocation.compiler import ROLE_ORDER
+from allocation.language.spelling import dims, gpu_ranges, spell
+from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import BACKENDS, DEFAULT_ROLE
+from allocation.resolve import BACKENDS, DEFAULT_ROLE, SERVER
 
 COUNTED_ONE_BY_ONE = 1 << 16
 
@@ -24,28 +26,24 @@ class Draft:
     gpus: tuple[range, ...] = ()
 
     @property
-    def layout(self) -> str:
+    def layout(self) -> Layout:
         """The dimensions; with expert parallelism folded, so that ETP is explicit."""
         s = self.sizes
-        dims = f"d{s.dp}" + _dims(p=s.pp, t=s.tp, c=s.cp)
-        if BACKENDS[self.backend].kind == "server":
-            return dims + _dims(e=s.ep)
-        dims += _dims(v=s.vpp)
+        attn = {"d": s.dp, "p": s.pp, "t": s.tp, "c": s.cp}
+        if BACKENDS[self.backend].kind == SERVER:
+            return Layout(dims(attn | {"e": s.ep}))
+        attn |= {"v": s.vpp}
         if s.ep == s.etp == 1:
-            return dims
+            return Layout(dims(attn))
         world, block = s.dp * s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
-        expert_dp = f"d{world // block}" if world % block == 0 else ""
-        return f"(attn:{dims}|ffn:{expert_dp}{_dims(p=s.pp)}t{s.etp}e{s.ep})"
+        derived = {"d": world // block} if world % block == 0 else {}
+        ffn = (*dims(derived | {"p": s.pp}), Dim("t", str(s.etp)), Dim("e", str(s.ep)))
+        return Layout(dims(attn), ffn)
 
-    def text(self, *, named: bool) -> str:
+    def member(self, *, named: bool) -> Member:
         """The member of the allocation."""
-        name = f"[{self.role}]" if named else ""
-        ids = ",".join(f"{r.start}-{r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in self.gpus)
-        return f"{self.backend}{name}:{self.layout}{'@' + ids if ids else ''}"
-
-
-def _dims(**sizes: int) -> str:
-    return "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1)
+        name = Word(self.role) if named else None
+        return Member(Word(self.backend), self.layout, name, gpu_ranges(self.gpus))
 
 
 def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
@@ -59,7 +57,7 @@ def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
 def join(groups: Sequence[Sequence[Draft]]) -> str:
     """The allocation of colocated groups."""
     named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
-    return "+".join("|".join(draft.text(named=named) for draft in group) for group in groups)
+    return spell(Allocation(tuple(Group(tuple(draft.member(named=named) for draft in group)) for group in groups)))
 
 
 def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
