@@ -40,5 +40,8 @@ def read_file(file: str, overrides: Sequence[str] = ()) -> ReadFile:
     registered = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     if not registered:
         raise FileError(f"{file}: no reader of run files is installed; `pip install areal-like` brings one")
-    reader: Reader = registered[0].load()
+    try:
+        reader: Reader = registered[0].load()
+    except ImportError as error:
+        raise FileError(f"{file}: the reader {registered[0].name} cannot be loaded: {error}") from error
     return reader(file, overrides)

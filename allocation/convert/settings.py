@@ -6,7 +6,7 @@ Nothing is evaluated. YAML is only composed: every scalar stays a string, no tag
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -78,7 +78,7 @@ class Reading:
                 raise Unreadable(f"settings of {len(text)} characters; at most {LONGEST} are read", Source(""))
             for setting in parse(text):
                 reading.settings[setting.key] = setting
-            reading.variables = {match[1]: _unquoted(match[2]) for match in _VARIABLE.finditer(_without_comments(text))}
+            reading.variables = _variables(_without_comments(text))
         except Unreadable as error:
             reading.settings = {}
             reading.report(unreadable=error)
@@ -132,13 +132,24 @@ class Reading:
         return value
 
     def _referred(self, match: re.Match[str]) -> str:
-        """What a reference stands for; `${NAME:-8}` is 8 where the text gives NAME no other value."""
-        name = match[1] or match[3]
-        setting = self.settings.get(name)
-        value = setting.value if setting else self.variables.get(name)
-        if value is None or match[0] in value:
-            return match[0] if match[2] is None else match[2]
-        return value if len(value) <= LONGEST_REFERRED else match[0]
+        setting = self.settings.get(match[1] or match[3])
+        known = {setting.key: setting.value} | self.variables if setting else self.variables
+        return _substituted(match, known)
+
+
+def _variables(text: str) -> dict[str, str]:
+    """The shell variables that the text sets, in its order, with earlier ones filled in."""
+    found: dict[str, str] = {}
+    for match in _VARIABLE.finditer(text):
+        if match.end() - match.start() <= LONGEST_REFERRED:
+            found[match[1]] = _REFERENCE.sub(lambda reference: _substituted(reference, found), _unquoted(match[2]))
+    return found
+
+
+def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
+    """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
+    value = known.get(reference[1] or reference[3], reference[2])
+    return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
 
 
 def number(text: str) -> int | None:

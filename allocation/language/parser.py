@@ -6,6 +6,7 @@ The lexer is contextual: it looks only for what may follow, so `d4` is a name in
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ def _position(error: UnexpectedInput, end: int) -> int:
 @cache
 def _lark() -> Lark:
     # Lark keeps what it made of the grammar beside Python's own compiled files, and renews it when either changes.
-    compiled = Path(__file__).parent / "__pycache__" / "grammar.lark.cache"
+    compiled = Path(cache_from_source(__file__)).with_name("grammar.lark.cache")
     return Lark(
         GRAMMAR.read_text(), parser="lalr", start=["allocation", "member"], maybe_placeholders=False,
         transformer=_Nodes(), cache=str(compiled),
