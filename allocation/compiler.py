@@ -13,13 +13,14 @@ from typing import Any
 
 import allocation.rules.every  # noqa: F401  (registers the rules)
 from allocation.diagnostics import AllocationError, Finding, Source, has_errors
+from allocation.gpus import Gpus
 from allocation.grid import DEFAULT_ORDER
 from allocation.language.reading import read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, fill_stars, place
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER, TRAINER, Engine, resolve
 from allocation.rules.registry import run_rules

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from allocation.compiler import ROLE_ORDER
+from allocation.gpus import Gpus, n_gpus
 from allocation.language.spelling import dims, gpu_ranges, spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, ParallelSizes, Plan
@@ -23,7 +24,7 @@ class Draft:
     role: str
     backend: str
     sizes: ParallelSizes
-    gpus: tuple[range, ...] = ()
+    gpus: Gpus = ()
 
     @property
     def layout(self) -> Layout:
@@ -67,28 +68,6 @@ def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
     return sorted(chosen, key=lambda engine: rank.get(engine.role, len(rank)))
 
 
-def merged(gpus: Iterable[range]) -> list[range]:
-    """The ranges in order, those that continue each other joined."""
-    result: list[range] = []
-    for ids in gpus:
-        if result and ids.start == result[-1].stop:
-            result[-1] = range(result[-1].start, ids.stop)
-        else:
-            result.append(ids)
-    return result
-
-
-def union(chosen: Iterable[EnginePlan]) -> list[range]:
-    """All GPU ids of the engines, each once and ascending."""
-    result: list[range] = []
-    for ids in sorted((ids for engine in chosen for ids in engine.gpus), key=lambda ids: ids.start):
-        if result and ids.start <= result[-1].stop:
-            result[-1] = range(result[-1].start, max(result[-1].stop, ids.stop))
-        else:
-            result.append(ids)
-    return result
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
     """GPUs as other systems count them; `even` when every node really gives `per_node` of them."""
@@ -100,7 +79,7 @@ class Pool:
 
 def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
     """Nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
-    total = sum(map(len, gpus))
+    total = n_gpus(gpus)
     if total <= COUNTED_ONE_BY_ONE:
         counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)
         if len(set(counts.values())) == 1:

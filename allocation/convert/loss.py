@@ -6,9 +6,10 @@ from dataclasses import asdict, replace
 
 import allocation.rules.convert as _rules  # noqa: F401  (registers the rules)
 from allocation.compiler import Context, judge
-from allocation.convert.drafts import merged, pool, union
+from allocation.convert.drafts import pool
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span, has_errors
+from allocation.gpus import joined, union
 from allocation.plan import EnginePlan, Plan
 from allocation.rules.registry import run_rules
 
@@ -51,7 +52,7 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
         if differences:
             report(engine, resized=engine, differences=differences)
     ours, others_ = [pair[0] for pair in kept], [pair[1] for pair in kept]
-    named = "@" in plan.allocation and [merged(e.gpus) for e in ours] != [merged(e.gpus) for e in others_]
+    named = "@" in plan.allocation and [joined(e.gpus) for e in ours] != [joined(e.gpus) for e in others_]
     if kept and (named or not _even(system, ours) or _places(ours) != _places(others_)):
         report(None, scattered=plan)
     if plan.order not in system.orders and any(engine.kind == "trainer" for engine in ours):
@@ -61,15 +62,17 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
 
 def _even(system: System, engines: list[EnginePlan]) -> bool:
     """Whether the system's nodes can give equally many GPUs, where it wants that."""
-    parts = {"none": [], "each": [union([engine]) for engine in engines], "all": [union(engines)]}[system.even]
+    parts = {"none": [], "each": [union([engine.gpus]) for engine in engines], "all": [union(e.gpus for e in engines)]}[
+        system.even
+    ]
     return all(pool(gpus, engines[0].n_gpus_per_node).even for gpus in parts)
 
 
 def _places(engines: list[EnginePlan]) -> list[list[tuple[int, int, int]]]:
     """Where engines lie relative to each other: start, end and number of nodes of every run of ids."""
-    low = min(union(engines)[0].start, *(engine.gpus[0].start for engine in engines))
+    low = min(union(e.gpus for e in engines)[0].start, *(engine.gpus[0].start for engine in engines))
     per = engines[0].n_gpus_per_node
     return [
-        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in merged(engine.gpus)]
+        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in joined(engine.gpus)]
         for engine in engines
     ]

@@ -12,11 +12,12 @@ import yaml
 
 from allocation.compiler import Context, judge
 from allocation.convert import devices
-from allocation.convert.drafts import Draft, engines, join, merged
+from allocation.convert.drafts import Draft, engines, join
 from allocation.convert.settings import Reading
 from allocation.convert.system import System
-from allocation.convert.verl import with_data_parallel
+from allocation.convert.verl import MEGATRON, with_data_parallel
 from allocation.diagnostics import Finding
+from allocation.gpus import joined, meet
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
@@ -27,14 +28,6 @@ _STRATEGIES = {
     "fsdp2_infer": "fsdp",
     "sglang": "sglang",
     "vllm": "vllm",
-}
-_SIZES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
 }
 _ULYSSES = "ulysses_size"
 
@@ -82,8 +75,8 @@ def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
     elif backend == "fsdp":
         sizes = ParallelSizes(cp=reading.size(f"{config}.{_ULYSSES}"))
     else:
-        got = {name: reading.size(f"{config}.{key}") for name, key in _SIZES.items()}
-        if not reading.has(f"{config}.{_SIZES['etp']}") and got["ep"] > 1:
+        got = {name: reading.size(f"{config}.{key}") for name, key in MEGATRON.items()}
+        if not reading.has(f"{config}.{MEGATRON['etp']}") and got["ep"] > 1:
             got["etp"] = got["tp"]
         sizes = ParallelSizes(**got)
     n_gpus = sum(map(len, gpus))
@@ -106,20 +99,16 @@ def _arranged(drafts: list[Draft]) -> str:
     """The allocation: roles that share a GPU in one group, ids only where they are needed."""
     groups: list[list[Draft]] = []
     for draft in drafts:
-        meeting = [group for group in groups if any(_meet(draft, other) for other in group)]
+        meeting = [group for group in groups if any(meet(draft.gpus, other.gpus) for other in group)]
         groups = [group for group in groups if group not in meeting]
         groups.append([*(other for group in meeting for other in group), draft])
     groups.sort(key=lambda group: min(ids.start for draft in group for ids in draft.gpus))
     with_ids = join(groups)
     without = join([[Draft(draft.role, draft.backend, draft.sizes) for draft in group] for group in groups])
     plan = judge(without, Context()).plan
-    wanted = {draft.role: merged(draft.gpus) for draft in drafts}
-    same = plan and {engine.role: merged(engine.gpus) for engine in plan.engines} == wanted
+    wanted = {draft.role: joined(draft.gpus) for draft in drafts}
+    same = plan and {engine.role: joined(engine.gpus) for engine in plan.engines} == wanted
     return without if same else with_ids
-
-
-def _meet(first: Draft, second: Draft) -> bool:
-    return any(a.start < b.stop and b.start < a.stop for a in first.gpus for b in second.gpus)
 
 
 def write(plan: Plan) -> str:
@@ -145,12 +134,12 @@ def _section(engine: EnginePlan) -> dict[str, Any]:
         name, config = "fsdp2_train", {_ULYSSES: s.cp}
     else:
         name = "megatron_infer" if engine.role == "ref" else "megatron_train"
-        config = {key: getattr(s, name_) for name_, key in _SIZES.items() if name_ != "vpp" or s.vpp > 1}
+        config = {key: getattr(s, name_) for name_, key in MEGATRON.items() if name_ != "vpp" or s.vpp > 1}
         config["sequence_parallel"] = engine.sequence_parallel
     return {
         "strategy_args": {"strategy_name": name, "strategy_config": config},
         **worker,
-        "device_mapping": devices.show(merged(engine.gpus)),
+        "device_mapping": devices.show(joined(engine.gpus)),
     }
 
 

@@ -10,10 +10,11 @@ import re
 from dataclasses import replace
 from itertools import groupby
 
-from allocation.convert.drafts import Draft, engines, join, merged
+from allocation.convert.drafts import Draft, engines, join
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import joined
 from allocation.plan import Device, ParallelSizes, Plan, ServerPlan
 
 _LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
@@ -51,7 +52,7 @@ def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
     ids = [gpu for server in servers for gpus in server.gpus for gpu in gpus]
     if len(set(ids)) < sizes.dp * sizes.tp * sizes.pp or ids == list(range(len(ids))):
         return ()
-    return tuple(merged(range(gpu, gpu + 1) for gpu in ids))
+    return tuple(joined(range(gpu, gpu + 1) for gpu in ids))
 
 
 def _server(reading: Reading) -> list[Draft]:

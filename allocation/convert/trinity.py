@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from allocation.convert import verl
-from allocation.convert.drafts import Draft, engines, join, pool, union
+from allocation.convert.drafts import Draft, engines, join, pool
 from allocation.convert.settings import Reading
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import union
 from allocation.plan import ParallelSizes, Plan
 
 _TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
@@ -76,7 +77,7 @@ def write(plan: Plan) -> str:
     chosen = servers + [engine for engine in engines(plan, kind="trainer") if engine.role in verl.TRAINER_ROLES]
     if not trainer:
         return ""
-    gpus = pool(union(chosen), plan.cluster.n_gpus_per_node)
+    gpus = pool(union(e.gpus for e in chosen), plan.cluster.n_gpus_per_node)
     written: dict[str, object] = {_NODES: gpus.nodes, _GPUS: gpus.per_node}
     for engine in servers:
         written |= {f"{_MODEL}.engine_type": "vllm", f"{_MODEL}.engine_num": engine.sizes.dp}

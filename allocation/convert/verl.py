@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from allocation.convert.drafts import Draft, engines, join, pool, union
+from allocation.convert.drafts import Draft, engines, join, pool
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import meet, union
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 
-_MEGATRON = {
+MEGATRON = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size",
@@ -49,7 +50,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[tuple[str, str, Par
     actor = ("fsdp", ParallelSizes())
     for role, place in TRAINER_ROLES.items():
         base = dialect.prefix + place
-        if reading.has(f"{base}.strategy", f"{base}.{_ULYSSES}", *(f"{base}.megatron.{k}" for k in _MEGATRON.values())):
+        if reading.has(f"{base}.strategy", f"{base}.{_ULYSSES}", *(f"{base}.megatron.{k}" for k in MEGATRON.values())):
             follows = role == "ref" and dialect.ref_follows_actor
             yield role, *_trainer(reading, base, dialect, actor if follows else (actor[0], ParallelSizes()))
         elif role == "actor" and reading.has(f"{dialect.prefix}actor_rollout_ref.actor", "model_engine"):
@@ -78,13 +79,13 @@ def _trainer(
         return backend, ParallelSizes(cp=reading.size(f"{base}.{_ULYSSES}", default=sizes.cp))
     got = {
         name: reading.size(f"{base}.megatron.{key}", default=getattr(sizes, name))
-        for name, key in _MEGATRON.items()
+        for name, key in MEGATRON.items()
         if name != "etp"
     }
     # With EP 1 nothing says that the model has experts: ETP is left alone then.
     follows = got["tp"] if dialect.etp_follows_tp and got["ep"] > 1 else 1
-    if reading.has(f"{base}.megatron.{_MEGATRON['etp']}"):
-        got["etp"] = reading.size(f"{base}.megatron.{_MEGATRON['etp']}")
+    if reading.has(f"{base}.megatron.{MEGATRON['etp']}"):
+        got["etp"] = reading.size(f"{base}.megatron.{MEGATRON['etp']}")
     else:
         got["etp"] = sizes.etp if sizes.ep > 1 else follows
     return backend, ParallelSizes(**got)
@@ -178,7 +179,7 @@ def trainer_settings(engine: EnginePlan, dialect: Dialect) -> Iterator[tuple[str
     if engine.backend == "fsdp":
         yield f"{base}.{_ULYSSES}", engine.sizes.cp
         return
-    for name, key in _MEGATRON.items():
+    for name, key in MEGATRON.items():
         size = getattr(engine.sizes, name)
         if name != "vpp" or size > 1:
             yield f"{base}.megatron.{key}", size
@@ -192,9 +193,9 @@ def settings(plan: Plan, dialect: Dialect, *, own_pool: bool) -> dict[str, objec
     if not chosen and not servers:
         return {}
     written: dict[str, object] = {}
-    apart = own_pool and chosen and servers and not _overlap(union(chosen), union(servers))
+    apart = own_pool and chosen and servers and not meet(union(e.gpus for e in chosen), union(e.gpus for e in servers))
     per = plan.cluster.n_gpus_per_node
-    shared = pool(union(chosen or servers), per)
+    shared = pool(union(e.gpus for e in chosen or servers), per)
     written |= {"trainer.nnodes": shared.nodes, "trainer.n_gpus_per_node": shared.per_node}
     for engine in chosen:
         written |= dict(trainer_settings(engine, dialect))
@@ -206,14 +207,10 @@ def settings(plan: Plan, dialect: Dialect, *, own_pool: bool) -> dict[str, objec
         if s.ep > 1:
             written[f"{_ROLLOUT}.expert_parallel_size"] = s.ep
     if apart:
-        own = pool(union(servers), per)
+        own = pool(union(e.gpus for e in servers), per)
         written |= {"actor_rollout_ref.hybrid_engine": False}
         written |= {f"{_ROLLOUT}.nnodes": own.nodes, f"{_ROLLOUT}.n_gpus_per_node": own.per_node}
     return written
-
-
-def _overlap(first: list[range], second: list[range]) -> bool:
-    return any(a.start < b.stop and b.start < a.stop for a in first for b in second)
 
 
 def lines(written: dict[str, object]) -> str:

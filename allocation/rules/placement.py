@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Problem, Severity, Span
+from allocation.gpus import Gpus, n_gpus
 from allocation.language.syntax import LARGEST
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, explicit, n_gpus
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit
 from allocation.plan import Cluster
 from allocation.resolve import SERVER, Engine
 from allocation.rules.registry import rule

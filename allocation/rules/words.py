@@ -26,6 +26,10 @@ def _parts(member: Engine) -> tuple[tuple[str, tuple[Dim, ...]], ...]:
     return (("attn", layout.attn), ("ffn", layout.ffn))
 
 
+def _dims(member: Engine) -> Iterator[Dim]:
+    return (dim for _, dims in _parts(member) for dim in dims)
+
+
 @rule("ALLOC-BACKEND", source=_LANGUAGE)
 def backend_known(member: Engine) -> Iterator[Problem]:
     """A member starts with one of the known backends."""
@@ -50,16 +54,15 @@ def name_reserved(member: Engine) -> Iterator[Problem]:
 @rule("ALLOC-LETTER", source=_LANGUAGE)
 def letter_known(member: Engine) -> Iterator[Problem]:
     """The dimensions are d, t, p, c, e and v, in lower case."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if dim.letter in DIMENSIONS:
-                continue
-            guess = _LONG_NAMES.get(dim.letter.lower(), dim.letter.lower())
-            if guess not in DIMENSIONS and (close := get_close_matches(guess, _LONG_NAMES, n=1)):
-                guess = _LONG_NAMES[close[0]]
-            letters = ", ".join(f"{letter} ({word})" for letter, word in DIMENSIONS.items())
-            help = f"did you mean `{guess}{dim.count}`?" if guess in DIMENSIONS else f"the letters are {letters}"
-            yield Problem(f"`{_short(dim.letter)}` is not a dimension", (dim.span,), help)
+    for dim in _dims(member):
+        if dim.letter in DIMENSIONS:
+            continue
+        guess = _LONG_NAMES.get(dim.letter.lower(), dim.letter.lower())
+        if guess not in DIMENSIONS and (close := get_close_matches(guess, _LONG_NAMES, n=1)):
+            guess = _LONG_NAMES[close[0]]
+        letters = ", ".join(f"{letter} ({word})" for letter, word in DIMENSIONS.items())
+        help = f"did you mean `{guess}{dim.count}`?" if guess in DIMENSIONS else f"the letters are {letters}"
+        yield Problem(f"`{_short(dim.letter)}` is not a dimension", (dim.span,), help)
 
 
 @rule("ALLOC-LETTER-TWICE", source=_LANGUAGE)
@@ -78,14 +81,13 @@ def letter_once(member: Engine) -> Iterator[Problem]:
 def letter_of_backend(member: Engine) -> Iterator[Problem]:
     """Each backend has its own dimensions; one that it lacks would be accepted and do nothing. A size of 1 does
     nothing anywhere, so it may be written."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if dim.letter in DIMENSIONS and dim.letter not in member.backend.letters and dim.count != "1":
-                others = " or ".join(
-                    b.name for b in BACKENDS.values() if dim.letter in b.letters and b.kind == member.backend.kind
-                )
-                message = f"{member.backend.name} has no {DIMENSIONS[dim.letter]} parallelism, but `{_short(str(dim))}` asks for it"
-                yield Problem(message, (dim.span,), f"use {others}" if others else f"leave `{_short(str(dim))}` out")
+    for dim in _dims(member):
+        if dim.letter in DIMENSIONS and dim.letter not in member.backend.letters and dim.count != "1":
+            others = " or ".join(
+                b.name for b in BACKENDS.values() if dim.letter in b.letters and b.kind == member.backend.kind
+            )
+            message = f"{member.backend.name} has no {DIMENSIONS[dim.letter]} parallelism, but `{_short(str(dim))}` asks for it"
+            yield Problem(message, (dim.span,), f"use {others}" if others else f"leave `{_short(str(dim))}` out")
 
 
 @rule("ALLOC-LETTER-PLACE", source="Megatron-LM core/parallel_state.py:479: one grid never has both EP and CP")
@@ -110,38 +112,34 @@ def folding_backend(member: Engine) -> Iterator[Problem]:
 @rule("ALLOC-COUNT-MISSING", source=_LANGUAGE)
 def count_written(member: Engine) -> Iterator[Problem]:
     """Every letter has its count; 1 is never implied by a bare letter."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if not dim.count and dim.letter in DIMENSIONS:
-                yield Problem(f"`{dim.letter}` has no count", (dim.span,), f"write for example `{dim.letter}2`")
+    for dim in _dims(member):
+        if not dim.count and dim.letter in DIMENSIONS:
+            yield Problem(f"`{dim.letter}` has no count", (dim.span,), f"write for example `{dim.letter}2`")
 
 
 @rule("ALLOC-COUNT-ZERO", source=_LANGUAGE)
 def count_positive(member: Engine) -> Iterator[Problem]:
     """A size counts ranks, so it is at least 1."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if dim.count and not dim.count.strip("0"):
-                yield Problem(f"`{_short(str(dim))}` is not a size: sizes start at 1", (dim.span,))
+    for dim in _dims(member):
+        if dim.count and not dim.count.strip("0"):
+            yield Problem(f"`{_short(str(dim))}` is not a size: sizes start at 1", (dim.span,))
 
 
 @rule("ALLOC-COUNT-LEADING-ZERO", source=_LANGUAGE)
 def count_in_one_spelling(member: Engine) -> Iterator[Problem]:
     """A number has one spelling: `d01` is more likely a slip for another number than a 1."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if dim.count.startswith("0") and (digits := dim.count.lstrip("0")):
-                help = f"write `{_short(dim.letter + digits)}`"
-                yield Problem(f"`{_short(str(dim))}` has a leading zero", (dim.span,), help)
+    for dim in _dims(member):
+        if dim.count.startswith("0") and (digits := dim.count.lstrip("0")):
+            help = f"write `{_short(dim.letter + digits)}`"
+            yield Problem(f"`{_short(str(dim))}` has a leading zero", (dim.span,), help)
 
 
 @rule("ALLOC-COUNT-LARGE", source=_LANGUAGE)
 def count_bounded(member: Engine) -> Iterator[Problem]:
     """Numbers beyond 10^18 are mistakes, and reading them exactly would cost time."""
-    for _, dims in _parts(member):
-        for dim in dims:
-            if dim.count.strip("0") and dim.count != "*" and count(dim) is None:
-                yield Problem(f"`{_short(str(dim))}` is larger than {LARGEST:.0e}".replace("e+", "e"), (dim.span,))
+    for dim in _dims(member):
+        if dim.count.strip("0") and dim.count != "*" and count(dim) is None:
+            yield Problem(f"`{_short(str(dim))}` is larger than {LARGEST:.0e}".replace("e+", "e"), (dim.span,))
 
 
 @rule("ALLOC-STAR-LETTER", source=_LANGUAGE)
