@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
-from allocation.convert.drafts import Draft
-from allocation.convert.settings import Setting, Unreadable
-from allocation.convert.system import System
 from allocation.diagnostics import Finding, Problem, Severity
 from allocation.language.spelling import spell
 from allocation.plan import EnginePlan, Plan
 from allocation.resolve import BACKENDS
 from allocation.rules.registry import rule
+
+if TYPE_CHECKING:
+    from allocation.convert.drafts import Draft
+    from allocation.convert.settings import Setting, Unreadable
+    from allocation.convert.system import System
 
 _PLAIN = "settings are read, never evaluated"
 _BOTH_WAYS = "what was written is read back and compared"
