@@ -7,13 +7,15 @@
 """
 
 from allocation.compiler import Result, check, compile
-from allocation.diagnostics import RULES, AllocationError, Finding, Severity, Source, Span, render
+from allocation.diagnostics import AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid
+from allocation.language.reading import parse
+from allocation.language.spelling import normalised, spell
+from allocation.language.syntax import Allocation
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
-from allocation.reading import parse
+from allocation.rules.registry import RULES
 from allocation.settings import BatchSpec, MegatronSettings
-from allocation.syntax import Allocation
 
 
 def format(text: str, *, shell: bool = False) -> str:
@@ -21,7 +23,7 @@ def format(text: str, *, shell: bool = False) -> str:
 
     Raises `AllocationError` when `text` does not parse.
     """
-    return parse(text).normalised().text(shell=shell)
+    return spell(normalised(parse(text)), shell=shell)
 
 
 __all__ = [

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import allocation
-from allocation.compiler import Result
-from allocation.diagnostics import Finding, has_errors
-
-if TYPE_CHECKING:
-    from allocation.run_file import RunFile
+from allocation.diagnostics import Finding
+from allocation.plan import Plan
 
 YAML = (".yaml", ".yml")
 LABEL = 200
+_PLACE = re.compile(r" \(([^()]*)\)")
 
 
 class UsageError(ValueError):
@@ -24,41 +23,41 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to check: its `label` in the output, and the arguments of `allocation.check`."""
+    """One thing that was checked: its `label` in the output, its `text` (None: a file), and what came of it.
+
+    `checked_with` says what a file gave besides the layout, so that nobody takes a missing model for a checked one.
+    """
 
     label: str
-    arguments: dict[str, Any]
-    run: RunFile | None = None
+    text: str | None
+    findings: tuple[Finding, ...]
+    plan: Plan | None
+    checked_with: str | None = None
 
-    def check(self) -> Result:
-        """All findings, the file's own first; no plan when one of them is an error."""
-        first = self.run.findings if self.run else ()
-        found = allocation.check(**self.arguments) if "spec" in self.arguments else Result((), None)
-        return Result((*first, *found.findings), None if has_errors(first) else found.plan)
-
-    def located(self, finding: Finding) -> Finding:
-        """The finding with the YAML's line."""
-        return self.run.locate(finding) if self.run else finding
-
-    def place(self, finding: Finding) -> str | None:
-        """The YAML's line alone."""
-        return self.run.place(finding) if self.run else None
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON types; of a file's findings, `place` is the line."""
+        return {
+            "allocation": self.text,
+            "file": self.label if self.text is None else None,
+            "valid": self.plan is not None,
+            "n_gpus": self.plan.n_gpus if self.plan else None,
+            "findings": [_finding_json(finding) for finding in self.findings],
+            "plan": self.plan.to_json() if self.plan else None,
+        }
 
 
 def cases(words: Sequence[str], **options: Any) -> list[Case]:
-    """One case per allocation or YAML; options that are None leave it to the YAML. Raises `UsageError`."""
+    """One case per allocation or YAML, checked with the options that are not None. Raises `UsageError`."""
     given = {name: value for name, value in options.items() if value is not None}
-    files = [word for word in words if word.endswith(YAML)]
-    overrides = [word for word in words if "=" in word and word not in files]
-    if overrides and not files:
-        raise UsageError(f"{overrides[0]!r} overrides a run's YAML, and none is named")
     found = []
-    for word in words:
-        if word in files:
-            run = _run_file(word, overrides)
-            found.append(Case(word, run.arguments | given, run))
-        elif word not in overrides:
-            found += [Case(_label(text), {"spec": text, **given}) for text in (_lines() if word == "-" else [word])]
+    for label, text, overrides in _asked(words):
+        if text is not None:
+            result = allocation.check(text, **given)
+            found.append(Case(label, text, result.findings, result.plan))
+        elif given:
+            raise UsageError(f"{label} says {', '.join(given)} itself; change it with key=value after the file")
+        else:
+            found.append(_file(label, overrides))
     return found
 
 
@@ -68,6 +67,28 @@ def one(words: Sequence[str], **options: Any) -> Case:
     if len(found) != 1:
         raise UsageError(f"one allocation is needed here, not {len(found)}; a string with blanks needs quotes")
     return found[0]
+
+
+def texts(words: Sequence[str]) -> list[str]:
+    """The allocations that the words are, unchecked. Raises `UsageError`."""
+    if any(word.endswith(YAML) for word in words):
+        raise UsageError("format takes strings, not files")
+    return [text for _, text, _ in _asked(words) if text is not None]
+
+
+def _asked(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]]:
+    """Label, text (None: the label is a file) and overrides of everything that the words name."""
+    files = [word for word in words if word.endswith(YAML)]
+    overrides = [word for word in words if "=" in word and word not in files]
+    if overrides and not files:
+        raise UsageError(f"{overrides[0]!r} overrides a run's YAML, and none is named")
+    found: list[tuple[str, str | None, list[str]]] = []
+    for word in words:
+        if word in files:
+            found.append((word, None, overrides))
+        elif word not in overrides:
+            found += [(_label(text), text, []) for text in (_lines() if word == "-" else [word])]
+    return found
 
 
 def _lines() -> list[str]:
@@ -82,10 +103,17 @@ def _label(text: str) -> str:
     return shown if len(text) <= LABEL else f"{shown}…"
 
 
-def _run_file(word: str, overrides: Sequence[str]) -> RunFile:
-    from allocation.run_file import RunFileError, read_run_file
+def _file(file: str, overrides: Sequence[str]) -> Case:
+    from allocation.readers import FileError, read_file
 
     try:
-        return read_run_file(word, overrides)
-    except RunFileError as error:
+        read = read_file(file, overrides)
+    except FileError as error:
         raise UsageError(str(error)) from error
+    return Case(file, None, read.findings, read.plan, read.checked_with)
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    places = _PLACE.findall(finding.key or "")
+    bare = replace(finding.source, key=_PLACE.sub("", finding.key)) if finding.key else finding.source
+    return {**replace(finding, source=bare).to_json(), "place": " + ".join(places) or None}

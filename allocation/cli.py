@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import allocation
-from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, ModelSpec, Plan, Result
-from allocation.cases import Case, UsageError, cases, one
+from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, Plan
+from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
 from allocation.grid import DEFAULT_ORDER
 
@@ -75,13 +76,13 @@ def _models(incomplete: str) -> Iterator[str]:
 
 
 def _systems(incomplete: str) -> Iterator[str]:
-    from allocation.targets import SYSTEMS
+    from allocation.convert import SYSTEMS
 
     return (name for name in SYSTEMS if name.startswith(incomplete))
 
 
 def _system(name: str) -> str:
-    from allocation.targets import SYSTEMS
+    from allocation.convert import SYSTEMS
 
     if name not in SYSTEMS:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(SYSTEMS)}")
@@ -103,7 +104,10 @@ Batch = Annotated[
     BatchSpec | None,
     typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
 ]
-Order = Annotated[str, typer.Option("--order", help="Megatron's rank order.")]
+Order = Annotated[
+    str | None,
+    typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -113,7 +117,7 @@ def check(
     model: Model = None,
     cluster: ClusterSize = None,
     batch: Batch = None,
-    order: Order = DEFAULT_ORDER,
+    order: Order = None,
     as_json: Json = False,
 ) -> None:
     """Say everything that is wrong with allocations, all at once.
@@ -126,15 +130,14 @@ def check(
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
       allocation check run.yaml actor.backend=megatron:d4t4 cluster.n_nodes=4
     """
-    asked = _asked(words, model=model, cluster=cluster, batch=batch, order=order)
-    results = [case.check() for case in asked]
-    pairs = list(zip(asked, results, strict=True))
+    with _usage():
+        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order)
     if as_json:
-        typer.echo(json.dumps([_result_json(case, result) for case, result in pairs], indent=2))
+        typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:
-        for case, result in pairs:
-            _print_result(case, result)
-    if not all(result.ok for result in results):
+        for case in checked:
+            _print_case(case)
+    if any(case.plan is None for case in checked):
         raise typer.Exit(INVALID)
 
 
@@ -144,7 +147,7 @@ def explain(
     cluster: ClusterSize = None,
     by: Annotated[str | None, typer.Option(help="Colour by this group: dp-cp, ep, pp, …", show_default=False)] = None,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", show_default=False)] = None,
-    order: Order = DEFAULT_ORDER,
+    order: Order = None,
 ) -> None:
     """Show in words and pictures what each GPU does.
 
@@ -154,7 +157,7 @@ def explain(
       allocation explain sglang:d2t2+megatron:d2t2 --cluster 1x8 --by dp-cp
       allocation explain megatron:d16t8 --svg plan.svg
     """
-    plan = _drawable(_plan(_single(words, cluster=cluster, order=order)))
+    plan = _drawable(_single(words, cluster=cluster, order=order))
     from allocation.views.terminal import explain as explained
 
     try:
@@ -180,7 +183,9 @@ def count(words: Words, cluster: ClusterSize = None) -> None:
       allocation count 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
       allocation count 'sglang:d4t4+megatron:d*t2' --cluster 4x8
     """
-    for case in _asked(words, cluster=cluster):
+    with _usage():
+        checked = cases(words, cluster=cluster)
+    for case in checked:
         typer.echo(_plan(case).n_gpus)
 
 
@@ -191,7 +196,7 @@ def groups(
     name: Annotated[str | None, typer.Option(help="Only this group: tp, dp-cp, ep, …", show_default=False)] = None,
     role: Annotated[str | None, typer.Option(help="Only this engine: actor, …", show_default=False)] = None,
     cluster: ClusterSize = None,
-    order: Order = DEFAULT_ORDER,
+    order: Order = None,
     as_json: Json = False,
 ) -> None:
     """List the rank groups that Megatron builds, or those of one rank.
@@ -202,7 +207,7 @@ def groups(
       allocation groups megatron:d4t2 --name tp
       allocation groups sglang:d2t2+megatron:d4 --role actor --json
     """
-    engines = list(_drawable(_plan(_single(words, cluster=cluster, order=order))).engines)
+    engines = list(_drawable(_single(words, cluster=cluster, order=order)).engines)
     if role is not None:
         engines = _some([e for e in engines if e.role == role], f"there is no {role}", "--role")
     if rank is not None:
@@ -243,7 +248,7 @@ def convert(
     """
     if source is None and target is None:
         raise typer.BadParameter("say --from SYSTEM, --to SYSTEM, or both")
-    from allocation.targets import read, write
+    from allocation.convert import read, write
 
     if source is not None:
         text, findings = read(source, _settings(words))
@@ -253,7 +258,7 @@ def convert(
             return
         words = [text]
     if target is not None:
-        text, findings = write(target, _plan(_single(words, cluster=cluster)))
+        text, findings = write(target, _single(words, cluster=cluster))
         _tell(findings)
         typer.echo(text.rstrip("\n"))
 
@@ -270,27 +275,29 @@ def format_(
       allocation format 'megatron : t2d4'
       allocation format --shell 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
     """
-    for case in _asked(words):
-        if case.run:
-            raise typer.BadParameter("format takes strings, not files")
+    with _usage():
+        asked = texts(words)
+    for text in asked:
         try:
-            typer.echo(allocation.format(case.arguments["spec"], shell=shell))
+            typer.echo(allocation.format(text, shell=shell))
         except AllocationError as error:
             _tell(error.findings)
 
 
-def _asked(words: Sequence[str], **options: Any) -> list[Case]:
+@contextmanager
+def _usage() -> Iterator[None]:
+    """Turns words that make no sense together into typer's own error."""
     try:
-        return cases(words, **options)
+        yield
     except UsageError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _single(words: Sequence[str], **options: Any) -> Case:
-    try:
-        return one(words, **options)
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
+def _single(words: Sequence[str], **options: Any) -> Plan:
+    """The plan of the one allocation that the words name."""
+    with _usage():
+        case = one(words, **options)
+    return _plan(case)
 
 
 def _settings(words: Sequence[str]) -> str:
@@ -308,11 +315,10 @@ def _settings(words: Sequence[str]) -> str:
 
 def _plan(case: Case) -> Plan:
     """The plan; without one the command ends with the findings on standard error."""
-    result = case.check()
-    if result.plan is None:
-        _tell([case.located(finding) for finding in result.findings])
+    if case.plan is None:
+        _tell(case.findings)
         raise typer.Exit(INVALID)
-    return result.plan
+    return case.plan
 
 
 def _drawable(plan: Plan) -> Plan:
@@ -349,46 +355,21 @@ def _groups_json(engine: EnginePlan, rank: int | None, name: str | None) -> dict
     return {key: ranks for key, ranks in found.items() if name in (None, key)}
 
 
-def _result_json(case: Case, result: Result) -> dict[str, Any]:
-    return {
-        "allocation": case.arguments.get("spec"),
-        "file": case.label if case.run else None,
-        "valid": result.ok,
-        "n_gpus": result.plan.n_gpus if result.plan else None,
-        "findings": [{**finding.to_json(), "place": case.place(finding)} for finding in result.findings],
-        "plan": result.plan.to_json() if result.plan else None,
-    }
-
-
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
 
 
-def _print_result(case: Case, result: Result) -> None:
+def _print_case(case: Case) -> None:
     from allocation.views.terminal import finding_text, verdict
 
     console = _console()
-    console.print(verdict(case.label, result.plan), soft_wrap=True)
-    if case.run:
-        console.print(f"  checked with {_known(case.arguments)}", soft_wrap=True)
-    for finding in result.findings:
-        console.print(finding_text(case.located(finding)), soft_wrap=True)
-
-
-def _known(arguments: dict[str, Any]) -> str:
-    """What there was besides the layout, so that nobody takes a missing model for a checked one."""
-    batch, model = arguments.get("batch"), arguments.get("model")
-    if isinstance(model, ModelSpec):
-        model = model.name if model.vocab_size else f"{model.name} (vocabulary not known)"
-    return ", ".join(
-        (
-            f"cluster {arguments['cluster']}" if "cluster" in arguments else "no cluster",
-            f"model {model}" if model else "no model",
-            f"batch {batch.n_prompts}x{batch.n_samples}" if batch else "no batch",
-        )
-    )
+    console.print(verdict(case.label, case.plan), soft_wrap=True)
+    if case.checked_with:
+        console.print(f"  checked with {case.checked_with}", soft_wrap=True)
+    for finding in case.findings:
+        console.print(finding_text(finding), soft_wrap=True)
 
 
 def _tell(findings: Sequence[Finding]) -> None:

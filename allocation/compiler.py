@@ -1,26 +1,30 @@
 """`check` and `compile`: from text to a plan, with every finding on the way.
 
 text -> reading -> tree -> resolve -> engines -> placement -> plan
-             words.py, rules.py and placement.py judge
+             the rules judge each step
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import allocation.rules as _rules  # noqa: F401  (registers the rules)
-from allocation.diagnostics import AllocationError, Finding, Problem, Source, has_errors, rule, run_rules
+import allocation.rules.every  # noqa: F401  (registers the rules)
+from allocation.diagnostics import AllocationError, Finding, Source, has_errors
+from allocation.gpus import Gpus
 from allocation.grid import DEFAULT_ORDER
+from allocation.language.reading import read
+from allocation.language.spelling import spell
+from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelError, ModelSpec, load_model
-from allocation.nearest import with_nearest
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, fill_stars, place
+from allocation.nearest import with_remedies
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
-from allocation.reading import read
-from allocation.resolve import SERVER, Engine, resolve
+from allocation.resolve import SERVER, TRAINER, Engine, resolve
+from allocation.rules.registry import run_rules
 from allocation.settings import BatchSpec, MegatronSettings
-from allocation.syntax import Allocation, Dim, Group, Layout, Member, Word
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")
 
@@ -45,7 +49,7 @@ class Context:
     """What is known besides the string. `model` None: rules about the model have nothing to say; likewise `batch`."""
 
     cluster: Cluster | None = None
-    model: ModelSpec | str | None = None
+    model: ModelSpec | None = None
     batch: BatchSpec | None = None
     megatron: MegatronSettings = field(default_factory=MegatronSettings)
     order: str = DEFAULT_ORDER
@@ -70,19 +74,16 @@ def check(
     """
     if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
         raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
-    context = Context(cluster, model, batch, megatron or MegatronSettings(), order)
-    if isinstance(model, str):
-        try:
-            context = replace(context, model=load_model(model))
-        except ModelError as error:
-            result = judge(spec, replace(context, model=None), key)
-            return Result((*run_rules("model file", Source(model, "model"), error), *result.findings), None)
+    context = Context(cluster, None, batch, megatron or MegatronSettings(), order)
+    try:
+        context = replace(context, model=load_model(model) if isinstance(model, str) else model)
+    except ModelError as error:
+        unreadable = run_rules(Source(str(model), "model"), model_error=error)
+        return Result((*unreadable, *judge(spec, context, key).findings), None)
     result = judge(spec, context, key)
-    if result.plan is None:
-        result = Result(
-            with_nearest(spec, key, result.findings, lambda other: judge(other, context, key).findings), None
-        )
-    return result
+    if result.plan is not None:
+        return result
+    return Result(with_remedies(spec, key, result.findings, lambda other: judge(other, context, key).findings), None)
 
 
 def compile(
@@ -121,29 +122,18 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
 
 def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
     """The findings of every rule that has what it needs."""
-    kind, source, model, batch = engine.backend.kind, engine.source, context.model, context.batch
-    settings = context.megatron
-    findings = run_rules(kind, source, engine, context.order)
-    if isinstance(model, ModelSpec):
-        findings += run_rules("model", source, engine, model)
-        findings += run_rules(f"{kind} model", source, engine, model)
-    if kind == SERVER:
-        return findings
-    if engine.backend.name == "megatron":
-        findings += run_rules("settings", source, engine, settings)
-        if isinstance(model, ModelSpec):
-            findings += run_rules("settings model", source, engine, settings, model)
-    if batch is None:
-        return findings
-    wrong = run_rules("batch", source, engine, batch)
-    findings += wrong
-    if not wrong:
-        findings += run_rules("good batch", source, engine, batch)
+    known: dict[str, Any] = {"engine": engine, engine.backend.kind: engine}
+    wrong: list[Finding] = []
+    if context.model is not None:
+        known["model"] = context.model
+    if engine.backend.kind == TRAINER:
+        known["order"] = context.order
         if engine.backend.name == "megatron":
-            findings += run_rules("settings batch", source, engine, settings, batch)
-        if isinstance(model, ModelSpec):
-            findings += run_rules("batch model", source, engine, batch, model)
-    return findings
+            known["settings"] = context.megatron
+        if context.batch is not None:
+            wrong = run_rules(engine.source, given_batch=context.batch)
+            known |= {} if wrong else {"batch": context.batch}
+    return [*run_rules(engine.source, **known), *wrong]
 
 
 def _request(spec: Spec, cluster: Cluster | None, key: str | None) -> tuple[Request, Source, list[Finding]]:
@@ -157,9 +147,9 @@ def _request(spec: Spec, cluster: Cluster | None, key: str | None) -> tuple[Requ
         source, findings, groups = _fields(fields)
     engines = [engine for group in groups for engine in group]
     for engine in engines:
-        findings += run_rules("word", engine.source, engine)
+        findings += run_rules(engine.source, member=engine)
     if isinstance(spec, str):
-        findings += run_rules("roles", source, engines)
+        findings += run_rules(source, engines=engines)
     return Request(tuple(map(tuple, groups)), cluster), source, findings
 
 
@@ -170,7 +160,7 @@ def _fields(fields: list[tuple[str, str]]) -> tuple[Source, list[Finding], list[
     for role, text in fields:
         source = Source(text, f"{role}.backend")
         tree, found = read(source)
-        findings += found or run_rules("field", source, tree, role)
+        findings += found or run_rules(source, field=tree, role=role)
         for member in list(tree.members)[:1]:
             engine = resolve(member, source, role)
             same = [group for group in groups if member.gpus and group[0].node.gpus == member.gpus]
@@ -184,53 +174,6 @@ def _fields(fields: list[tuple[str, str]]) -> tuple[Source, list[Finding], list[
     return Source(text, " + ".join(f"{role}.backend" for role, _ in fields)), findings, groups
 
 
-@rule("ALLOC-MODEL", "model file", source="the model's config.json")
-def model_readable(error: ModelError) -> Iterator[Problem]:
-    """The model must be found and its config complete; wrong and unknown fields are named."""
-    yield Problem(str(error))
-
-
-@rule("ALLOC-FIELD-MEMBERS", "field", source="AReaL's per-engine fields")
-def one_member_per_field(tree: Allocation, role: str) -> Iterator[Problem]:
-    """A per-engine field describes that engine; a whole allocation has its own field."""
-    members = list(tree.members)
-    if len(members) > 1:
-        help = "write the whole allocation in `allocation_mode`"
-        yield Problem(f"{role}.backend holds {len(members)} engines, it takes one", (members[1].span,), help)
-
-
-@rule("ALLOC-NAME-KEY", "field", source="AReaL's per-engine fields")
-def name_agrees_with_field(tree: Allocation, role: str) -> Iterator[Problem]:
-    """The field already says the engine's role; another name in the string contradicts it."""
-    for member in tree.members:
-        if member.name and member.name.text != role:
-            yield Problem(f"the engine is called `{member.name}` in the field of `{role}`", (member.name.span,))
-
-
-@rule("ALLOC-NAME-TWICE", "roles", source="the allocation language")
-def names_unique(engines: list[Engine]) -> Iterator[Problem]:
-    """A name stands for one engine."""
-    first: dict[str, Word] = {}
-    for engine in engines:
-        name = engine.node.name
-        if name and first.setdefault(name.text, name) is not name:
-            yield Problem(f"two engines are called `{name}`", (name.span, first[name.text].span))
-
-
-@rule("ALLOC-NAME-NEEDED", "roles", source="the allocation language")
-def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
-    """A lone trainer is the actor and a lone kind of server the rollout; beyond that names say who is who."""
-    for engine in engines:
-        if engine.node.name:
-            continue
-        same = [other for other in engines if other.backend.kind == engine.backend.kind]
-        if len(engines) > 2 or len(same) > 1 or any(o.role == engine.role for o in engines if o is not engine):
-            role = engine.role if len(same) == 1 else "critic" if engine.backend.kind != SERVER else "rollout"
-            help = f"write for example `{engine.node.backend}[{role}]:…`"
-            message = f"`{engine.node.backend}` needs a name: its role cannot be told from the string"
-            yield Problem(message, (engine.node.backend.span,), help)
-
-
 def _plan(request: Request, placed: tuple[Gpus, ...], order: str) -> Plan:
     engines = list(request.engines)
     cluster = request.cluster
@@ -240,7 +183,7 @@ def _plan(request: Request, placed: tuple[Gpus, ...], order: str) -> Plan:
     plans = tuple(_engine_plan(e, gpus, cluster, order) for e, gpus in zip(engines, placed, strict=True))
     tree = Allocation(tuple(Group(tuple(map(_compiled_member, group))) for group in request.groups))
     roles = tuple(tuple(engine.role for engine in group) for group in request.groups)
-    return Plan(str(tree), cluster, plans, roles, order)
+    return Plan(spell(tree), cluster, plans, roles, order)
 
 
 def _compiled_member(engine: Engine) -> Member:
@@ -255,7 +198,7 @@ def _engine_plan(engine: Engine, gpus: Gpus, cluster: Cluster, order: str) -> En
     trainer = engine.backend.kind != SERVER
     edp = engine.world // engine.expert_block if trainer and engine.backend.folds else 1
     sizes = ParallelSizes(engine.tp, engine.pp, engine.cp, engine.dp, engine.ep, engine.etp, edp, engine.vpp)
-    text = str(replace(_compiled_member(engine), gpus=()))
+    text = spell(replace(_compiled_member(engine), gpus=()))
     return EnginePlan(
         engine.role, engine.backend.name, engine.backend.kind, text, sizes, gpus, cluster.n_gpus_per_node, order
     )

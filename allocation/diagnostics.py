@@ -1,20 +1,13 @@
-"""Findings: what is wrong (or worth knowing) in an allocation, as values, and how they are shown.
-
-Every finding belongs to a rule. A rule is a small generator function of `Problem`s that is registered with
-`@rule`; its docstring is the reason that `docs/rules.md` prints.
-"""
+"""Findings: what is wrong (or worth knowing) in an allocation, as values, and how they are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 from typing import Any, NamedTuple
 
 WIDTH = 80
-# One rule about one engine: beyond this the text is no allocation, and the answer should stay short.
-MOST_PER_RULE = 20
 
 
 class Span(NamedTuple):
@@ -51,23 +44,6 @@ class Problem:
     spans: tuple[Span, ...] = ()
     help: str | None = None
     source: Source | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A registered constraint. `source` is where it comes from, `megatron` Megatron's name of the quantity."""
-
-    code: str
-    scope: str
-    severity: Severity
-    source: str
-    megatron: str | None
-    check: Callable[..., Iterator[Problem]]
-
-    @property
-    def reason(self) -> str:
-        """The docstring of the rule's function, as one paragraph."""
-        return " ".join((self.check.__doc__ or "").split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,51 +97,6 @@ class AllocationError(ValueError):
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
         super().__init__("\n\n".join(map(str, self.findings)))
-
-
-RULES: dict[str, Rule] = {}
-_BY_SCOPE: dict[str, list[Rule]] = {}
-
-
-def rule(
-    code: str, scope: str, *, source: str, megatron: str | None = None, severity: Severity = Severity.ERROR
-) -> Callable[[Callable[..., Iterator[Problem]]], Callable[..., Iterator[Problem]]]:
-    """Registers a generator of `Problem`s under a stable `code`; rules of one `scope` take the same arguments."""
-
-    def register(check: Callable[..., Iterator[Problem]]) -> Callable[..., Iterator[Problem]]:
-        registered = Rule(code, scope, severity, source, megatron, check)
-        if RULES.setdefault(code, registered) is not registered:
-            raise ValueError(f"two rules are called {code}")
-        _BY_SCOPE.setdefault(scope, []).append(registered)
-        return check
-
-    return register
-
-
-class UnknownSize(Exception):
-    """A rule asked for a size that is itself wrong in the string; the rule then has nothing to say."""
-
-
-def run_rules(scope: str, source: Source, *arguments: Any) -> list[Finding]:
-    """The findings of every rule of `scope`, about `source`."""
-    findings = []
-    for entry in _BY_SCOPE.get(scope, ()):
-        try:
-            for problem in islice(entry.check(*arguments), MOST_PER_RULE):
-                findings.append(
-                    Finding(
-                        entry.code,
-                        entry.severity,
-                        problem.message,
-                        problem.source or source,
-                        problem.spans,
-                        problem.help,
-                        entry.megatron,
-                    )
-                )
-        except UnknownSize:
-            continue
-    return findings
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

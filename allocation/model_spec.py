@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK),
     "glm4_moe": Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts"),
 }
+# transformers 5 writes some families' number of experts by another family's name.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _OPTIONAL = (
     "num_key_value_heads", "max_position_embeddings", "num_experts_per_tok", "n_group",
@@ -103,6 +105,9 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(FAMILIES))}"
         raise ModelError(f"{name}: unknown model_type {family_name!r}; {hint}")
     family = FAMILIES[family_name]
+    written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
+    if family.experts and written:
+        config = {**config, family.experts: config[written]}
     problems = list(_problems(config, family))
     if problems:
         raise ModelError(f"{name}: " + "; ".join(problems))
@@ -131,36 +136,6 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         linear_key_heads=config.get("linear_num_key_heads") or 0,
         linear_value_heads=config.get("linear_num_value_heads") or 0,
     )
-
-
-# The keys of `actor.init_model` that a spec needs, with the run's own defaults; a null vocabulary is the tokenizer's.
-INIT_MODEL: dict[str, int | bool | None] = {
-    "vocab_size": None,
-    "hidden_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 384,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "num_experts": None,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 128,
-}
-
-
-def from_init_model(section: Mapping[str, Any], name: str) -> ModelSpec:
-    """The spec of the Qwen3 that a run makes of its `actor.init_model`; without `vocab_size` that is 0.
-
-    Raises `ModelError` like `from_config`.
-    """
-    config: dict[str, Any] = {**INIT_MODEL, **section}
-    if config["num_experts"] is None:
-        config |= {"model_type": "qwen3", "num_experts_per_tok": 0}
-    else:
-        config |= {"model_type": "qwen3_moe"}
-    spec = from_config(config | {"vocab_size": config["vocab_size"] or 1}, name)
-    return replace(spec, vocab_size=config["vocab_size"] or 0)
 
 
 def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:

@@ -6,34 +6,40 @@ The distance of a change is the sum of |log2(new / old)| over the counts that ch
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from allocation.diagnostics import RULES, Finding, Severity, Source, has_errors
-from allocation.reading import parse
+from allocation.diagnostics import Finding, Severity, Source, has_errors
+from allocation.language.reading import parse, read
+from allocation.language.spelling import spell
+from allocation.language.syntax import Allocation, Dim, Group, Layout, Member
 from allocation.resolve import ATTN_LETTERS, BACKENDS, FFN_LETTERS, count
-from allocation.syntax import Allocation, Dim, Group, Layout, Member
+from allocation.rules.registry import RULES
 
 OFFERED = 2
 MOST_CHECKS = 60
 LONGEST_TEXT = 160
-# Scopes of the rules that other counts can satisfy; a wrong word they cannot.
-CURABLE = frozenset(
-    ("trainer", "server", "model", "trainer model", "server model", "settings model", "settings", "good batch",
-     "settings batch", "placement", "placed", "star room")
-)  # fmt: skip
+# Rules that need one of these can be satisfied by other counts; a wrong word cannot.
+CURABLE = {"engine", "trainer", "server", "request", "placed", "room"}
 # Changing the experts or the data-parallel size leaves the model's own split as the user wrote it.
 _PREFERENCE = "edctpv"
+_QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
 
 Spec = str | Mapping[str, str]
 Findings = tuple[Finding, ...]
 Judge = Callable[[Spec], Findings]
 
 
-def with_nearest(spec: Spec, key: str | None, findings: Findings, judge: Judge) -> Findings:
-    """The findings; errors get up to two valid strings where changing counts is enough to reach them."""
+def with_remedies(spec: Spec, key: str | None, findings: Findings, judge: Judge) -> Findings:
+    """The findings with remedies that work.
+
+    Errors get up to two valid strings where changing counts is enough to reach them. A help that quotes an allocation
+    which is itself wrong here is taken out.
+    """
     checks = iter(range(MOST_CHECKS))
+    findings = tuple(f if _works(f.help, judge) else replace(f, help=None) for f in findings)
     if isinstance(spec, str):
         return _attach(findings, Source(spec, key), judge, checks)
     for role, text in spec.items():
@@ -46,9 +52,21 @@ def with_nearest(spec: Spec, key: str | None, findings: Findings, judge: Judge) 
     return findings
 
 
+def _works(help: str | None, judge: Judge) -> bool:
+    """Whether every whole allocation that a help quotes is valid by itself."""
+    return not any(has_errors(judge(quoted)) for quoted in _QUOTED.findall(help or "") if _parses(quoted))
+
+
+def _parses(text: str) -> bool:
+    tree, findings = read(Source(text))
+    return not findings and all(member.backend.text in BACKENDS for member in tree.members)
+
+
 def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings], checks: Iterator[int]) -> Findings:
     wrong = [finding for finding in findings if finding.severity is Severity.ERROR and finding.source == source]
-    curable = all(RULES[f.code].scope in CURABLE and f.spans for f in wrong if f.code != "ALLOC-FOLD-PIPELINE")
+    curable = all(
+        CURABLE.intersection(RULES[f.code].needs) and f.spans for f in wrong if f.code != "ALLOC-FOLD-PIPELINE"
+    )
     if not wrong or not curable or len(source.text) > LONGEST_TEXT:
         return findings
     nearest = _search(source.text, judge, checks)
@@ -86,7 +104,7 @@ def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, .
     members = list(tree.members)
     found = []
     if len(tree.groups) == 2 and len(members) == 2:
-        found.append(str(Allocation((Group(tuple(members)),))))
+        found.append(spell(Allocation((Group(tuple(members)),))))
     for step in range(1, 8):
         sizes = [{d.letter: count(d) or 0 for d in member.layout.attn} for member in members]
         if any(size.get("d", 1) % 2**step for size in sizes):
@@ -106,7 +124,7 @@ def _wrong(findings: Iterable[Finding], text: str, number: int) -> bool:
 
 def _text(tree: Allocation, members: Iterable[Member]) -> str:
     remaining = iter(members)
-    return str(Allocation(tuple(Group(tuple(next(remaining) for _ in group.members)) for group in tree.groups)))
+    return spell(Allocation(tuple(Group(tuple(next(remaining) for _ in group.members)) for group in tree.groups)))
 
 
 def _variants(member: Member) -> Iterator[Member]:

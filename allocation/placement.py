@@ -6,17 +6,17 @@ Groups take the lowest free GPU ids from left to right; ids that the string name
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from allocation.diagnostics import Finding, Source, UnknownSize, has_errors, run_rules
+from allocation.diagnostics import Finding, Source, has_errors
+from allocation.gpus import Gpus, n_gpus, union
+from allocation.language.syntax import LARGEST
 from allocation.plan import Cluster
 from allocation.resolve import Engine
-from allocation.syntax import LARGEST
+from allocation.rules.registry import UnknownSize, run_rules
 
 DEFAULT_GPUS_PER_NODE = 8
-
-Gpus = tuple[range, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,6 @@ class Request:
         return (engine for group in self.groups for engine in group)
 
 
-def n_gpus(gpus: Gpus) -> int:
-    """Number of ids in `gpus`."""
-    return sum(map(len, gpus))
-
-
 def explicit(engine: Engine) -> Gpus:
     """The ids that the string gives to `engine`. Raises `UnknownSize` when they are unusable."""
     bounds = [(int(r.first), int(r.last)) for r in engine.node.gpus]
@@ -47,7 +42,7 @@ def explicit(engine: Engine) -> Gpus:
 
 def group_size(group: Sequence[Engine]) -> int:
     """GPUs of a colocated group: its ids if it names any, else its largest member. Raises `UnknownSize`."""
-    named = _union(explicit(engine) for engine in group)
+    named = union(explicit(engine) for engine in group)
     return n_gpus(named) if named else max(engine.world for engine in group)
 
 
@@ -55,7 +50,7 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
     """The request with every `d*` replaced by a number, as far as that is possible."""
     if not any(engine.starred for engine in request.engines):
         return request, []
-    findings = run_rules("star", source, request)
+    findings = run_rules(source, open_request=request)
     if findings:
         return request, findings
     groups = []
@@ -63,7 +58,7 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
         if any(engine.starred for engine in group):
             try:
                 room = _room(request, group)
-                findings += run_rules("star room", source, request, group, room)
+                findings += run_rules(source, group=group, room=room)
                 group = tuple(_fill(engine, room) if engine.starred else engine for engine in group)
             except UnknownSize:
                 return request, findings
@@ -82,7 +77,7 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
     What is left is rounded down to a number on which every starred layout fits.
     """
     fixed = [engine for engine in group if not engine.starred]
-    named = _union(explicit(engine) for engine in group)
+    named = union(explicit(engine) for engine in group)
     if named:
         return n_gpus(named)
     if fixed:
@@ -101,33 +96,22 @@ def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Find
         needs = [group_size(group) for group in request.groups]
     except UnknownSize:
         return (), []
-    findings = run_rules("world", source, request) or run_rules("placement", source, request, needs)
+    findings = run_rules(source, sized_request=request) or run_rules(source, request=request, needs=needs)
     if has_errors(findings):
         return (), findings
-    free = _without(range(LARGEST), _union(explicit(engine) for engine in request.engines))
+    free = _without(range(LARGEST), union(explicit(engine) for engine in request.engines))
     current = next(free)
     placed: list[Gpus] = []
     for group, need in zip(request.groups, needs, strict=True):
         named = [explicit(engine) for engine in group if engine.node.gpus]
-        ids = named[0] if len(named) == 1 else _union(named)
+        ids = named[0] if len(named) == 1 else union(named)
         while n_gpus(ids) < need:
             current = current or next(free)
             ids += (current[: need - n_gpus(ids)],)
             current = current[len(ids[-1]) :]
         placed += [explicit(engine) or ids for engine in group]
-    findings += run_rules("placed", source, request, placed)
+    findings += run_rules(source, placed=tuple(zip(request.engines, placed, strict=True)), cluster=request.cluster)
     return tuple(placed), findings
-
-
-def _union(parts: Iterable[Gpus]) -> Gpus:
-    """The ids of all parts, each once, in ascending order."""
-    merged: list[range] = []
-    for gpus in sorted((r for ids in parts for r in ids), key=lambda r: r.start):
-        if merged and gpus.start <= merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(merged[-1].stop, gpus.stop))
-        else:
-            merged.append(gpus)
-    return tuple(merged)
 
 
 def _without(everything: range, taken: Gpus) -> Iterator[range]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allocation.gpus import Gpus, n_gpus, union
 from allocation.grid import RankGrid
 from allocation.resolve import SERVER, TRAINER
 
@@ -110,7 +111,7 @@ class EnginePlan:
     kind: str
     text: str
     sizes: ParallelSizes
-    gpus: tuple[range, ...]
+    gpus: Gpus
     n_gpus_per_node: int
     order: str
 
@@ -235,12 +236,7 @@ class Plan:
     @cached_property
     def n_gpus(self) -> int:
         """Number of GPUs in use."""
-        spans = sorted((gpus.start, gpus.stop) for engine in self.engines for gpus in engine.gpus)
-        total = reached = 0
-        for start, stop in spans:
-            total += max(0, stop - max(start, reached))
-            reached = max(reached, stop)
-        return total
+        return n_gpus(union(engine.gpus for engine in self.engines))
 
     def _repr_html_(self) -> str:
         """How a notebook shows the plan."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 
-from allocation.diagnostics import Source, Span, UnknownSize
-from allocation.syntax import LARGEST, Dim, Member
+from allocation.diagnostics import Source, Span
+from allocation.language.spelling import spell
+from allocation.language.syntax import LARGEST, Dim, Member
+from allocation.rules.registry import UnknownSize
 
 TRAINER = "trainer"
 SERVER = "server"
@@ -132,7 +134,7 @@ class Engine:
     @property
     def label(self) -> str:
         """How a message calls the engine: as it was written, without GPU ids."""
-        return f"{self.node.backend}:{self.node.layout}"
+        return spell(replace(self.node, name=None, gpus=()))
 
     def spans(self, *names: str) -> tuple[Span, ...]:
         """Where the sizes `names` are written; the whole layout when none of them is."""
@@ -156,7 +158,8 @@ def resolve(node: Member, source: Source, role: str | None) -> Engine:
             name = names.get(dim.letter)
             if name is None:
                 continue
-            usable = dim.letter in backend.letters and name not in written
+            # A size of 1 says nothing, whether the backend has the dimension or not.
+            usable = (dim.letter in backend.letters or dim.count == "1") and name not in written
             sizes[name] = count(dim) if usable else None
             written.setdefault(name, dim)
     if backend is UNKNOWN_BACKEND:

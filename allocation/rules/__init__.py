@@ -1,8 +1,4 @@
 """Every constraint: one small function each, with its reason in the docstring and its source.
 
-Importing this package registers them all.
+A rule's parameters name what it needs (`trainer`, `model`, `batch`, …); `registry.run_rules` runs those that have it.
 """
-
-from allocation.rules import batch, grid, model, placement, run_file, settings, words
-
-__all__ = ["batch", "grid", "model", "placement", "run_file", "settings", "words"]

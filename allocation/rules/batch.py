@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocation.diagnostics import Problem, Severity, rule
+from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
 from allocation.resolve import Engine
+from allocation.rules.registry import rule
 from allocation.settings import BatchSpec, MegatronSettings
 
 _MICROBATCHES = "Megatron-LM core/num_microbatches_calculator.py"
@@ -23,24 +24,24 @@ def _breakdown(batch: BatchSpec) -> str:
     return f"{batch.n_prompts} prompts · {batch.n_samples} samples{steps}"
 
 
-@rule("ALLOC-BATCH-SIZES", "batch", source="a batch counts things")
-def batch_positive(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+@rule("ALLOC-BATCH-SIZES", source="a batch counts things")
+def batch_positive(given_batch: BatchSpec) -> Iterator[Problem]:
     """Every number of a batch is at least 1."""
-    for name in batch.__slots__:
-        value = getattr(batch, name)
+    for name in given_batch.__slots__:
+        value = getattr(given_batch, name)
         if value is not None and value < 1:
             yield Problem(f"{name} must be at least 1, not {value}")
 
 
-@rule("ALLOC-BATCH-MINIBATCHES", "good batch", source="mini-batches of one step are equal")
-def minibatches_divide(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
+@rule("ALLOC-BATCH-MINIBATCHES", source="mini-batches of one step are equal")
+def minibatches_divide(batch: BatchSpec) -> Iterator[Problem]:
     """The optimizer steps of one batch train on equally many sequences."""
     if batch.sequences % batch.n_minibatches:
         message = f"{batch.sequences} sequences ({batch.n_prompts} · {batch.n_samples}) are not divisible by "
         yield Problem(f"{message}{batch.n_minibatches} mini-batches")
 
 
-@rule("ALLOC-BATCH-DP", "good batch", source=_MICROBATCHES, megatron="global_batch_size")
+@rule("ALLOC-BATCH-DP", source=_MICROBATCHES, megatron="global_batch_size")
 def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """Every data-parallel rank trains in every optimizer step: with a fixed micro-batch on equally many
     sequences, with packing on at least one."""
@@ -56,7 +57,7 @@ def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("dp"))
 
 
-@rule("ALLOC-BATCH-VPP", "settings batch", source=_SCHEDULES, megatron="microbatch_group_size_per_vp_stage")
+@rule("ALLOC-BATCH-VPP", source=_SCHEDULES, megatron="microbatch_group_size_per_vp_stage")
 def virtual_microbatches(engine: Engine, settings: MegatronSettings, batch: BatchSpec) -> Iterator[Problem]:
     """The interleaved schedule runs micro-batches in groups of pp to M, and the last group must not be
     smaller than the pipeline."""
@@ -72,7 +73,7 @@ def virtual_microbatches(engine: Engine, settings: MegatronSettings, batch: Batc
         yield Problem(message, engine.spans("pp", "vpp"))
 
 
-@rule("ALLOC-BATCH-BUBBLE", "good batch", source=_SCHEDULES, severity=Severity.WARNING)
+@rule("ALLOC-BATCH-BUBBLE", source=_SCHEDULES, severity=Severity.WARNING)
 def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """With fewer sequences per rank than stages the pipeline is never full."""
     per_rank = batch.sequences // batch.n_minibatches // engine.dp
@@ -81,7 +82,7 @@ def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("pp", "dp"))
 
 
-@rule("ALLOC-SEQUENCE-CP", "good batch", source=f"{_MICROBATCHES}; training/arguments.py, seq_length")
+@rule("ALLOC-SEQUENCE-CP", source=f"{_MICROBATCHES}; training/arguments.py, seq_length")
 def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t.
     Packed sequences are padded to that; unpacked ones have to fit."""
@@ -93,7 +94,7 @@ def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("cp", "tp"), f"use {padded} tokens, or pack the sequences")
 
 
-@rule("ALLOC-PACKED-LENGTH", "good batch", source="Megatron-LM core/utils.py: packed sequences with CP")
+@rule("ALLOC-PACKED-LENGTH", source="Megatron-LM core/utils.py: packed sequences with CP")
 def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """The longest sequence, padded for packing, must fit in a micro-batch by itself."""
     if batch.max_tokens_per_mb is None or batch.max_length is None or batch.micro_batch is not None:
@@ -106,8 +107,8 @@ def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("cp", "tp"), f"set max_tokens_per_mb to {padded} or more")
 
 
-@rule("ALLOC-SEQUENCE-POSITIONS", "batch model", source="the model's config", megatron="max_position_embeddings")
-def positions_suffice(engine: Engine, batch: BatchSpec, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-SEQUENCE-POSITIONS", source="the model's config", megatron="max_position_embeddings")
+def positions_suffice(batch: BatchSpec, model: ModelSpec) -> Iterator[Problem]:
     """A sequence must not be longer than the model's positions."""
     if batch.max_length and model.max_positions and batch.max_length > model.max_positions:
         yield Problem(f"sequences of {batch.max_length} tokens exceed the {model.max_positions} of {model.name}")

@@ -4,78 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocation.diagnostics import Problem, rule
+from allocation.diagnostics import Problem
 from allocation.grid import AXES
 from allocation.resolve import Engine
+from allocation.rules.registry import rule
 
 
 @rule(
     "ALLOC-EP-DIVIDES",
-    "trainer",
     source="Megatron-LM core/parallel_state.py:880",
     megatron="expert_model_parallel_size",
 )
-def expert_grid_divides_world(engine: Engine, order: str) -> Iterator[Problem]:
+def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
     """The experts have a grid of their own over the same GPUs: etp·ep·pp must divide their number, and the
     rest is expert data parallelism. The smallest world is pp·lcm(tp·cp, etp·ep)."""
-    if engine.backend.folds and engine.world % engine.expert_block:
-        product = f"{engine.ep}·{engine.etp}·{engine.pp} = {engine.expert_block}"
-        message = f"`{engine.says('ep')}` does not fit: e·t·p = {product} does not divide {engine.world} GPU{'s' * (engine.world > 1)}"
-        help = f"this layout needs a multiple of {engine.smallest_world} GPUs"
-        yield Problem(message, engine.spans("ep", "etp", "pp"), help)
+    if trainer.backend.folds and trainer.world % trainer.expert_block:
+        product = f"{trainer.ep}·{trainer.etp}·{trainer.pp} = {trainer.expert_block}"
+        message = f"`{trainer.says('ep')}` does not fit: e·t·p = {product} does not divide {trainer.world} GPU{'s' * (trainer.world > 1)}"
+        help = f"this layout needs a multiple of {trainer.smallest_world} GPUs"
+        yield Problem(message, trainer.spans("ep", "etp", "pp"), help)
 
 
 @rule(
     "ALLOC-FOLD-DATA",
-    "trainer",
     source="Megatron-LM core/parallel_state.py:880: EDP is derived, never an input",
     megatron="expert_data_parallel_size",
 )
-def expert_data_parallel_agrees(engine: Engine, order: str) -> Iterator[Problem]:
+def expert_data_parallel_agrees(trainer: Engine) -> Iterator[Problem]:
     """A `d` in `ffn` asserts the expert-data-parallel size; what it must be follows from the rest."""
-    if "ffn_dp" not in engine.written or engine.world % engine.expert_block:
+    if "ffn_dp" not in trainer.written or trainer.world % trainer.expert_block:
         return
-    written, derived = engine.size("ffn_dp"), engine.world // engine.expert_block
+    written, derived = trainer.size("ffn_dp"), trainer.world // trainer.expert_block
     if written != derived:
-        message = f"`d{written}` in ffn, but {engine.world} GPUs / (e·t·p = {engine.expert_block}) leave d{derived}"
-        yield Problem(message, engine.spans("ffn_dp"), f"write `d{derived}` or leave d out of ffn")
+        message = f"`d{written}` in ffn, but {trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{derived}"
+        yield Problem(message, trainer.spans("ffn_dp"), f"write `d{derived}` or leave d out of ffn")
 
 
-@rule("ALLOC-ORDER", "trainer", source="Megatron-LM core/parallel_state.py:470", megatron="order")
-def order_names_axes(engine: Engine, order: str) -> Iterator[Problem]:
+@rule("ALLOC-ORDER", source="Megatron-LM core/parallel_state.py:470", megatron="order")
+def order_names_axes(order: str) -> Iterator[Problem]:
     """The rank order names each axis once."""
     if sorted(order.split("-")) != sorted(AXES):
         yield Problem(f"the rank order `{order}` does not name tp, cp, ep, dp and pp once each")
 
 
-@rule("ALLOC-ORDER-PIPELINE", "trainer", source="Megatron-LM core/parallel_state.py:898", megatron="order")
-def pipeline_order(engine: Engine, order: str) -> Iterator[Problem]:
+@rule("ALLOC-ORDER-PIPELINE", source="Megatron-LM core/parallel_state.py:898", megatron="order")
+def pipeline_order(trainer: Engine, order: str) -> Iterator[Problem]:
     """Both grids must have the same pipeline groups; with pp not last that takes equal DP and EDP."""
-    if order.endswith("pp") or engine.pp == 1 or not engine.backend.folds or engine.world % engine.expert_block:
+    if order.endswith("pp") or trainer.pp == 1 or not trainer.backend.folds or trainer.world % trainer.expert_block:
         return
-    edp = engine.world // engine.expert_block
-    if edp != engine.dp:
-        message = f"rank order `{order}` with pp {engine.pp} needs equal dp ({engine.dp}) and expert dp ({edp})"
-        yield Problem(message, engine.spans("pp", "ep"), "use an order that ends in pp")
+    edp = trainer.world // trainer.expert_block
+    if edp != trainer.dp:
+        message = f"rank order `{order}` with pp {trainer.pp} needs equal dp ({trainer.dp}) and expert dp ({edp})"
+        yield Problem(message, trainer.spans("pp", "ep"), "use an order that ends in pp")
 
 
 @rule(
     "ALLOC-VPP-PIPELINE",
-    "trainer",
     source="Megatron-LM core/parallel_state.py:828",
     megatron="virtual_pipeline_model_parallel_size",
 )
-def virtual_stages_need_pipeline(engine: Engine, order: str) -> Iterator[Problem]:
+def virtual_stages_need_pipeline(trainer: Engine) -> Iterator[Problem]:
     """Virtual stages interleave a pipeline; without one there is nothing to interleave."""
-    if engine.vpp > 1 and engine.pp == 1:
+    if trainer.vpp > 1 and trainer.pp == 1:
         yield Problem(
-            f"`{engine.says('vpp')}` needs a pipeline, but p is 1", engine.spans("vpp", "pp"), "write p2 or more"
+            f"`{trainer.says('vpp')}` needs a pipeline, but p is 1", trainer.spans("vpp", "pp"), "write p2 or more"
         )
 
 
-@rule("ALLOC-SERVER-EP", "server", source="SGLang server_args.py: ep_size divides tp_size", megatron=None)
-def server_experts_in_replica(engine: Engine, order: str) -> Iterator[Problem]:
+@rule("ALLOC-SERVER-EP", source="SGLang server_args.py: ep_size divides tp_size", megatron=None)
+def server_experts_in_replica(server: Engine) -> Iterator[Problem]:
     """A server spreads its experts over the tensor-parallel GPUs of one replica."""
-    if engine.tp % engine.ep:
-        message = f"`{engine.says('ep')}` does not divide the {engine.tp} tensor-parallel GPUs of a replica"
-        yield Problem(message, engine.spans("ep", "tp"))
+    if server.tp % server.ep:
+        message = f"`{server.says('ep')}` does not divide the {server.tp} tensor-parallel GPUs of a replica"
+        yield Problem(message, server.spans("ep", "tp"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from allocation.diagnostics import Problem, Severity, rule
-from allocation.model_spec import ModelSpec
+from allocation.diagnostics import Problem, Severity
+from allocation.model_spec import ModelError, ModelSpec
 from allocation.resolve import Engine
+from allocation.rules.registry import rule
 
 _CONFIG = "Megatron-LM core/transformer/transformer_config.py"
 _DIVIDE = "Megatron-LM core/utils.py, divide"
@@ -21,14 +22,20 @@ def _divisors(total: int) -> str:
     return f"it must be one of {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
 
 
-@rule("ALLOC-HEADS", "model", source=f"{_CONFIG}, num_attention_heads", megatron="num_attention_heads")
+@rule("ALLOC-MODEL", source="the model's config.json")
+def model_readable(model_error: ModelError) -> Iterator[Problem]:
+    """The model must be found and its config complete; wrong and unknown fields are named."""
+    yield Problem(str(model_error))
+
+
+@rule("ALLOC-HEADS", source=f"{_CONFIG}, num_attention_heads", megatron="num_attention_heads")
 def heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Tensor parallelism gives every rank whole attention heads; so do servers."""
     if model.heads % engine.tp:
         yield _not_divisible(engine, "tp", "attention heads", model.heads)
 
 
-@rule("ALLOC-KV-HEADS", "model", source=f"{_CONFIG}, num_query_groups", megatron="num_query_groups")
+@rule("ALLOC-KV-HEADS", source=f"{_CONFIG}, num_query_groups", megatron="num_query_groups")
 def kv_heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """KV heads are split over TP, or each is copied to several ranks: a multiple or a divisor of TP."""
     if not model.latent_attention and model.kv_heads % engine.tp and engine.tp % model.kv_heads:
@@ -36,7 +43,7 @@ def kv_heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("tp"))
 
 
-@rule("ALLOC-KV-COPIES", "model", source="Megatron-LM core/transformer/attention.py", severity=Severity.NOTE)
+@rule("ALLOC-KV-COPIES", source="Megatron-LM core/transformer/attention.py", severity=Severity.NOTE)
 def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """With more TP ranks than KV heads each rank keeps a copy of a head, which saves no memory."""
     if not model.latent_attention and engine.tp > model.kv_heads and engine.tp % model.kv_heads == 0:
@@ -45,79 +52,75 @@ def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("tp"))
 
 
-@rule("ALLOC-LINEAR-HEADS", "trainer model", source=f"{_CONFIG}, linear_num_key_heads", megatron="linear_num_key_heads")
-def linear_heads_by_tp_cp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-LINEAR-HEADS", source=f"{_CONFIG}, linear_num_key_heads", megatron="linear_num_key_heads")
+def linear_heads_by_tp_cp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Gated-delta-net layers split their key and value heads over tensor and context parallel ranks."""
     for what, heads in (("key", model.linear_key_heads), ("value", model.linear_value_heads)):
-        if heads % (engine.tp * engine.cp):
-            message = f"{heads} linear-attention {what} heads cannot be split by t·c = {engine.tp * engine.cp}"
-            yield Problem(message, engine.spans("tp", "cp"))
+        if heads % (trainer.tp * trainer.cp):
+            message = f"{heads} linear-attention {what} heads cannot be split by t·c = {trainer.tp * trainer.cp}"
+            yield Problem(message, trainer.spans("tp", "cp"))
 
 
-@rule("ALLOC-FFN", "model", source=_DIVIDE, megatron="ffn_hidden_size")
+@rule("ALLOC-FFN", source=_DIVIDE, megatron="ffn_hidden_size")
 def ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The dense FFN (also of a MoE model's first layers) is split over TP."""
     if model.ffn % engine.tp and model.expert_ffn != model.ffn:
         yield _not_divisible(engine, "tp", "FFN columns (intermediate_size)", model.ffn)
 
 
-@rule("ALLOC-EXPERT-FFN", "trainer model", source=_DIVIDE, megatron="moe_ffn_hidden_size")
-def expert_ffn_by_etp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-EXPERT-FFN", source=_DIVIDE, megatron="moe_ffn_hidden_size")
+def expert_ffn_by_etp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Each expert's FFN is split over expert tensor parallelism, which may differ from TP."""
-    if model.expert_ffn % engine.etp:
-        yield _not_divisible(engine, "etp", "FFN columns of an expert", model.expert_ffn)
+    if model.expert_ffn % trainer.etp:
+        yield _not_divisible(trainer, "etp", "FFN columns of an expert", model.expert_ffn)
 
 
-@rule("ALLOC-SHARED-FFN", "trainer model", source=_DIVIDE, megatron="moe_shared_expert_intermediate_size")
-def shared_ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-SHARED-FFN", source=_DIVIDE, megatron="moe_shared_expert_intermediate_size")
+def shared_ffn_by_tp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Shared experts see every token and stay on the attention grid: TP splits them, not ETP."""
-    if model.shared_ffn % engine.tp:
-        yield _not_divisible(engine, "tp", "FFN columns of the shared experts", model.shared_ffn)
+    if model.shared_ffn % trainer.tp:
+        yield _not_divisible(trainer, "tp", "FFN columns of the shared experts", model.shared_ffn)
 
 
-@rule("ALLOC-EXPERTS", "model", source="Megatron-LM core/transformer/moe/moe_layer.py", megatron="num_moe_experts")
+@rule("ALLOC-EXPERTS", source="Megatron-LM core/transformer/moe/moe_layer.py", megatron="num_moe_experts")
 def experts_by_ep(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Every expert-parallel rank holds equally many experts."""
     if model.experts and model.experts % engine.ep:
         yield _not_divisible(engine, "ep", "experts", model.experts)
 
 
-@rule("ALLOC-EP-DENSE", "model", source=f"{_CONFIG}, num_moe_experts", megatron="expert_model_parallel_size")
+@rule("ALLOC-EP-DENSE", source=f"{_CONFIG}, num_moe_experts", megatron="expert_model_parallel_size")
 def experts_exist(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """A dense model has no experts to spread."""
     if engine.ep > 1 and not model.experts:
         yield Problem(f"`{engine.says('ep')}`, but {model.name} has no experts", engine.spans("ep"), "leave e out")
 
 
-@rule("ALLOC-FOLD-DENSE", "trainer model", source="parallel folding, arXiv 2504.14960", severity=Severity.WARNING)
-def folding_needs_experts(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-FOLD-DENSE", source="parallel folding, arXiv 2504.14960", severity=Severity.WARNING)
+def folding_needs_experts(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The `ffn` grid is the experts' grid; the FFN of a dense model follows `attn`."""
-    if engine.node.layout.ffn is not None and not model.experts and engine.ep == 1:
+    if trainer.node.layout.ffn is not None and not model.experts and trainer.ep == 1:
         message = f"the ffn part has no effect: {model.name} has no experts"
-        yield Problem(message, tuple(dim.span for dim in engine.node.layout.ffn))
+        yield Problem(message, tuple(dim.span for dim in trainer.node.layout.ffn))
 
 
-@rule(
-    "ALLOC-ROUTER-GROUPS", "trainer model", source=f"{_CONFIG}, moe_router_num_groups", megatron="moe_router_num_groups"
-)
-def experts_by_router_groups(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-ROUTER-GROUPS", source=f"{_CONFIG}, moe_router_num_groups", megatron="moe_router_num_groups")
+def experts_by_router_groups(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Group-limited routing splits the experts into equal groups."""
     if model.experts % model.router_groups:
         yield Problem(f"{model.experts} experts cannot be split into {model.router_groups} router groups")
 
 
-@rule(
-    "ALLOC-EXPERT-BIAS", "trainer model", source=f"{_CONFIG}, add_bias_linear", megatron="expert_tensor_parallel_size"
-)
-def expert_bias_needs_etp_1(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-EXPERT-BIAS", source=f"{_CONFIG}, add_bias_linear", megatron="expert_tensor_parallel_size")
+def expert_bias_needs_etp_1(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Experts with a bias (gpt-oss) cannot be split by expert tensor parallelism."""
-    if model.expert_bias and engine.etp > 1:
-        message = f"the experts of {model.name} have a bias, so `{engine.says('etp')}` must be 1"
-        yield Problem(message, engine.spans("etp"), "write t1 in ffn, or leave it out")
+    if model.expert_bias and trainer.etp > 1:
+        message = f"the experts of {model.name} have a bias, so `{trainer.says('etp')}` must be 1"
+        yield Problem(message, trainer.spans("etp"), "write t1 in ffn, or leave it out")
 
 
-@rule("ALLOC-SERVER-LAYERS", "server model", source="a pipeline stage has at least one layer")
-def server_layers_by_pipeline(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+@rule("ALLOC-SERVER-LAYERS", source="a pipeline stage has at least one layer")
+def server_layers_by_pipeline(server: Engine, model: ModelSpec) -> Iterator[Problem]:
     """A server may split layers unevenly, but each stage needs one."""
-    if engine.pp > model.layers:
-        yield Problem(f"{model.layers} layers cannot fill {engine.pp} stages", engine.spans("pp"))
+    if server.pp > model.layers:
+        yield Problem(f"{model.layers} layers cannot fill {server.pp} stages", server.spans("pp"))

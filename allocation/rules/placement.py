@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from allocation.diagnostics import Problem, Severity, Span, rule
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Gpus, Request, explicit, n_gpus
+from allocation.diagnostics import Problem, Severity, Span
+from allocation.gpus import Gpus, n_gpus
+from allocation.language.syntax import LARGEST
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit
+from allocation.plan import Cluster
 from allocation.resolve import SERVER, Engine
-from allocation.syntax import LARGEST
+from allocation.rules.registry import rule
 
 _LANGUAGE = "the allocation language"
 LARGEST_WORLD = 1 << 20
@@ -15,28 +18,28 @@ LARGEST_WORLD = 1 << 20
 Spans = tuple[Span, ...]
 
 
-@rule("ALLOC-STAR-CLUSTER", "star", source=_LANGUAGE)
-def star_needs_cluster(request: Request) -> Iterator[Problem]:
+@rule("ALLOC-STAR-CLUSTER", source=_LANGUAGE)
+def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
     """`d*` is as many as the cluster leaves, so the cluster must be known."""
-    for group in request.groups:
-        if request.cluster is None and all(e.starred for e in group) and not any(e.node.gpus for e in group):
+    for group in open_request.groups:
+        if open_request.cluster is None and all(e.starred for e in group) and not any(e.node.gpus for e in group):
             yield _about(
                 group[0], "`d*` needs to know the cluster", group[0].spans("dp"), "give the cluster, for example 1x8"
             )
 
 
-@rule("ALLOC-STAR-TWICE", "star", source=_LANGUAGE)
-def star_once(request: Request) -> Iterator[Problem]:
+@rule("ALLOC-STAR-TWICE", source=_LANGUAGE)
+def star_once(open_request: Request) -> Iterator[Problem]:
     """Two groups that both take what is left have no single answer."""
-    open_groups = [g for g in request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
+    open_groups = [g for g in open_request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
     if len(open_groups) > 1:
         message = "`d*` stands in two groups; what is left can go to one only"
         marks = [(group[0], group[0].spans("dp")) for group in (open_groups[1], open_groups[0])]
         yield _together(message, marks, "write a number in the other")
 
 
-@rule("ALLOC-STAR-ROOM", "star room", source=_LANGUAGE)
-def star_has_room(request: Request, group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
+@rule("ALLOC-STAR-ROOM", source=_LANGUAGE)
+def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
     """At least one replica must fit into what `d*` may take, and replicas are whole."""
     for engine in group:
         if engine.starred and (room == 0 or room % engine.per_replica):
@@ -47,16 +50,16 @@ def star_has_room(request: Request, group: tuple[Engine, ...], room: int) -> Ite
             yield _about(engine, message, engine.spans("dp"))
 
 
-@rule("ALLOC-WORLD-LIMIT", "world", source="a bound of this compiler, far above any real cluster")
-def world_bounded(request: Request) -> Iterator[Problem]:
+@rule("ALLOC-WORLD-LIMIT", source="a bound of this compiler, far above any real cluster")
+def world_bounded(sized_request: Request) -> Iterator[Problem]:
     """Beyond a million GPUs a count is a typing mistake, and the tables that follow would fill the memory."""
-    for engine in request.engines:
+    for engine in sized_request.engines:
         if max(engine.world, n_gpus(explicit(engine))) > LARGEST_WORLD:
             message = f"`{_short(engine.label)}` asks for {_number(engine.world)} GPUs; at most {LARGEST_WORLD:,} are laid out"
             yield _about(engine, message, (engine.node.layout.span,))
 
 
-@rule("ALLOC-CLUSTER-SIZE", "placement", source="compared here once; workers that wrap around GPUs are the alternative")
+@rule("ALLOC-CLUSTER-SIZE", source="compared here once; workers that wrap around GPUs are the alternative")
 def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
     """All groups together must fit the cluster; colocated members count once."""
     cluster = request.cluster
@@ -75,7 +78,7 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
     yield _together(f"{asked}, the cluster has {cluster.n_gpus} ({cluster})", marks, help)
 
 
-@rule("ALLOC-COLOCATE-SIZE", "placement", source=_LANGUAGE)
+@rule("ALLOC-COLOCATE-SIZE", source=_LANGUAGE)
 def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
     """Members joined by `|` run on the same GPUs, so they have equally many unless `@` says which."""
     for group, need in zip(request.groups, needs, strict=True):
@@ -89,8 +92,8 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 
 
-@rule("ALLOC-GPU-COUNT", "placement", source=_LANGUAGE)
-def ids_match_world(request: Request, needs: list[int]) -> Iterator[Problem]:
+@rule("ALLOC-GPU-COUNT", source=_LANGUAGE)
+def ids_match_world(request: Request) -> Iterator[Problem]:
     """Every rank has one GPU: `@` lists exactly as many as the layout has."""
     for engine in request.engines:
         ids = n_gpus(explicit(engine))
@@ -99,8 +102,8 @@ def ids_match_world(request: Request, needs: list[int]) -> Iterator[Problem]:
             yield _about(engine, message, tuple(r.span for r in engine.node.gpus))
 
 
-@rule("ALLOC-GPU-OUTSIDE", "placement", source=_LANGUAGE)
-def ids_in_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
+@rule("ALLOC-GPU-OUTSIDE", source=_LANGUAGE)
+def ids_in_cluster(request: Request) -> Iterator[Problem]:
     """A GPU id is below the number of GPUs of the cluster; ids never wrap around."""
     for engine in request.engines:
         for ids in engine.node.gpus:
@@ -109,8 +112,8 @@ def ids_in_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
                 yield _about(engine, message, (ids.span,))
 
 
-@rule("ALLOC-GPU-OVERLAP", "placement", source=_LANGUAGE)
-def groups_disjoint(request: Request, needs: list[int]) -> Iterator[Problem]:
+@rule("ALLOC-GPU-OVERLAP", source=_LANGUAGE)
+def groups_disjoint(request: Request) -> Iterator[Problem]:
     """Groups joined by `+` are on separate GPUs; sharing is said with `|`."""
     named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
     last: tuple[int, Engine, range] | None = None
@@ -123,7 +126,7 @@ def groups_disjoint(request: Request, needs: list[int]) -> Iterator[Problem]:
             last = (number, engine, ids)
 
 
-@rule("ALLOC-CLUSTER-IDLE", "placement", source="GPUs that nobody uses are paid for", severity=Severity.NOTE)
+@rule("ALLOC-CLUSTER-IDLE", source="GPUs that nobody uses are paid for", severity=Severity.NOTE)
 def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
     """Says how many GPUs of the cluster the allocation leaves unused."""
     if request.cluster and sum(needs) < request.cluster.n_gpus:
@@ -131,21 +134,25 @@ def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
         yield Problem(f"{idle} of the cluster's {request.cluster.n_gpus} GPUs stay idle")
 
 
-@rule("ALLOC-SERVER-NODE", "placed", source="SGLang: tensor parallelism needs the links inside a node")
-def server_in_node(request: Request, placed: list[Gpus]) -> Iterator[Problem]:
+@rule("ALLOC-SERVER-NODE", source="SGLang: tensor parallelism needs the links inside a node")
+def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | None) -> Iterator[Problem]:
     """Tensor parallelism of a server stays inside a node, unless `@` names the GPUs."""
-    per_node = request.cluster.n_gpus_per_node if request.cluster else DEFAULT_GPUS_PER_NODE
-    for engine, gpus in zip(request.engines, placed, strict=True):
+    per_node = cluster.n_gpus_per_node if cluster else DEFAULT_GPUS_PER_NODE
+    for engine, gpus in placed:
         if engine.backend.kind != SERVER or engine.node.gpus or engine.tp == 1:
             continue
         if engine.tp > per_node:
             message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node"
-            yield _about(
-                engine, message, engine.spans("tp"), "use p across nodes and t inside, or name the GPUs with `@`"
-            )
+            help = f"take more servers with a t that divides {per_node}"
+            yield _about(engine, message, engine.spans("tp"), help)
         elif split := _first_split(gpus, engine.tp, per_node):
             message = f"tensor-parallel GPUs {split[0]} to {split[-1]} of `{_short(engine.label)}` are on two nodes"
-            yield _about(engine, message, engine.spans("tp"), "put larger engines first, or name the GPUs with `@`")
+            help = (
+                f"take a t that divides the {per_node} GPUs of a node"
+                if per_node % engine.tp
+                else "put this engine first"
+            )
+            yield _about(engine, message, engine.spans("tp"), help)
 
 
 def _first_split(gpus: Gpus, tp: int, per_node: int) -> range | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allocation.grid import RankGrid
+from allocation.language.reading import parse
 from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan, Plan
-from allocation.reading import parse
 from allocation.resolve import SERVER
 
 if TYPE_CHECKING:

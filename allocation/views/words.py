@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from allocation.language.spelling import gpu_ranges
 from allocation.plan import EnginePlan, Plan
 from allocation.resolve import SERVER
 
@@ -26,7 +27,7 @@ def ranges(ranks: Sequence[int]) -> str:
 
 def gpu_ids(engine: EnginePlan) -> str:
     """The ids as the language writes them: `0-7,16-23`."""
-    return ",".join(str(r.start) if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in engine.gpus)
+    return ",".join(map(str, gpu_ranges(engine.gpus)))
 
 
 def plan_words(plan: Plan) -> str:

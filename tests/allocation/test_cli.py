@@ -30,7 +30,6 @@ def test_count_prints_the_number_alone():
     assert (result.exit_code, result.stdout, result.stderr) == (0, "16\n", "")
     assert ask("count", "sglang:d4t4", "megatron:d*t2", "--cluster", "4x8").stdout == "16\n32\n"
     assert ask("count", "-", stdin="sglang:d1\n\nmegatron:d4\n").stdout == "1\n4\n"
-    assert ask("count", MOE).stdout == "32\n"
 
 
 def test_count_of_a_wrong_string_is_no_number():
@@ -63,37 +62,14 @@ def test_warnings_are_valid():
 
 
 def test_check_as_json():
-    result = ask("check", "sglang:d4", "megatron:d3e2", MOE, "--json")
+    result = ask("check", "sglang:d4", "megatron:d3e2", "--json")
     assert result.exit_code == 1
-    good, bad, file = json.loads(result.stdout)
+    good, bad = json.loads(result.stdout)
     assert (good["valid"], good["n_gpus"], good["findings"]) == (True, 4, [])
     assert allocation.Plan.from_json(good["plan"]) == allocation.compile("sglang:d4")
     assert (bad["allocation"], bad["valid"], bad["plan"]) == ("megatron:d3e2", False, None)
     assert bad["findings"][0]["code"] == "ALLOC-EP-DIVIDES"
     assert bad["findings"][0]["nearest"]
-    assert (file["file"], file["n_gpus"]) == (MOE, 32)
-
-
-def test_check_of_a_yaml_names_key_and_line():
-    result = ask("check", MOE, "rollout.backend=sglang:d4t3", "cluster.n_nodes=2")
-    assert result.exit_code == 1
-    assert f"invalid: {MOE}\n  checked with cluster 2x8, model Qwen/Qwen3-30B-A3B, batch 256x4\n" in result.stdout
-    assert "in rollout.backend (command line)" in result.stdout
-    assert re.search(r"rollout.backend \(command line\) \+ actor.backend \(.*yaml:\d+\): 28 GPUs", result.stdout)
-    (entry,) = json.loads(ask("check", MOE, "actor.path=qwen3-0.6b", "actor.backend=megatron:p3", "--json").stdout)
-    assert [f["place"] for f in entry["findings"] if f["code"] == "ALLOC-LAYERS"] == ["command line"]
-
-
-def test_check_says_which_model_it_knew():
-    made = ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
-    assert "model actor.init_model (vocabulary not known), batch" in ask("check", str(made)).stdout
-    sized = ask("check", str(made), "actor.init_model.vocab_size=44").stdout
-    assert "model actor.init_model, batch" in sized
-    assert "no model" in ask("check", str(made), "actor.init_model=null").stdout
-
-
-def test_an_option_beats_the_yaml():
-    assert "cluster 1x8" in ask("check", MOE, "--cluster", "1x8").stdout
 
 
 @pytest.mark.parametrize(
@@ -101,7 +77,6 @@ def test_an_option_beats_the_yaml():
     [
         (["check"], "Missing argument"),
         (["check", "a=1"], "overrides a run's YAML"),
-        (["check", "none.yaml"], "cannot be read"),
         (["check", "sglang:d1", "--cluster", "8"], "NODESxGPUS"),
         (["check", "sglang:d1", "--batch", "8"], "PROMPTSxSAMPLES"),
         (["check", "sglang:d1", "--colour"], "No such option"),
@@ -243,7 +218,7 @@ def run(code, *words):
 
 
 def test_count_imports_only_what_it_needs():
-    heavy = "{'rich', 'numpy', 'yaml', 'lark', 'torch', 'allocation.targets', 'allocation.views'}"
+    heavy = "{'rich', 'numpy', 'yaml', 'torch', 'allocation.convert', 'allocation.views'}"
     code = (
         "import sys; sys.argv = ['allocation', 'count', 'sglang:d4']; from allocation.cli import app\n"
         f"try: app()\nfinally: print({heavy} & set(sys.modules))"

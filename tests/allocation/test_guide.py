@@ -42,6 +42,10 @@ def test_every_command_of_the_guide_is_run():
 
 
 if __name__ == "__main__":
+    from allocation import readers
+    from tests.allocation.conftest import declared
+
+    readers.entry_points = declared
     GUIDE.write_text(
         BLOCK.sub(lambda match: f"```console\n{''.join(map(answer, commands(match[1])))}```", GUIDE.read_text())
     )

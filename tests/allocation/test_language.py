@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allocation
-from allocation.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
-from allocation.tables import FOLDER, dump
+from allocation.language.spelling import spell
+from allocation.language.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
 
 PUBLISHED = [
     # string, GPUs, sizes of the first trainer or server
@@ -20,6 +20,10 @@ PUBLISHED = [
     ("megatron:d2p2v3", 4, {"dp": 2, "pp": 2, "vpp": 3}),
     ("sglang:d4t4", 16, {"dp": 4, "tp": 4}),
     ("sglang:d2+fsdp:d4", 6, {"dp": 2}),
+    ("megatron:attn:d1p4t2c2|ffn:d1p4t1e4", 16, {"tp": 2, "pp": 4, "cp": 2, "ep": 4}),
+    ("megatron[actor]:attn:d2|ffn:e2|fsdp[ref]:d2", 2, {"ep": 2}),
+    ("fsdp:d4p1t1e1", 4, {"dp": 4, "pp": 1, "ep": 1}),
+    ("sglang:d4p1t1c1+fsdp:d4p1t1", 8, {"dp": 4}),
     (" sglang : d2 t2 + fsdp : d4 ", 8, {"dp": 2, "tp": 2}),
     ("vllm:d2t2p2", 8, {"dp": 2, "tp": 2, "pp": 2}),
     ("sglang:d1t4e4", 4, {"tp": 4, "ep": 4}),
@@ -79,17 +83,17 @@ allocations = st.builds(Allocation, st.lists(groups, min_size=1, max_size=3).map
 @settings(max_examples=150, deadline=None)
 @given(allocations)
 def test_printing_loses_nothing(tree):
-    assert allocation.parse(str(tree)) == tree
-    assert allocation.parse(tree.text(shell=True)) == tree
+    assert allocation.parse(spell(tree)) == tree
+    assert allocation.parse(spell(tree, shell=True)) == tree
 
 
 @settings(max_examples=100, deadline=None)
 @given(allocations)
 def test_format_is_stable_and_says_the_same(tree):
-    normal = allocation.format(str(tree))
+    normal = allocation.format(spell(tree))
     assert allocation.format(normal) == normal
-    assert allocation.format(tree.text(shell=True)) == normal
-    assert sorted(normal) == sorted(str(tree))
+    assert allocation.format(spell(tree, shell=True)) == normal
+    assert sorted(normal) == sorted(spell(tree))
 
 
 def test_format_orders_letters_and_spells_for_a_shell():
@@ -109,6 +113,28 @@ def test_spans_point_at_the_words():
     assert text[slice(*second.span)] == "megatron:(attn:d1|ffn:e1)@0,2-3"
 
 
-def test_tables_are_current():
-    pytest.importorskip("lark")
-    assert (FOLDER / "tables.json").read_text() == dump(), "run `python -m allocation.tables`"
+def test_a_folded_layout_without_parentheses_is_spelt_with_them():
+    text = "sglang[a]:d4 | megatron[b]: attn:d2t2|ffn:e4 @4-7 + fsdp[c]:d1"
+    assert allocation.format(text) == "sglang[a]:d4|megatron[b]:(attn:d2t2|ffn:e4)@4-7+fsdp[c]:d1"
+    findings = allocation.check("megatron:attn:d2|ffn:e2+sglang:").findings
+    assert [f.code for f in findings if f.severity == "error"] == ["ALLOC-SYNTAX"]
+
+
+def test_a_size_of_1_is_kept_as_it_was_written():
+    assert allocation.format("fsdp:t1p1d4") == "fsdp:d4p1t1"
+    assert allocation.compile("fsdp:d4p1t1").engines[0].sizes == allocation.compile("fsdp:d4").engines[0].sizes
+
+
+def test_what_lark_made_of_the_grammar_is_renewed(tmp_path, monkeypatch):
+    """A file of another grammar in the place where Lark keeps its own is not believed."""
+    from allocation.language import parser
+
+    monkeypatch.setattr(parser, "cache_from_source", lambda file: str(tmp_path / "parser.pyc"))
+    kept = tmp_path / "grammar.lark.cache"
+    for content in (None, b"", b"not a pickle", b"0" * 64 + b"\n"):
+        if content is not None:
+            kept.write_bytes(content)
+        parser._lark.cache_clear()
+        assert allocation.parse("megatron:d4")
+        assert kept.stat().st_size > 1000
+    parser._lark.cache_clear()

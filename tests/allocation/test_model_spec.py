@@ -64,3 +64,23 @@ def test_experts_of_each_kind():
 
 def test_the_text_part_of_a_multimodal_config():
     assert from_config({"model_type": "qwen3_vl", "text_config": {**DENSE, "model_type": "qwen3_vl_text"}}).heads == 4
+
+
+def test_configs_that_the_pinned_transformers_writes(tmp_path):
+    """Every known family that transformers has a class for, saved with a small shape by that class."""
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    shape = {k: v for k, v in DENSE.items() if k != "model_type"} | {
+        "num_key_value_heads": 2, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "n_shared_experts": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "num_experts_per_tok": 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    }  # fmt: skip
+    outside = {name for name in FAMILIES if name not in mapping}
+    assert outside == {"mimo", "kimi_k2"}  # their configs come with the models' own code
+    for name in FAMILIES.keys() - outside:
+        fields = {**mapping[name]().to_dict(), **dict.fromkeys(mapping[name].attribute_map)}
+        config = mapping[name](**{k: v for k, v in shape.items() if k in fields}, pad_token_id=None)
+        config.save_pretrained(tmp_path / name)
+        spec = load_model(tmp_path / name)
+        assert (spec.family, spec.heads, spec.kv_heads, spec.layers) == (name, 4, 2, 2)
+        assert spec.experts == (8 if FAMILIES[name].experts else 0), name
+        assert bool(spec.shared_ffn) == bool(FAMILIES[name].shared_ffn or FAMILIES[name].shared_experts), name

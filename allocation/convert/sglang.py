@@ -10,11 +10,12 @@ import re
 from dataclasses import replace
 from itertools import groupby
 
+from allocation.convert.drafts import Draft, engines, join
+from allocation.convert.settings import Reading, number
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import joined
 from allocation.plan import Device, ParallelSizes, Plan, ServerPlan
-from allocation.targets.drafts import Draft, engines, join, merged
-from allocation.targets.settings import Reading, number
-from allocation.targets.system import System
 
 _LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
          "ep": "expert-parallel-size"}  # fmt: skip
@@ -29,9 +30,9 @@ def read(text: str) -> tuple[str, list[Finding]]:
     servers = [draft for reading in readings if _launches(reading) for draft in _server(reading)]
     last = readings[-1]
     if not servers and not any(reading.findings for reading in readings):
-        last.report("convert nothing", "SGLang", "an option such as --tp-size 4")
+        last.report(title="SGLang", expected="an option such as --tp-size 4")
     if other := next((draft for draft in servers if draft.sizes != servers[0].sizes), None):
-        last.report("convert servers", servers[0], other)
+        last.report(first=servers[0], other=other)
     findings = [finding for reading in readings for finding in reading.findings]
     if not servers:
         return "", findings
@@ -51,7 +52,7 @@ def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
     ids = [gpu for server in servers for gpus in server.gpus for gpu in gpus]
     if len(set(ids)) < sizes.dp * sizes.tp * sizes.pp or ids == list(range(len(ids))):
         return ()
-    return tuple(merged(range(gpu, gpu + 1) for gpu in ids))
+    return tuple(joined(range(gpu, gpu + 1) for gpu in ids))
 
 
 def _server(reading: Reading) -> list[Draft]:
@@ -60,13 +61,13 @@ def _server(reading: Reading) -> list[Draft]:
     for key, reason in _UNREAD.items():
         setting = reading.find(key)
         if setting and setting.value != "1":
-            reading.report("convert unread", setting, reason)
+            reading.report(unread=setting, reason=reason)
     nodes = reading.size("nnodes")
     if nodes > 1 and number(reading.value("node-rank") or "0") != 0:
         return []
     base = number(reading.value("base-gpu-id") or "0")
     if base is None:
-        reading.report("convert value", reading.find("base-gpu-id"))
+        reading.report(size=reading.find("base-gpu-id"))
         base = 0
     step = reading.size("gpu-id-step")
     sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if reading.true("enable-dp-attention") else dp)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allocation
-from allocation.targets import SYSTEMS, devices, read, write
+from allocation.convert import SYSTEMS, devices, read, write
 
 VERL_30B = """
 python3 -m verl.trainer.main_ppo model_engine=megatron \\
@@ -127,6 +127,60 @@ ref:
   scheduling_strategy: {type: colocation, target: actor}
 """
 
+# As in siiRL's published script for Qwen3-8B: exports, defaults of the environment, and escaped references.
+SIIRL_8B = r"""
+# export ACTOR_REF_TP=2
+export ROLLOUT_TP=4
+export ACTOR_REF_TP=4
+export ACTOR_REF_PP=2
+export N_GPUS_PER_NODE=${N_GPUS_PER_NODE:-8}
+export NNODES=${PET_NNODES:-1}
+export TRAIN_BATCH_SIZE=$(($TRAIN_BATCH_SIZE_PER_NODE * $NNODES))
+TRAINING_CMD=(
+    python3 -m siirl.client.main_dag
+    data.train_batch_size=\$TRAIN_BATCH_SIZE
+    actor_rollout_ref.actor.strategy=megatron
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=\$ACTOR_REF_TP
+    actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=\$ACTOR_REF_PP
+    actor_rollout_ref.rollout.tensor_model_parallel_size=\$ROLLOUT_TP
+    actor_rollout_ref.rollout.name=vllm
+    actor_rollout_ref.ref.megatron.tensor_model_parallel_size=\$ACTOR_REF_TP
+    actor_rollout_ref.ref.megatron.pipeline_model_parallel_size=\$ACTOR_REF_PP
+    trainer.n_gpus_per_node=\$N_GPUS_PER_NODE
+    trainer.nnodes=\$NNODES
+)
+"""
+# As in Trinity-RFT's guide to Megatron: only the part below `trainer.trainer_config`, with dots for what is left out.
+TRINITY_GUIDE = """
+actor_rollout_ref:
+  ...
+  actor:
+    strategy: megatron  # Kept for backward compatibility
+    megatron: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1}
+  ...
+  ref:
+    megatron: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1}
+  ...
+
+critic:
+  strategy: megatron
+  megatron: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1}
+  ...
+"""
+# As in AReaL's PPO example: sizes of 1 written out, critic and reference on the actor's GPUs.
+AREAL_PPO = """
+rollout: {backend: "sglang:d4p1t1"}
+actor: {backend: "fsdp:d4p1t1"}
+critic:
+  backend: ${actor.backend}
+  scheduling_strategy: {type: colocation, target: actor}
+ref:
+  backend: ${actor.backend}
+  scheduling_strategy:
+    type: colocation
+    target: actor
+"""
+
 # system, its settings, the allocation
 PUBLISHED = [
     ("megatron", "torchrun --nproc-per-node 8 --nnodes=2 pretrain_gpt.py --tensor-model-parallel-size 2 "
@@ -145,6 +199,9 @@ PUBLISHED = [
     ("areal", "sglang:d4t4 + megatron:d2p2t4e4", "sglang:d4t4+megatron:d2p2t4e4"),
     ("areal-legacy", "allocation_mode=sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4", "sglang[r]:d2+fsdp[a]:d4|fsdp[c]:d4"),
     ("areal", AREAL_FIELDS, "sglang[rollout]:d4t2+fsdp[actor]:d8|fsdp[ref]:d8+fsdp[critic]:d8"),
+    ("areal", AREAL_PPO, "sglang[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4|fsdp[ref]:d4"),
+    ("areal", "actor.backend=megatron:attn:d1p4t2c2|ffn:d1p4t1e4", "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"),
+    ("areal", "sglang:d4p1t1+megatron:attn:d1p4t2c2|ffn:d1p4t1e4", "sglang:d4+megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"),
     ("areal", 'rollout.backend=sglang:d4t4 actor.backend="megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)"',
      "sglang:d4t4+megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)"),
     ("verl", VERL_30B, "vllm[rollout]:d4t4|megatron[actor]:(attn:d2p2t4v2|ffn:d1p2t4e2)"
@@ -154,6 +211,8 @@ PUBLISHED = [
     ("roll", ROLL_8B, "megatron[actor]:d1p2t2+sglang[rollout]:d1+megatron[ref]:d1"),
     ("siirl", SIIRL_235B, "vllm[rollout]:d8t4|megatron[actor]:(attn:d8p2t2|ffn:d4p2t1e4)"
      "|megatron[ref]:(attn:d8p2t2|ffn:d4p2t1e4)"),
+    ("siirl", SIIRL_8B, "vllm[rollout]:d2t4|megatron[actor]:d1p2t4|megatron[ref]:d1p2t4"),
+    ("trinity", TRINITY_GUIDE, "megatron[actor]:d1t2|megatron[critic]:d1t2|megatron[ref]:d1t2"),
     ("trinity", TRINITY_COUNTDOWN, "vllm[rollout]:d2+megatron[actor]:d3t2|megatron[critic]:d3t2|megatron[ref]:d3t2"),
 ]  # fmt: skip
 
@@ -176,6 +235,24 @@ def test_published_settings_are_read(system, text, expected):
     got, findings = read(system, text)
     assert not errors(findings)
     assert got == expected
+
+
+@pytest.mark.parametrize("expected", [expected for _, _, expected in PUBLISHED])
+def test_what_is_read_is_valid(expected):
+    assert allocation.check(expected).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "allocation_"),
+    [
+        ("TP=4\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", "megatron:d2t4"),
+        ("TP=${TP:-2}\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", "megatron:d4t2"),
+        ("TP=$(id)\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", ""),
+        ("A=$B\nB=$A\nmegatron --tensor-model-parallel-size $A --nproc-per-node 8", ""),
+    ],
+)
+def test_variables_are_filled_in_and_never_evaluated(text, allocation_):
+    assert read("megatron", text)[0] == allocation_
 
 
 @pytest.mark.parametrize(("system", "text", "expected"), PUBLISHED)

@@ -6,13 +6,14 @@ Nothing is evaluated. YAML is only composed: every scalar stays a string, no tag
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import yaml
 
-from allocation.diagnostics import Finding, Source, Span, run_rules
-from allocation.syntax import LARGEST
+from allocation.diagnostics import Finding, Source, Span
+from allocation.language.syntax import LARGEST
+from allocation.rules.registry import run_rules
 
 LONGEST = 200_000
 MOST_SETTINGS = 20_000
@@ -23,7 +24,8 @@ LONGEST_REFERRED = 1_000
 _OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
+_VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
@@ -47,11 +49,15 @@ class Unreadable(Exception):
 
 
 class Reading:
-    """Settings by dotted key, and the findings about them that reading collects."""
+    """Settings by dotted key, and the findings about them that reading collects.
 
-    def __init__(self, text: str, settings: dict[str, Setting]) -> None:
+    `variables` are the shell variables that the text itself sets. They are filled in, never evaluated.
+    """
+
+    def __init__(self, text: str, settings: dict[str, Setting], variables: dict[str, str] | None = None) -> None:
         self.text = text
         self.settings = settings
+        self.variables = variables or {}
         self.findings: list[Finding] = []
 
     @classmethod
@@ -72,14 +78,15 @@ class Reading:
                 raise Unreadable(f"settings of {len(text)} characters; at most {LONGEST} are read", Source(""))
             for setting in parse(text):
                 reading.settings[setting.key] = setting
+            reading.variables = _variables(_without_comments(text))
         except Unreadable as error:
             reading.settings = {}
-            reading.report("convert text", error)
+            reading.report(unreadable=error)
         return reading
 
-    def report(self, scope: str, *arguments: object) -> None:
-        """Adds what the rules of `scope` find."""
-        self.findings += run_rules(scope, Source(""), *arguments)
+    def report(self, **known: object) -> None:
+        """Adds what the rules that need nothing but `known` find."""
+        self.findings += run_rules(Source(""), **known)
 
     def has(self, *keys: str) -> bool:
         """Whether one of the keys, or a key below it, is set to something."""
@@ -90,7 +97,7 @@ class Reading:
         )
 
     def find(self, *keys: str) -> Setting | None:
-        """The first of the keys that is set, references to other keys (`${a.b}`) filled in."""
+        """The first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
         for key in keys:
             setting = self.settings.get(key)
             if setting and setting.value not in _NULL:
@@ -113,7 +120,7 @@ class Reading:
             return default
         size = number(setting.value)
         if not size:
-            self.report("convert value", setting)
+            self.report(size=setting)
         return size or default
 
     def _filled(self, value: str) -> str:
@@ -125,8 +132,24 @@ class Reading:
         return value
 
     def _referred(self, match: re.Match[str]) -> str:
-        setting = self.settings.get(match[1])
-        return setting.value if setting and len(setting.value) <= LONGEST_REFERRED else match[0]
+        setting = self.settings.get(match[1] or match[3])
+        known = {setting.key: setting.value} | self.variables if setting else self.variables
+        return _substituted(match, known)
+
+
+def _variables(text: str) -> dict[str, str]:
+    """The shell variables that the text sets, in its order, with earlier ones filled in."""
+    found: dict[str, str] = {}
+    for match in _VARIABLE.finditer(text):
+        if match.end() - match.start() <= LONGEST_REFERRED:
+            found[match[1]] = _REFERENCE.sub(lambda reference: _substituted(reference, found), _unquoted(match[2]))
+    return found
+
+
+def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
+    """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
+    value = known.get(reference[1] or reference[3], reference[2])
+    return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
 
 
 def number(text: str) -> int | None:
@@ -167,6 +190,8 @@ def _without_comments(text: str) -> str:
 
 
 def _yaml(text: str) -> Iterator[Setting]:
+    # Guides leave parts out with a line of three dots.
+    text = re.sub(r"(?m)^[ \t]+\.{3}[ \t]*$", lambda match: " " * len(match[0]), text)
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from allocation.compiler import ROLE_ORDER
+from allocation.gpus import Gpus, n_gpus
+from allocation.language.spelling import dims, gpu_ranges, spell
+from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import BACKENDS, DEFAULT_ROLE
+from allocation.resolve import BACKENDS, DEFAULT_ROLE, SERVER
 
 COUNTED_ONE_BY_ONE = 1 << 16
 
@@ -21,31 +24,27 @@ class Draft:
     role: str
     backend: str
     sizes: ParallelSizes
-    gpus: tuple[range, ...] = ()
+    gpus: Gpus = ()
 
     @property
-    def layout(self) -> str:
+    def layout(self) -> Layout:
         """The dimensions; with expert parallelism folded, so that ETP is explicit."""
         s = self.sizes
-        dims = f"d{s.dp}" + _dims(p=s.pp, t=s.tp, c=s.cp)
-        if BACKENDS[self.backend].kind == "server":
-            return dims + _dims(e=s.ep)
-        dims += _dims(v=s.vpp)
+        attn = {"d": s.dp, "p": s.pp, "t": s.tp, "c": s.cp}
+        if BACKENDS[self.backend].kind == SERVER:
+            return Layout(dims(attn | {"e": s.ep}))
+        attn |= {"v": s.vpp}
         if s.ep == s.etp == 1:
-            return dims
+            return Layout(dims(attn))
         world, block = s.dp * s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
-        expert_dp = f"d{world // block}" if world % block == 0 else ""
-        return f"(attn:{dims}|ffn:{expert_dp}{_dims(p=s.pp)}t{s.etp}e{s.ep})"
+        derived = {"d": world // block} if world % block == 0 else {}
+        ffn = (*dims(derived | {"p": s.pp}), Dim("t", str(s.etp)), Dim("e", str(s.ep)))
+        return Layout(dims(attn), ffn)
 
-    def text(self, *, named: bool) -> str:
+    def member(self, *, named: bool) -> Member:
         """The member of the allocation."""
-        name = f"[{self.role}]" if named else ""
-        ids = ",".join(f"{r.start}-{r.stop - 1}" if len(r) > 1 else f"{r.start}" for r in self.gpus)
-        return f"{self.backend}{name}:{self.layout}{'@' + ids if ids else ''}"
-
-
-def _dims(**sizes: int) -> str:
-    return "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1)
+        name = Word(self.role) if named else None
+        return Member(Word(self.backend), self.layout, name, gpu_ranges(self.gpus))
 
 
 def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
@@ -59,7 +58,7 @@ def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
 def join(groups: Sequence[Sequence[Draft]]) -> str:
     """The allocation of colocated groups."""
     named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
-    return "+".join("|".join(draft.text(named=named) for draft in group) for group in groups)
+    return spell(Allocation(tuple(Group(tuple(draft.member(named=named) for draft in group)) for group in groups)))
 
 
 def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
@@ -67,28 +66,6 @@ def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
     rank = {role: number for number, role in enumerate(ROLE_ORDER)}
     chosen = [engine for engine in plan.engines if kind in (None, engine.kind)]
     return sorted(chosen, key=lambda engine: rank.get(engine.role, len(rank)))
-
-
-def merged(gpus: Iterable[range]) -> list[range]:
-    """The ranges in order, those that continue each other joined."""
-    result: list[range] = []
-    for ids in gpus:
-        if result and ids.start == result[-1].stop:
-            result[-1] = range(result[-1].start, ids.stop)
-        else:
-            result.append(ids)
-    return result
-
-
-def union(chosen: Iterable[EnginePlan]) -> list[range]:
-    """All GPU ids of the engines, each once and ascending."""
-    result: list[range] = []
-    for ids in sorted((ids for engine in chosen for ids in engine.gpus), key=lambda ids: ids.start):
-        if result and ids.start <= result[-1].stop:
-            result[-1] = range(result[-1].start, max(result[-1].stop, ids.stop))
-        else:
-            result.append(ids)
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +79,7 @@ class Pool:
 
 def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
     """Nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
-    total = sum(map(len, gpus))
+    total = n_gpus(gpus)
     if total <= COUNTED_ONE_BY_ONE:
         counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)
         if len(set(counts.values())) == 1:

@@ -11,13 +11,14 @@ from typing import Any
 import yaml
 
 from allocation.compiler import Context, judge
+from allocation.convert import devices
+from allocation.convert.drafts import Draft, engines, join
+from allocation.convert.settings import Reading
+from allocation.convert.system import System
+from allocation.convert.verl import MEGATRON, with_data_parallel
 from allocation.diagnostics import Finding
+from allocation.gpus import joined, meet
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.targets import devices
-from allocation.targets.drafts import Draft, engines, join, merged
-from allocation.targets.settings import Reading
-from allocation.targets.system import System
-from allocation.targets.verl import with_data_parallel
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
 _STRATEGIES = {
@@ -27,14 +28,6 @@ _STRATEGIES = {
     "fsdp2_infer": "fsdp",
     "sglang": "sglang",
     "vllm": "vllm",
-}
-_SIZES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
 }
 _ULYSSES = "ulysses_size"
 
@@ -47,11 +40,11 @@ def read(text: str) -> tuple[str, list[Finding]]:
         if reading.has(f"{section}.device_mapping"):
             drafts += _engine(reading, role, section)
     if not drafts and not reading.findings:
-        reading.report("convert nothing", "ROLL", "a role such as actor_train with its device_mapping")
+        reading.report(title="ROLL", expected="a role such as actor_train with its device_mapping")
     for key, setting in reading.settings.items():
         section, _, last = key.rpartition(".")
         if last == "device_mapping" and section not in ROLES.values() and setting.value:
-            reading.report("convert unread", setting, f"an allocation has no engine for ROLL's `{section}`")
+            reading.report(unread=setting, reason=f"an allocation has no engine for ROLL's `{section}`")
     return (_arranged(drafts) if drafts else ""), reading.findings
 
 
@@ -66,15 +59,15 @@ def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
         gpus = devices.parse(mapping.value)
     except ValueError as error:
         if "$" in mapping.value:
-            reading.report("convert value", mapping)
+            reading.report(size=mapping)
         else:
-            reading.report("convert devices", mapping, str(error))
+            reading.report(devices=mapping, reason=str(error))
         return []
     if strategy is None:
-        reading.report("convert missing", strategy_key, mapping, f"one of {', '.join(_STRATEGIES)}")
+        reading.report(key=strategy_key, near=mapping, help=f"one of {', '.join(_STRATEGIES)}")
         return []
     if strategy.value not in _STRATEGIES:
-        reading.report("convert backend", strategy)
+        reading.report(backend=strategy)
         return []
     backend, config = _STRATEGIES[strategy.value], f"{section}.strategy_args.strategy_config"
     if backend in ("sglang", "vllm"):
@@ -82,8 +75,8 @@ def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
     elif backend == "fsdp":
         sizes = ParallelSizes(cp=reading.size(f"{config}.{_ULYSSES}"))
     else:
-        got = {name: reading.size(f"{config}.{key}") for name, key in _SIZES.items()}
-        if not reading.has(f"{config}.{_SIZES['etp']}") and got["ep"] > 1:
+        got = {name: reading.size(f"{config}.{key}") for name, key in MEGATRON.items()}
+        if not reading.has(f"{config}.{MEGATRON['etp']}") and got["ep"] > 1:
             got["etp"] = got["tp"]
         sizes = ParallelSizes(**got)
     n_gpus = sum(map(len, gpus))
@@ -97,7 +90,7 @@ def _server(reading: Reading, backend: str, section: str, config: str) -> Parall
     tp = reading.size(f"{config}.tp_size", f"{config}.tensor_parallel_size", default=max(1, worker // pp))
     ep = reading.size(f"{config}.ep_size", f"{config}.expert_parallel_size")
     if ep > 1 and backend == "vllm":
-        reading.report("convert unread", reading.find(f"{config}.ep_size"), "vllm has no letter e in an allocation")
+        reading.report(unread=reading.find(f"{config}.ep_size"), reason="vllm has no letter e in an allocation")
         ep = 1
     return ParallelSizes(tp=tp, pp=pp, ep=ep)
 
@@ -106,20 +99,16 @@ def _arranged(drafts: list[Draft]) -> str:
     """The allocation: roles that share a GPU in one group, ids only where they are needed."""
     groups: list[list[Draft]] = []
     for draft in drafts:
-        meeting = [group for group in groups if any(_meet(draft, other) for other in group)]
+        meeting = [group for group in groups if any(meet(draft.gpus, other.gpus) for other in group)]
         groups = [group for group in groups if group not in meeting]
         groups.append([*(other for group in meeting for other in group), draft])
     groups.sort(key=lambda group: min(ids.start for draft in group for ids in draft.gpus))
     with_ids = join(groups)
     without = join([[Draft(draft.role, draft.backend, draft.sizes) for draft in group] for group in groups])
     plan = judge(without, Context()).plan
-    wanted = {draft.role: merged(draft.gpus) for draft in drafts}
-    same = plan and {engine.role: merged(engine.gpus) for engine in plan.engines} == wanted
+    wanted = {draft.role: joined(draft.gpus) for draft in drafts}
+    same = plan and {engine.role: joined(engine.gpus) for engine in plan.engines} == wanted
     return without if same else with_ids
-
-
-def _meet(first: Draft, second: Draft) -> bool:
-    return any(a.start < b.stop and b.start < a.stop for a in first.gpus for b in second.gpus)
 
 
 def write(plan: Plan) -> str:
@@ -145,12 +134,12 @@ def _section(engine: EnginePlan) -> dict[str, Any]:
         name, config = "fsdp2_train", {_ULYSSES: s.cp}
     else:
         name = "megatron_infer" if engine.role == "ref" else "megatron_train"
-        config = {key: getattr(s, name_) for name_, key in _SIZES.items() if name_ != "vpp" or s.vpp > 1}
+        config = {key: getattr(s, name_) for name_, key in MEGATRON.items() if name_ != "vpp" or s.vpp > 1}
         config["sequence_parallel"] = engine.sequence_parallel
     return {
         "strategy_args": {"strategy_name": name, "strategy_config": config},
         **worker,
-        "device_mapping": devices.show(merged(engine.gpus)),
+        "device_mapping": devices.show(joined(engine.gpus)),
     }
 
 

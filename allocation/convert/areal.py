@@ -7,20 +7,20 @@ parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
-import allocation.reading as language
+import allocation.language.reading as language
+from allocation.convert.drafts import Draft, engines, join, names_needed
+from allocation.convert.settings import Reading, Setting
+from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span
+from allocation.language.spelling import normalised, spell
+from allocation.language.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, Plan
 from allocation.resolve import BACKENDS, DEFAULT_ROLE
-from allocation.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
-from allocation.targets.drafts import Draft, engines, join, names_needed
-from allocation.targets.settings import Reading, Setting
-from allocation.targets.system import System
 
 ROLES = ("rollout", "actor", "critic", "ref", "teacher")
 _VIRTUAL = "megatron.virtual_pipeline_parallel_size"
@@ -46,7 +46,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
         return _legacy(reading, mode), reading.findings
     if not fields:
         if not reading.findings:
-            reading.report("convert nothing", "AReaL", "a field such as actor.backend, or allocation_mode")
+            reading.report(title="AReaL", expected="a field such as actor.backend, or allocation_mode")
         return "", reading.findings
     groups: dict[str, list[Member]] = {}
     hosts: dict[str, str] = {}
@@ -66,14 +66,14 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
     """The member in a field, with the sizes that AReaL keeps in other fields."""
     value = setting.value
     if value.startswith("archon"):
-        reading.report("convert read as", setting, "megatron", "both have the same dimensions")
+        reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
         value = value.replace("archon", "megatron", 1)
     tree, findings = language.read(Source(value, setting.key))
     reading.findings += findings
     members = list(tree.members)
     if len(members) != 1:
         if not findings:
-            reading.report("convert backend", setting)
+            reading.report(backend=setting)
         return None
     member = members[0]
     extra = []
@@ -86,17 +86,19 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
 
 
 def _text(groups: list[list[Member]]) -> str:
-    """The allocation, with names only where they are needed."""
+    """The allocation, with names only where they are needed and without the sizes that are 1, but for `d`."""
     members = [member for group in groups for member in group]
     named = names_needed((_role(member), member.backend.text) for member in members)
-    return str(
-        Allocation(
-            tuple(
-                Group(tuple(Member(m.backend, m.layout, Word(_role(m)) if named else None) for m in group))
-                for group in groups
-            )
-        ).normalised()
-    )
+    parts = [
+        Group(tuple(Member(m.backend, _shortened(m.layout), Word(_role(m)) if named else None, m.gpus) for m in group))
+        for group in groups
+    ]
+    return spell(normalised(Allocation(tuple(parts))))
+
+
+def _shortened(layout: Layout) -> Layout:
+    kept = tuple(dim for dim in layout.attn if dim.letter == "d" or dim.count != "1") or layout.attn
+    return Layout(kept, layout.ffn)
 
 
 def _role(member: Member) -> str:
@@ -111,29 +113,18 @@ def _legacy(reading: Reading, setting: Setting) -> str:
     text = setting.value
     if len(text) <= LONGEST:
         parts: list[str] = []
-        for joint, start, end in _components(text):
+        for start, end in language.pieces(text):
             component = Setting(
                 setting.key, text[start:end].strip(), Source(text, setting.source.key), Span(start, end)
             )
             if component.value in _NO_TRAINER:
-                reading.report("convert unread", component, f"`{component.value}` is no engine with GPUs")
+                reading.report(unread=component, reason=f"`{component.value}` is no engine with GPUs")
             else:
-                parts.append((joint if parts else "") + _component(reading, component))
+                parts.append((text[start - 1] if parts else "") + _component(reading, component))
         text = "".join(parts)
     tree, findings = language.read(Source(text, setting.source.key))
     reading.findings += findings
-    return "" if findings else _text([[_without_ones(member) for member in group.members] for group in tree.groups])
-
-
-def _components(text: str) -> Iterator[tuple[str, int, int]]:
-    """The parts between `+` and `|` outside parentheses: the sign before each, its start and its end."""
-    depth, start, joint = 0, 0, ""
-    for index, sign in enumerate(text):
-        depth += (sign == "(") - (sign == ")")
-        if sign in "+|" and depth == 0:
-            yield joint, start, index
-            joint, start = sign, index + 1
-    yield joint, start, len(text)
+    return "" if findings else _text([list(group.members) for group in tree.groups])
 
 
 def _component(reading: Reading, setting: Setting) -> str:
@@ -147,19 +138,13 @@ def _component(reading: Reading, setting: Setting) -> str:
     backend = match["backend"]
     if backend is None:
         backend = "megatron" if re.search(r"[pe](?!1(?!\d))\d", layout) else "fsdp"
-        reading.report("convert read as", setting, f"{backend}:{layout}", "AReaL takes this trainer when none is named")
+        reading.report(
+            setting=setting, read_as=f"{backend}:{layout}", reason="AReaL takes this trainer when none is named"
+        )
     elif backend == "archon":
-        reading.report("convert read as", setting, "megatron", "both have the same dimensions")
+        reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
         backend = "megatron"
     return f"{backend}{'[' + match['name'] + ']' if match['name'] else ''}:{layout}"
-
-
-def _without_ones(member: Member) -> Member:
-    """The older spelling writes every size; those that are 1 say nothing (and fsdp has no p)."""
-    if member.layout.ffn is not None:
-        return member
-    kept = tuple(dim for dim in member.layout.attn if dim.letter == "d" or dim.count != "1")
-    return Member(member.backend, Layout(kept or member.layout.attn), member.name, member.gpus)
 
 
 def write(plan: Plan) -> str:
@@ -171,7 +156,7 @@ def write(plan: Plan) -> str:
         "cluster": {"n_nodes": plan.cluster.n_nodes, "n_gpus_per_node": plan.cluster.n_gpus_per_node}
     }
     for engine in chosen:
-        tree[engine.role] = {"backend": f"{engine.backend}:{_draft(engine).layout}"}
+        tree[engine.role] = {"backend": f"{engine.backend}:{spell(_draft(engine).layout)}"}
         if engine.sizes.vpp > 1:
             tree[engine.role]["megatron"] = {"virtual_pipeline_parallel_size": engine.sizes.vpp}
         if engine.kind == "server" and engine.sizes.ep > 1:

@@ -5,10 +5,10 @@ ETP left out is 1 here, and the reference does not follow the actor.
 
 from __future__ import annotations
 
+from allocation.convert import verl
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
-from allocation.targets import verl
-from allocation.targets.system import System
 
 _SIIRL = verl.Dialect("siiRL", etp_follows_tp=False, ref_follows_actor=False)
 

@@ -6,10 +6,11 @@ mapping = term { "+" term } ; term = "[" ints "]" | ["list" "("] "range" "(" int
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from allocation.targets.settings import number
+from allocation.convert.settings import number
+from allocation.gpus import joined, n_gpus
 
 MOST_GPUS = 1 << 17
 _TERM = re.compile(r"\[([\d,\s]*)\]|(list\s*\(\s*)?range\s*\(([\d,\s]*)\)\s*(\))?")
@@ -24,8 +25,8 @@ def parse(text: str) -> tuple[range, ...]:
         term = _TERM.match(text, position)
         if not term or bool(term[2]) != bool(term[4]):
             raise ValueError(f"`{text[position : position + 20]}` is not understood" if text else "it is empty")
-        ids += _listed(term[1]) if term[1] is not None else [_range(term[3])]
-        if sum(map(len, ids)) > MOST_GPUS:
+        ids += _singles(_numbers(term[1])) if term[1] is not None else [_range(term[3])]
+        if n_gpus(ids) > MOST_GPUS:
             raise ValueError(f"it has more than {MOST_GPUS} ids")
         rest = text[term.end() :].lstrip()
         if not rest:
@@ -33,7 +34,7 @@ def parse(text: str) -> tuple[range, ...]:
         if rest[0] != "+":
             raise ValueError(f"`{rest[:20]}` is not understood")
         position = len(text) - len(rest[1:].lstrip())
-    runs = _runs(ids)
+    runs = joined(run for part in ids for run in ([part] if part.step == 1 else _singles(part)))
     if not runs:
         raise ValueError("it is empty")
     ends = sorted((run.start, run.stop) for run in runs)
@@ -55,8 +56,8 @@ def _numbers(text: str) -> list[int]:
     return [value for value in values if value is not None]
 
 
-def _listed(text: str) -> list[range]:
-    return [range(value, value + 1) for value in _numbers(text)]
+def _singles(ids: Iterable[int]) -> list[range]:
+    return [range(gpu, gpu + 1) for gpu in ids]
 
 
 def _range(text: str) -> range:
@@ -67,15 +68,3 @@ def _range(text: str) -> range:
     if ids.stop - ids.start > MOST_GPUS * ids.step:
         raise ValueError(f"it has more than {MOST_GPUS} ids")
     return ids
-
-
-def _runs(parts: list[range]) -> tuple[range, ...]:
-    """The ids in the same order, neighbours joined."""
-    runs: list[range] = []
-    for part in parts:
-        for ids in [part] if part.step == 1 else [range(value, value + 1) for value in part]:
-            if runs and ids.start == runs[-1].stop:
-                runs[-1] = range(runs[-1].start, ids.stop)
-            elif ids:
-                runs.append(ids)
-    return tuple(runs)

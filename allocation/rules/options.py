@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from allocation.diagnostics import Problem, Severity, rule
+from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
 from allocation.resolve import Engine
+from allocation.rules.registry import rule
 from allocation.settings import MegatronSettings
 
 _CONFIG = "Megatron-LM core/transformer/transformer_config.py"
@@ -16,7 +17,7 @@ _ARGUMENTS = "Megatron-LM training/arguments.py"
 DISPATCHERS = ("allgather", "alltoall", "flex")
 
 
-@rule("ALLOC-LAYERS", "settings model", source=f"{_CONFIG}, num_layers", megatron="num_layers")
+@rule("ALLOC-LAYERS", source=f"{_CONFIG}, num_layers", megatron="num_layers")
 def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """Stages hold equally many layers, or the first and last say how many and the rest is even. Virtual
     stages divide a rank's layers again."""
@@ -41,7 +42,7 @@ def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelS
             yield Problem(message, engine.spans("vpp", "pp"))
 
 
-@rule("ALLOC-PIPELINE-LAYOUT", "settings model",
+@rule("ALLOC-PIPELINE-LAYOUT",
       source="Megatron-LM core/transformer/pipeline_parallel_layer_layout.py",
       megatron="pipeline_model_parallel_layout")  # fmt: skip
 def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
@@ -69,7 +70,7 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
         yield Problem("pipeline_model_parallel_layout has an MTP layer before the last decoder layer")
 
 
-@rule("ALLOC-VOCAB-PADDING", "settings model", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
+@rule("ALLOC-VOCAB-PADDING", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
       megatron="make_vocab_size_divisible_by", severity=Severity.NOTE)  # fmt: skip
 def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """The embedding is split over TP, so the vocabulary must be padded when TP does not divide it. The rows
@@ -95,7 +96,7 @@ def _expand(text: str) -> list[str] | None:
     return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
 
 
-@rule("ALLOC-VPP-OVERLAP", "settings", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage",
+@rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage",
       megatron="overlap_p2p_comm")  # fmt: skip
 def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Without overlapped sends the interleaved schedule needs more than two stages, or it deadlocks."""
@@ -103,7 +104,7 @@ def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Itera
         yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
 
 
-@rule("ALLOC-SEQUENCE-PARALLEL", "settings", source="Megatron-LM core/model_parallel_config.py",
+@rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py",
       megatron="sequence_parallel")  # fmt: skip
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""
@@ -111,7 +112,7 @@ def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> It
         yield Problem("sequence_parallel is on, but t is 1", engine.spans("tp"), "leave it out: it follows t")
 
 
-@rule("ALLOC-MOE-SEQUENCE-PARALLEL", "settings model", source="Megatron-LM core/transformer/moe/moe_layer.py",
+@rule("ALLOC-MOE-SEQUENCE-PARALLEL", source="Megatron-LM core/transformer/moe/moe_layer.py",
       megatron="sequence_parallel")  # fmt: skip
 def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """MoE layers with TP refuse to train without sequence parallelism, and only in the first forward."""
@@ -120,9 +121,9 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
         yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
 
 
-@rule("ALLOC-DISPATCHER", "settings model", source=f"{_CONFIG}, moe_token_dispatcher_type",
+@rule("ALLOC-DISPATCHER", source=f"{_CONFIG}, moe_token_dispatcher_type",
       megatron="moe_token_dispatcher_type")  # fmt: skip
-def dispatcher(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
+def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
     name = settings.moe_token_dispatcher_type
     if not model.experts:
@@ -135,8 +136,8 @@ def dispatcher(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> 
         yield Problem(f"moe_enable_deepep needs the flex dispatcher, not {name}", help="use flex")
 
 
-@rule("ALLOC-RECOMPUTE", "settings", source=f"{_CONFIG}, recompute_granularity", megatron="recompute_granularity")
-def recomputation(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+@rule("ALLOC-RECOMPUTE", source=f"{_CONFIG}, recompute_granularity", megatron="recompute_granularity")
+def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
     """Full recomputation says how and how many layers; selective names modules instead."""
     kind, method, layers = settings.recompute_granularity, settings.recompute_method, settings.recompute_num_layers
     if kind not in (None, "full", "selective"):
@@ -151,14 +152,14 @@ def recomputation(engine: Engine, settings: MegatronSettings) -> Iterator[Proble
         yield Problem(f"{option} is for full recomputation only", help="leave it out")
 
 
-@rule("ALLOC-RECOMPUTE-MOE", "settings", source=f"{_CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
-def moe_recompute_renamed(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+@rule("ALLOC-RECOMPUTE-MOE", source=f"{_CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
+def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
     """The old option still works, with a newer name."""
     if settings.moe_layer_recompute:
         yield Problem("moe_layer_recompute is deprecated", help='write recompute_modules ["moe"]')
 
 
-@rule("ALLOC-OPTIMIZER-INSTANCES", "settings", source="Megatron-LM core/parallel_state.py, initialize_model_parallel",
+@rule("ALLOC-OPTIMIZER-INSTANCES", source="Megatron-LM core/parallel_state.py, initialize_model_parallel",
       megatron="num_distributed_optimizer_instances")  # fmt: skip
 def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c."""
@@ -168,16 +169,16 @@ def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[
         yield Problem(message, engine.spans("dp", "cp"))
 
 
-@rule("ALLOC-OVERLAP-GATHER", "settings", source=f"{_ARGUMENTS}, overlap_param_gather", megatron="overlap_param_gather")
-def gather_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+@rule("ALLOC-OVERLAP-GATHER", source=f"{_ARGUMENTS}, overlap_param_gather", megatron="overlap_param_gather")
+def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
     """Overlapped parameter gathering is a part of the distributed optimizer with overlapped reduction."""
     if settings.overlap_param_gather and not (settings.use_distributed_optimizer and settings.overlap_grad_reduce):
         yield Problem("overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce")
 
 
-@rule("ALLOC-DETERMINISTIC-NCCL", "settings", source="Megatron-LM training/arguments.py, deterministic_mode",
+@rule("ALLOC-DETERMINISTIC-NCCL", source="Megatron-LM training/arguments.py, deterministic_mode",
       megatron="deterministic_mode")  # fmt: skip
-def deterministic_nccl(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+def deterministic_nccl(settings: MegatronSettings) -> Iterator[Problem]:
     """Deterministic training needs an NCCL algorithm that always adds in the same order."""
     accepted = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")
     if settings.deterministic_mode and settings.nccl_algo not in accepted:

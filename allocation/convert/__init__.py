@@ -1,6 +1,6 @@
 """Allocations in other systems' words, both ways.
 
->>> from allocation.targets import read
+>>> from allocation.convert import read
 >>> read("areal", "sglang.d4p1t1+d2p2t1")[0]
 'sglang:d4+megatron:d2p2'
 
@@ -10,10 +10,11 @@ two differ, so nothing is lost in silence.
 
 from __future__ import annotations
 
-from allocation.diagnostics import Finding, Source, has_errors, run_rules
+from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl
+from allocation.convert.system import System
+from allocation.diagnostics import Finding, Source, has_errors
 from allocation.plan import Plan
-from allocation.targets import areal, loss, megatron, roll, sglang, siirl, trinity, verl
-from allocation.targets.system import System
+from allocation.rules.registry import run_rules
 
 _SYSTEMS: dict[str, System] = {
     system.name: system
@@ -50,7 +51,7 @@ def write(system: str, plan: Plan) -> tuple[str, list[Finding]]:
     target = _SYSTEMS[system]
     text = target.write(plan)
     if not text:
-        return "", run_rules("convert unwritable", Source(plan.allocation), target, plan, ())
+        return "", run_rules(Source(plan.allocation), system=target, plan=plan, problems=())
     findings = loss.findings(target, plan, text)
     return ("" if has_errors(findings) else text), findings
 

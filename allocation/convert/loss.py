@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-import allocation.targets.rules as _rules  # noqa: F401  (registers the rules)
+import allocation.rules.convert as _rules  # noqa: F401  (registers the rules)
 from allocation.compiler import Context, judge
-from allocation.diagnostics import Finding, Source, Span, has_errors, run_rules
+from allocation.convert.drafts import pool
+from allocation.convert.system import System
+from allocation.diagnostics import Finding, Source, Span, has_errors
+from allocation.gpus import joined, union
 from allocation.plan import EnginePlan, Plan
-from allocation.targets.drafts import merged, pool, union
-from allocation.targets.system import System
+from allocation.rules.registry import run_rules
 
 SIZES = {
     "tp": "tensor parallelism",
@@ -28,47 +30,49 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
     result = judge(back_text, Context(plan.cluster)) if back_text and not has_errors(problems) else None
     found: list[Finding] = []
 
-    def report(scope: str, engine: EnginePlan | None, *arguments: object) -> None:
+    def report(engine: EnginePlan | None, **known: object) -> None:
         start = plan.allocation.find(engine.text) if engine else -1
         spans = (Span(start, start + len(engine.text)),) if engine and start >= 0 else ()
-        for finding in run_rules(scope, Source(plan.allocation), system, *arguments):
+        for finding in run_rules(Source(plan.allocation), system=system, **known):
             found.append(replace(finding, spans=spans, help=finding.help or system.limits.get(finding.code)))
 
     if result is None or result.plan is None:
-        report("convert unwritable", None, plan, (*problems, *(result.findings if result else ())))
+        report(None, plan=plan, problems=(*problems, *(result.findings if result else ())))
         return found
     theirs = {engine.role: engine for engine in result.plan.engines}
     kept = [(engine, theirs[engine.role]) for engine in plan.engines if engine.role in theirs]
     for engine in plan.engines:
         if engine.role not in theirs:
-            report("convert lost engine", engine, engine)
+            report(engine, lost=engine)
     for engine, other in kept:
         if engine.backend != other.backend:
-            report("convert lost backend", engine, engine, other)
+            report(engine, moved=engine, theirs=other)
         mine, others = asdict(engine.sizes), asdict(other.sizes)
         differences = [(SIZES[name], mine[name], others[name]) for name in SIZES if mine[name] != others[name]]
         if differences:
-            report("convert lost sizes", engine, engine, differences)
+            report(engine, resized=engine, differences=differences)
     ours, others_ = [pair[0] for pair in kept], [pair[1] for pair in kept]
-    named = "@" in plan.allocation and [merged(e.gpus) for e in ours] != [merged(e.gpus) for e in others_]
+    named = "@" in plan.allocation and [joined(e.gpus) for e in ours] != [joined(e.gpus) for e in others_]
     if kept and (named or not _even(system, ours) or _places(ours) != _places(others_)):
-        report("convert lost gpus", None, plan)
+        report(None, scattered=plan)
     if plan.order not in system.orders and any(engine.kind == "trainer" for engine in ours):
-        report("convert lost order", None, plan)
+        report(None, reordered=plan)
     return found
 
 
 def _even(system: System, engines: list[EnginePlan]) -> bool:
     """Whether the system's nodes can give equally many GPUs, where it wants that."""
-    parts = {"none": [], "each": [union([engine]) for engine in engines], "all": [union(engines)]}[system.even]
+    parts = {"none": [], "each": [union([engine.gpus]) for engine in engines], "all": [union(e.gpus for e in engines)]}[
+        system.even
+    ]
     return all(pool(gpus, engines[0].n_gpus_per_node).even for gpus in parts)
 
 
 def _places(engines: list[EnginePlan]) -> list[list[tuple[int, int, int]]]:
     """Where engines lie relative to each other: start, end and number of nodes of every run of ids."""
-    low = min(union(engines)[0].start, *(engine.gpus[0].start for engine in engines))
+    low = min(union(e.gpus for e in engines)[0].start, *(engine.gpus[0].start for engine in engines))
     per = engines[0].n_gpus_per_node
     return [
-        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in merged(engine.gpus)]
+        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in joined(engine.gpus)]
         for engine in engines
     ]

@@ -6,18 +6,22 @@ Keys as in Trinity-RFT's configuration guide; below `trainer.trainer_config` the
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
+from allocation.convert import verl
+from allocation.convert.drafts import Draft, engines, join, pool
+from allocation.convert.settings import Reading
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import union
 from allocation.plan import ParallelSizes, Plan
-from allocation.targets import verl
-from allocation.targets.drafts import Draft, engines, join, pool, union
-from allocation.targets.settings import Reading
-from allocation.targets.system import System
 
 _TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
+# The part below `trainer.trainer_config`, which its guides show alone.
+_PART = replace(_TRINITY, prefix="")
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
 _MODEL = "explorer.rollout_model"
 _SERVING = ("explore", "bench", "serve")
@@ -27,24 +31,25 @@ def read(text: str) -> tuple[str, list[Finding]]:
     """The engines of Trinity-RFT's settings."""
     reading = Reading.of_config(text)
     mode = reading.value("mode") or "both"
-    found = [] if mode in _SERVING else list(verl.trainers(reading, _TRINITY))
+    dialect = _PART if reading.has("actor_rollout_ref", "critic") else _TRINITY
+    found = [] if mode in _SERVING else list(verl.trainers(reading, dialect))
     served = mode != "train" and reading.has(_MODEL)
     if not reading.settings or not (found or served):
         if not reading.findings:
-            reading.report("convert nothing", "Trinity-RFT", f"{_MODEL} or trainer.trainer_config")
+            reading.report(title="Trinity-RFT", expected=f"{_MODEL} or trainer.trainer_config")
         return "", reading.findings
     engine_type = reading.find(f"{_MODEL}.engine_type")
     if engine_type and not engine_type.value.startswith("vllm"):
-        reading.report("convert backend", engine_type)
+        reading.report(backend=engine_type)
     rollout = ParallelSizes(tp=reading.size(f"{_MODEL}.tensor_parallel_size"), dp=reading.size(f"{_MODEL}.engine_num"))
     taken = (rollout.tp * rollout.dp if served else 0) + _auxiliary(reading)
     total = reading.size(_NODES) * reading.size(_GPUS, default=0)
     left = total if mode == "colocate" else total - taken
     if not total:
         left = verl.smallest_pool(found)
-        reading.report("convert gpus", f"{_NODES} and {_GPUS}", left + taken)
+        reading.report(where=f"{_NODES} and {_GPUS}", smallest=left + taken)
     elif found and left < 1:
-        reading.report("convert world", "actor", max(0, left), 1, reading.find(_GPUS))
+        reading.report(role="actor", n_gpus=max(0, left), replica=1, setting=reading.find(_GPUS))
     trainers = [
         Draft(role, backend, verl.with_data_parallel(reading, role, sizes, max(1, left), _GPUS))
         for role, backend, sizes in found
@@ -61,7 +66,7 @@ def _auxiliary(reading: Reading) -> int:
     for place in sorted(places):
         taken += reading.size(f"{place}.engine_num") * reading.size(f"{place}.tensor_parallel_size")
         first = next(setting for key, setting in reading.settings.items() if key.startswith(place))
-        reading.report("convert unread", first, "an auxiliary model serves rewards or tools; its GPUs are set aside")
+        reading.report(unread=first, reason="an auxiliary model serves rewards or tools; its GPUs are set aside")
     return taken
 
 
@@ -72,7 +77,7 @@ def write(plan: Plan) -> str:
     chosen = servers + [engine for engine in engines(plan, kind="trainer") if engine.role in verl.TRAINER_ROLES]
     if not trainer:
         return ""
-    gpus = pool(union(chosen), plan.cluster.n_gpus_per_node)
+    gpus = pool(union(e.gpus for e in chosen), plan.cluster.n_gpus_per_node)
     written: dict[str, object] = {_NODES: gpus.nodes, _GPUS: gpus.per_node}
     for engine in servers:
         written |= {f"{_MODEL}.engine_type": "vllm", f"{_MODEL}.engine_num": engine.sizes.dp}

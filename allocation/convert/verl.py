@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from allocation.convert.drafts import Draft, engines, join, pool
+from allocation.convert.settings import Reading, number
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
+from allocation.gpus import meet, union
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.targets.drafts import Draft, engines, join, pool, union
-from allocation.targets.settings import Reading, number
-from allocation.targets.system import System
 
-_MEGATRON = {
+MEGATRON = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size",
@@ -49,13 +50,13 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[tuple[str, str, Par
     actor = ("fsdp", ParallelSizes())
     for role, place in TRAINER_ROLES.items():
         base = dialect.prefix + place
-        if reading.has(f"{base}.strategy", f"{base}.{_ULYSSES}", *(f"{base}.megatron.{k}" for k in _MEGATRON.values())):
+        if reading.has(f"{base}.strategy", f"{base}.{_ULYSSES}", *(f"{base}.megatron.{k}" for k in MEGATRON.values())):
             follows = role == "ref" and dialect.ref_follows_actor
             yield role, *_trainer(reading, base, dialect, actor if follows else (actor[0], ParallelSizes()))
         elif role == "actor" and reading.has(f"{dialect.prefix}actor_rollout_ref.actor", "model_engine"):
             yield role, *_trainer(reading, base, dialect, actor)
         if role == "actor":
-            actor = _trainer(Reading(reading.text, reading.settings), base, dialect, actor)
+            actor = _trainer(Reading(reading.text, reading.settings, reading.variables), base, dialect, actor)
 
 
 def _trainer(
@@ -69,22 +70,22 @@ def _trainer(
     elif strategy:
         backend = _STRATEGIES.get(strategy.value, "")
         if not backend:
-            reading.report("convert backend", strategy)
+            reading.report(backend=strategy)
             backend = default[0]
     if backend == "fsdp":
         shards = reading.find(f"{base}.fsdp_config.fsdp_size")
         if shards and shards.value != "-1":
-            reading.report("convert unread", shards, "an allocation does not say how parameters are sharded")
+            reading.report(unread=shards, reason="an allocation does not say how parameters are sharded")
         return backend, ParallelSizes(cp=reading.size(f"{base}.{_ULYSSES}", default=sizes.cp))
     got = {
         name: reading.size(f"{base}.megatron.{key}", default=getattr(sizes, name))
-        for name, key in _MEGATRON.items()
+        for name, key in MEGATRON.items()
         if name != "etp"
     }
     # With EP 1 nothing says that the model has experts: ETP is left alone then.
     follows = got["tp"] if dialect.etp_follows_tp and got["ep"] > 1 else 1
-    if reading.has(f"{base}.megatron.{_MEGATRON['etp']}"):
-        got["etp"] = reading.size(f"{base}.megatron.{_MEGATRON['etp']}")
+    if reading.has(f"{base}.megatron.{MEGATRON['etp']}"):
+        got["etp"] = reading.size(f"{base}.megatron.{MEGATRON['etp']}")
     else:
         got["etp"] = sizes.etp if sizes.ep > 1 else follows
     return backend, ParallelSizes(**got)
@@ -96,7 +97,7 @@ def with_data_parallel(
     """The sizes with `dp` from the number of GPUs; `key` is the setting to point at when they do not divide."""
     replica = sizes.tp * sizes.pp * sizes.cp
     if n_gpus % replica:
-        reading.report("convert world", role, n_gpus, replica, reading.find(key) if key else None)
+        reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key) if key else None)
     return replace(sizes, dp=max(1, n_gpus // replica))
 
 
@@ -112,14 +113,14 @@ def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
     rollout = _rollout(reading, dialect)
     if not reading.settings or not (found or rollout):
         if not reading.findings:
-            reading.report("convert nothing", dialect.title, "for example actor_rollout_ref.actor.strategy=megatron")
+            reading.report(title=dialect.title, expected="for example actor_rollout_ref.actor.strategy=megatron")
         return "", reading.findings
     nodes_key, gpus_key = "trainer.nnodes", "trainer.n_gpus_per_node"
     n_gpus = reading.size(nodes_key) * reading.size(gpus_key, default=0)
     own = _own_pool(reading, rollout) if rollout else 0
     if not n_gpus:
         n_gpus = smallest_pool(found + ([] if own or not rollout else [rollout]))
-        reading.report("convert gpus", f"{nodes_key} and {gpus_key}", n_gpus)
+        reading.report(where=f"{nodes_key} and {gpus_key}", smallest=n_gpus)
     shared = [
         Draft(role, backend, with_data_parallel(reading, role, sizes, n_gpus, gpus_key))
         for role, backend, sizes in found
@@ -139,17 +140,15 @@ def _rollout(reading: Reading, dialect: Dialect) -> tuple[str, str, ParallelSize
     name = reading.find(f"{_ROLLOUT}.name")
     backend = name.value if name else "vllm"
     if name and backend not in ("vllm", "sglang"):
-        reading.report("convert backend", name)
+        reading.report(backend=name)
         backend = "vllm"
     inside = reading.find(f"{_ROLLOUT}.data_parallel_size")
     if inside and inside.value != "1":
-        reading.report(
-            "convert unread", inside, "it groups GPUs inside a server, for which an allocation has no letter"
-        )
+        reading.report(unread=inside, reason="it groups GPUs inside a server, for which an allocation has no letter")
     ep_key = f"{_ROLLOUT}.expert_parallel_size"
     ep = reading.size(ep_key)
     if ep > 1 and backend == "vllm":
-        reading.report("convert unread", reading.find(ep_key), "vllm has no letter e in an allocation")
+        reading.report(unread=reading.find(ep_key), reason="vllm has no letter e in an allocation")
         ep = 1
     pp = reading.size(f"{_ROLLOUT}.pipeline_model_parallel_size")
     return "rollout", backend, ParallelSizes(tp=reading.size(tp_key, default=dialect.rollout_tp), pp=pp, ep=ep)
@@ -163,7 +162,7 @@ def _own_pool(reading: Reading, rollout: tuple[str, str, ParallelSizes]) -> int:
             own = reading.size(nodes) * reading.size(gpus, "trainer.n_gpus_per_node", default=0)
             if not own:
                 own = smallest_pool([rollout])
-                reading.report("convert gpus", gpus, own)
+                reading.report(where=gpus, smallest=own)
             return own
     return 0
 
@@ -180,7 +179,7 @@ def trainer_settings(engine: EnginePlan, dialect: Dialect) -> Iterator[tuple[str
     if engine.backend == "fsdp":
         yield f"{base}.{_ULYSSES}", engine.sizes.cp
         return
-    for name, key in _MEGATRON.items():
+    for name, key in MEGATRON.items():
         size = getattr(engine.sizes, name)
         if name != "vpp" or size > 1:
             yield f"{base}.megatron.{key}", size
@@ -194,9 +193,9 @@ def settings(plan: Plan, dialect: Dialect, *, own_pool: bool) -> dict[str, objec
     if not chosen and not servers:
         return {}
     written: dict[str, object] = {}
-    apart = own_pool and chosen and servers and not _overlap(union(chosen), union(servers))
+    apart = own_pool and chosen and servers and not meet(union(e.gpus for e in chosen), union(e.gpus for e in servers))
     per = plan.cluster.n_gpus_per_node
-    shared = pool(union(chosen or servers), per)
+    shared = pool(union(e.gpus for e in chosen or servers), per)
     written |= {"trainer.nnodes": shared.nodes, "trainer.n_gpus_per_node": shared.per_node}
     for engine in chosen:
         written |= dict(trainer_settings(engine, dialect))
@@ -208,14 +207,10 @@ def settings(plan: Plan, dialect: Dialect, *, own_pool: bool) -> dict[str, objec
         if s.ep > 1:
             written[f"{_ROLLOUT}.expert_parallel_size"] = s.ep
     if apart:
-        own = pool(union(servers), per)
+        own = pool(union(e.gpus for e in servers), per)
         written |= {"actor_rollout_ref.hybrid_engine": False}
         written |= {f"{_ROLLOUT}.nnodes": own.nodes, f"{_ROLLOUT}.n_gpus_per_node": own.per_node}
     return written
-
-
-def _overlap(first: list[range], second: list[range]) -> bool:
-    return any(a.start < b.stop and b.start < a.stop for a in first for b in second)
 
 
 def lines(written: dict[str, object]) -> str:

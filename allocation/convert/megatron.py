@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from allocation.convert.drafts import Draft, engines, join, pool
+from allocation.convert.settings import Reading, number
+from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.grid import DEFAULT_ORDER
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.targets.drafts import Draft, engines, join, pool
-from allocation.targets.settings import Reading, number
-from allocation.targets.system import System
 
 PP_BEFORE_DP = "tp-cp-ep-pp-dp"
 _SIZES = {
@@ -37,7 +37,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
     """The trainer of a Megatron-LM command line."""
     reading = Reading.of_command(text)
     if not reading.findings and not reading.has(*_SIZES.values(), _PROCESSES):
-        reading.report("convert nothing", "Megatron-LM", "an option such as --tensor-model-parallel-size 2")
+        reading.report(title="Megatron-LM", expected="an option such as --tensor-model-parallel-size 2")
     if reading.findings:
         return "", reading.findings
     tp, pp, cp, ep = (reading.size(_SIZES[name]) for name in ("tp", "pp", "cp", "ep"))
@@ -46,14 +46,14 @@ def read(text: str) -> tuple[str, list[Finding]]:
     smallest = pp * math.lcm(tp * cp, etp * ep)
     world = reading.size(_NODES) * reading.size(_PROCESSES, default=0)
     if not world:
-        reading.report("convert gpus", "torchrun's --nnodes and --nproc-per-node", smallest)
+        reading.report(where="torchrun's --nnodes and --nproc-per-node", smallest=smallest)
         world = smallest
     replica = tp * pp * cp
     if world % replica:
-        reading.report("convert world", "actor", world, replica, reading.find(_PROCESSES))
+        reading.report(role="actor", n_gpus=world, replica=replica, setting=reading.find(_PROCESSES))
     for key, reason in _UNREAD.items():
         if setting := reading.find(key):
-            reading.report("convert unread", setting, reason)
+            reading.report(unread=setting, reason=reason)
     sizes = ParallelSizes(tp=tp, pp=pp, cp=cp, dp=world // replica or 1, ep=ep, etp=etp, vpp=_virtual(reading, pp))
     return join([[Draft("actor", "megatron", sizes)]]), reading.findings
 
@@ -65,7 +65,7 @@ def _virtual(reading: Reading, pp: int) -> int:
         return reading.size(_VIRTUAL)
     layers, held = number(reading.value("num-layers") or ""), number(per_stage.value)
     if not layers or not held or layers % (pp * held):
-        reading.report("convert unread", per_stage, "the virtual stages follow only from --num-layers, evenly divided")
+        reading.report(unread=per_stage, reason="the virtual stages follow only from --num-layers, evenly divided")
         return 1
     return layers // (pp * held)
 

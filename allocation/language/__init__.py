@@ -1,0 +1,1 @@
+"""The allocation language: text to syntax tree and back."""

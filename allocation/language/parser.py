@@ -1,0 +1,112 @@
+"""Lark's LALR parser of the grammar: text to nodes, without a tree of its own in between.
+
+The lexer is contextual: it looks only for what may follow, so `d4` is a name in one place and a dimension in another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import Any, cast
+
+from lark import Lark, TextSlice, Token, Transformer
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from allocation.diagnostics import Span
+from allocation.language.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
+
+GRAMMAR = Path(__file__).with_name("grammar.lark")
+
+
+class Unexpected(Exception):
+    """The text stops fitting the grammar at `position`; `expected` are the terminals that would have fitted."""
+
+    def __init__(self, position: int, expected: frozenset[str]) -> None:
+        super().__init__(position, expected)
+        self.position = position
+        self.expected = expected
+
+
+def parse_allocation(text: str) -> Allocation:
+    """The tree of a whole allocation. Raises `Unexpected`."""
+    return cast("Allocation", _parse(text, "allocation", 0, len(text)))
+
+
+def parse_member(text: str, start: int, end: int) -> Member:
+    """The tree of the member between `start` and `end`, with spans in the whole text. Raises `Unexpected`."""
+    return cast("Member", _parse(text, "member", start, end))
+
+
+def _parse(text: str, rule: str, start: int, end: int) -> Any:
+    try:
+        return _lark().parse(TextSlice(text, start, end), start=rule)
+    except UnexpectedInput as error:
+        raise Unexpected(_position(error, end), frozenset(error.interactive_parser.accepts())) from error
+
+
+def _position(error: UnexpectedInput, end: int) -> int:
+    if isinstance(error, UnexpectedToken) and error.token.type != "$END":
+        return cast("int", error.token.start_pos)
+    return cast("int", error.pos_in_stream) if isinstance(error, UnexpectedCharacters) else end
+
+
+@cache
+def _lark() -> Lark:
+    # Lark keeps what it made of the grammar beside Python's own compiled files, and renews it when either changes.
+    compiled = Path(cache_from_source(__file__)).with_name("grammar.lark.cache")
+    return Lark(
+        GRAMMAR.read_text(), parser="lalr", start=["allocation", "member"], maybe_placeholders=False,
+        transformer=_Nodes(), cache=str(compiled),
+    )  # fmt: skip
+
+
+class _Nodes(Transformer[Token, Allocation]):
+    """The node of every rule of the grammar."""
+
+    def allocation(self, groups: list[Group]) -> Allocation:
+        return Allocation(tuple(groups))
+
+    def group(self, members: list[Member]) -> Group:
+        return Group(tuple(members))
+
+    def member(self, parts: list[Any]) -> Member:
+        backend, *parts = parts
+        name = parts.pop(0) if isinstance(parts[0], Word) else None
+        layout, *rest = parts
+        gpus = rest[0] if rest else ()
+        end = gpus[-1].span.end if gpus else layout.span.end
+        return Member(_word(backend), layout, name, gpus, Span(backend.start_pos, end))
+
+    def name(self, tokens: list[Token]) -> Word:
+        return _word(tokens[0])
+
+    def plain(self, parts: list[tuple[Dim, ...]]) -> Layout:
+        (dims,) = parts
+        return Layout(dims, None, Span(dims[0].span.start, dims[-1].span.end))
+
+    def folded(self, parts: list[Any]) -> Layout:
+        first, attn, _, ffn = parts
+        return Layout(attn, ffn, Span(first.start_pos, ffn[-1].span.end))
+
+    def dims(self, tokens: list[Token]) -> tuple[Dim, ...]:
+        found = []
+        for token in tokens:
+            letter = token.rstrip("0123456789*")
+            found.append(Dim(letter, token[len(letter) :], _span(token)))
+        return tuple(found)
+
+    def gpus(self, ranges: list[GpuRange]) -> tuple[GpuRange, ...]:
+        return tuple(ranges)
+
+    def gpu_range(self, bounds: list[Token]) -> GpuRange:
+        first, last = bounds[0], bounds[-1]
+        return GpuRange(str(first), str(last), Span(_span(first).start, _span(last).end))
+
+
+def _word(token: Token) -> Word:
+    return Word(str(token), _span(token))
+
+
+def _span(token: Token) -> Span:
+    return Span(cast("int", token.start_pos), cast("int", token.end_pos))

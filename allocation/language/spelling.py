@@ -1,0 +1,54 @@
+"""Tree to text, sizes to tree: the only place that spells allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from allocation.language.syntax import LETTERS, Allocation, Dim, GpuRange, Group, Layout, Member
+
+
+def spell(node: Allocation | Member | Layout, *, shell: bool = False) -> str:
+    """The text of a node, which parses to an equal one.
+
+    `shell` avoids the parentheses of folded layouts; `|` between members remains.
+    """
+    if isinstance(node, Allocation):
+        return "+".join("|".join(spell(member, shell=shell) for member in group.members) for group in node.groups)
+    if isinstance(node, Layout):
+        return _layout(node, shell)
+    name = f"[{node.name}]" if node.name else ""
+    gpus = "@" + ",".join(map(str, node.gpus)) if node.gpus else ""
+    return f"{node.backend}{name}:{_layout(node.layout, shell)}{gpus}"
+
+
+def _layout(layout: Layout, shell: bool) -> str:
+    attn = "".join(map(str, layout.attn))
+    if layout.ffn is None:
+        return attn
+    ffn = "".join(map(str, layout.ffn))
+    return f"attn:{attn}/ffn:{ffn}" if shell else f"(attn:{attn}|ffn:{ffn})"
+
+
+def normalised(tree: Allocation) -> Allocation:
+    """The same allocation with the letters in the published order, `d p t c e v`, and counts without leading zeros."""
+    return Allocation(tuple(Group(tuple(map(_normalised, group.members))) for group in tree.groups))
+
+
+def _normalised(member: Member) -> Member:
+    def ordered(dims: Iterable[Dim]) -> tuple[Dim, ...]:
+        plain = (replace(dim, count=dim.count.lstrip("0") or dim.count) for dim in dims)
+        return tuple(sorted(plain, key=lambda dim: LETTERS.find(dim.letter)))
+
+    old = member.layout
+    return replace(member, layout=Layout(ordered(old.attn), None if old.ffn is None else ordered(old.ffn), old.span))
+
+
+def dims(sizes: Mapping[str, int]) -> tuple[Dim, ...]:
+    """Dimensions by letter; of those that are 1 only `d` is written."""
+    return tuple(Dim(letter, str(size)) for letter, size in sizes.items() if size > 1 or letter == "d")
+
+
+def gpu_ranges(gpus: Iterable[range]) -> tuple[GpuRange, ...]:
+    """GPU ids as `@` writes them."""
+    return tuple(GpuRange(str(ids.start), str(ids.stop - 1)) for ids in gpus)

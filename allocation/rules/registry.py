@@ -1,0 +1,84 @@
+"""The registered rules, and the one function that runs them.
+
+A rule is a small generator of `Problem`s with `@rule`; its docstring is the reason that `docs/rules.md` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from allocation.diagnostics import Finding, Problem, Severity, Source
+
+# One rule about one engine: beyond this the text is no allocation, and the answer should stay short.
+MOST_PER_RULE = 20
+
+Check = Callable[..., Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A registered constraint. `source` is where it comes from, `megatron` Megatron's name of the quantity.
+
+    `needs` are the names of the parameters of `check`, in their order.
+    """
+
+    code: str
+    severity: Severity
+    source: str
+    megatron: str | None
+    needs: tuple[str, ...]
+    check: Check
+
+    @property
+    def reason(self) -> str:
+        """The docstring of the rule's function, as one paragraph."""
+        return " ".join((self.check.__doc__ or "").split())
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    code: str, *, source: str, megatron: str | None = None, severity: Severity = Severity.ERROR
+) -> Callable[[Check], Check]:
+    """Registers a generator of `Problem`s under a stable `code`."""
+
+    def register(check: Check) -> Check:
+        needs = check.__code__.co_varnames[: check.__code__.co_argcount]
+        registered = Rule(code, severity, source, megatron, needs, check)
+        if RULES.setdefault(code, registered) is not registered:
+            raise ValueError(f"two rules are called {code}")
+        _runnable.cache_clear()
+        return check
+
+    return register
+
+
+class UnknownSize(Exception):
+    """A rule asked for a size that is itself wrong in the string; the rule then has nothing to say."""
+
+
+def run_rules(source: Source, **known: Any) -> list[Finding]:
+    """The findings, about `source`, of every rule that needs nothing but what is `known`."""
+    findings: list[Finding] = []
+    for entry in _runnable(tuple(known)):
+        try:
+            for problem in islice(entry.check(*map(known.__getitem__, entry.needs)), MOST_PER_RULE):
+                where = problem.source or source
+                findings.append(
+                    Finding(
+                        entry.code, entry.severity, problem.message, where, problem.spans, problem.help, entry.megatron
+                    )
+                )
+        except UnknownSize:
+            continue
+    return findings
+
+
+@cache
+def _runnable(names: tuple[str, ...]) -> tuple[Rule, ...]:
+    return tuple(rule for rule in RULES.values() if set(rule.needs) <= set(names))

@@ -1,0 +1,51 @@
+"""Rules about who is who: names, roles, and one engine per config field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from allocation.diagnostics import Problem
+from allocation.language.syntax import Allocation, Word
+from allocation.resolve import SERVER, Engine
+from allocation.rules.registry import rule
+
+
+@rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")
+def one_member_per_field(field: Allocation, role: str) -> Iterator[Problem]:
+    """A per-engine field describes that engine; a whole allocation has its own field."""
+    members = list(field.members)
+    if len(members) > 1:
+        help = "write the whole allocation in `allocation_mode`"
+        yield Problem(f"{role}.backend holds {len(members)} engines, it takes one", (members[1].span,), help)
+
+
+@rule("ALLOC-NAME-KEY", source="AReaL's per-engine fields")
+def name_agrees_with_field(field: Allocation, role: str) -> Iterator[Problem]:
+    """The field already says the engine's role; another name in the string contradicts it."""
+    for member in field.members:
+        if member.name and member.name.text != role:
+            yield Problem(f"the engine is called `{member.name}` in the field of `{role}`", (member.name.span,))
+
+
+@rule("ALLOC-NAME-TWICE", source="the allocation language")
+def names_unique(engines: list[Engine]) -> Iterator[Problem]:
+    """A name stands for one engine."""
+    first: dict[str, Word] = {}
+    for engine in engines:
+        name = engine.node.name
+        if name and first.setdefault(name.text, name) is not name:
+            yield Problem(f"two engines are called `{name}`", (name.span, first[name.text].span))
+
+
+@rule("ALLOC-NAME-NEEDED", source="the allocation language")
+def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
+    """A lone trainer is the actor and a lone kind of server the rollout; beyond that names say who is who."""
+    for engine in engines:
+        if engine.node.name:
+            continue
+        same = [other for other in engines if other.backend.kind == engine.backend.kind]
+        if len(engines) > 2 or len(same) > 1 or any(o.role == engine.role for o in engines if o is not engine):
+            role = engine.role if len(same) == 1 else "critic" if engine.backend.kind != SERVER else "rollout"
+            help = f"write for example `{engine.node.backend}[{role}]:…`"
+            message = f"`{engine.node.backend}` needs a name: its role cannot be told from the string"
+            yield Problem(message, (engine.node.backend.span,), help)

@@ -1,0 +1,74 @@
+"""What findings suggest works: every quoted or nearest allocation is valid by the same measure."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import allocation
+from allocation import BatchSpec, Cluster
+
+MODELS = {name: allocation.load_model(name) for name in ("qwen3-30b-a3b", "qwen3-0.6b")}
+counts = st.sampled_from(["1", "2", "3", "4", "6", "8", "16", "0", "02", "*", ""])
+dims = st.lists(st.tuples(st.sampled_from("ddttpcev"), counts).map("".join), min_size=1, max_size=4).map("".join)
+layouts = dims | st.tuples(dims, dims).map(lambda parts: "(attn:{}|ffn:{})".format(*parts))
+members = st.tuples(
+    st.sampled_from(["megatron:", "fsdp:", "sglang:", "vllm:", "megatorn:", "sglang.", ""]), layouts
+).map("".join)
+texts = st.lists(members, min_size=1, max_size=2).flatmap(
+    lambda found: st.sampled_from("+|").map(lambda s: s.join(found))
+)
+known = st.fixed_dictionaries(
+    {
+        "cluster": st.sampled_from([None, Cluster(1, 2), Cluster(1, 8), Cluster(4, 8)]),
+        "model": st.sampled_from([None, *MODELS.values()]),
+        "batch": st.sampled_from([None, BatchSpec(8, 1, micro_batch=2)]),
+    }
+)
+
+
+def suggested(finding):
+    """The whole allocations that a finding suggests."""
+    for text in (*finding.nearest, *re.findall(r"`([^`]+)`", finding.help or "")):
+        try:
+            tree = allocation.parse(text)
+        except allocation.AllocationError:
+            continue
+        yield text, tree
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, known)
+def test_suggested_allocations_are_valid(text, arguments):
+    for finding in allocation.check(text, **arguments).findings:
+        for suggestion, _ in suggested(finding):
+            found = allocation.check(suggestion, **arguments)
+            assert found.ok, f"{finding}\n\nsuggests {suggestion}:\n" + "\n".join(map(str, found.findings))
+
+
+def test_suggestions_are_made():
+    """The property above is about something."""
+    for text in ("d4t2", "sglang.d4t2", "megatron:d1p2t2e4", "sglang:d8+megatron:d8", ""):
+        findings = allocation.check(text, cluster=Cluster(1, 8)).findings
+        assert [suggestion for finding in findings for suggestion in suggested(finding)], text
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "help", "followed"),
+    [
+        ("sglang:d1t16", "2x8", "take more servers with a t that divides 8", "sglang:d2t8"),
+        ("sglang:d3t3", "2x8", "take a t that divides the 8 GPUs of a node", "sglang:d3t4"),
+        ("megatron:d6+sglang:d2t4", "2x8", "put this engine first", "sglang:d2t4+megatron:d6"),
+    ],
+)
+def test_a_server_that_leaves_its_node_is_told_what_works(text, cluster, help, followed):
+    def found(text):
+        findings = allocation.check(text, cluster=Cluster.parse(cluster)).findings
+        return [f for f in findings if f.severity == "error"]
+
+    (finding,) = found(text)
+    assert (finding.code, finding.help) == ("ALLOC-SERVER-NODE", help)
+    assert not found(followed)
+    for nearest in finding.nearest:
+        assert "p" not in nearest.partition(":")[2] and "@" not in nearest
