@@ -28,7 +28,7 @@ class TrainEngine(Protocol):
     """
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
-        """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, both `[its tokens]`.
+        """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, `[tokens]`.
 
         None where another rank gives the same. Together the results cover the batch.
         """
