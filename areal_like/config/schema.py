@@ -126,6 +126,12 @@ class RewardConfig(Section):
         10.0, gt=0, description="Longest time to judge one response, in seconds; then it is missing."
     )
     workers: int = Field(2, ge=1, le=256, description="Processes that judge responses which need symbolic comparison.")
+    max_missing_batches: int = Field(
+        3,
+        ge=0,
+        description="Batches in a row that may be skipped because none of their responses could be judged; one more ends "
+        "the run.",
+    )
 
 
 class InitModelConfig(Section):
@@ -175,6 +181,12 @@ class OptimizerConfig(Section):
     )
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
+    max_skipped_steps: int = Field(
+        3,
+        ge=0,
+        description="Optimizer steps in a row that may be skipped because the gradient is not finite; one more ends the "
+        "run.",
+    )
 
 
 class MegatronConfig(Section):
@@ -249,8 +261,16 @@ class RolloutConfig(Section):
         True,
         description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",
     )
-    request_timeout_s: float = Field(600.0, gt=0, description="Longest time for one generation request, in seconds.")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="Longest time without progress of a generation request, in seconds."
+    )
     startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
+    max_logprob_diff: float | None = Field(
+        None,
+        gt=0,
+        description="Largest mean distance between the trainer's and the servers' log-probs of the same responses at "
+        "version 0; beyond it the run ends before its first step; null: 0.001 in float32, 0.1 in bfloat16.",
+    )
 
 
 class SGLangConfig(Section):
