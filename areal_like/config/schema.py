@@ -215,8 +215,8 @@ class MegatronConfig(Section):
     )
 
 
-class ActorConfig(Section):
-    """The policy that is trained."""
+class EngineConfig(Section):
+    """A model on trainer ranks: what every role of a run that computes one has."""
 
     backend: str | None = Field(None, description="Layout of the trainer, such as `megatron:d2`.")
     path: Annotated[str | None, PATH] = Field(
@@ -225,6 +225,17 @@ class ActorConfig(Section):
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
+    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
+    )
+
+
+class ActorConfig(EngineConfig):
+    """The policy that is trained."""
+
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
     eps_clip: float = Field(0.2, gt=0, lt=1, description="PPO clip range of the probability ratio: 1 - eps_clip below.")
     eps_clip_higher: float | None = Field(
@@ -234,12 +245,6 @@ class ActorConfig(Section):
         5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
-    timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
-    )
-    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
 
 
 class RolloutConfig(Section):
