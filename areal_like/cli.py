@@ -13,11 +13,11 @@ from rich.table import Table
 
 from allocation import Finding, Plan, render
 from areal_like.config.findings import ConfigError
-from areal_like.config.load import LoadedConfig, dump, read
+from areal_like.config.load import LoadedConfig, dump, load
 from areal_like.config.schema import RunConfig
 from areal_like.errors import DirectoryTaken, RunError
 from areal_like.metrics.console import View
-from areal_like.preflight.checks import Preflight, preflight
+from areal_like.preflight import Preflight, preflight
 from areal_like.train import Job, run
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
@@ -49,7 +49,7 @@ def main(
 
 def _check(file: Path, overrides: Sequence[str], dry_run: bool) -> tuple[LoadedConfig, Preflight]:
     try:
-        loaded = read(file, overrides)
+        loaded = load(file, overrides)
     except ConfigError as error:
         raise _refuse(error.findings) from error
     checked = preflight(loaded, dry_run=dry_run)

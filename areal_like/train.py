@@ -23,7 +23,7 @@ from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.preflight.checks import CONFIG_FILE
+from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.preflight.model import is_local
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission

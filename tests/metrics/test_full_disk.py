@@ -15,7 +15,7 @@ from areal_like.errors import RecordError
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.tensorboard import TensorBoard
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 from areal_like.train import Job
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -8,8 +8,9 @@ import pytest
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight import checks as module
-from areal_like.preflight.checks import CONFIG_FILE, preflight
+from areal_like.preflight import machine as module
+from areal_like.preflight import preflight
+from areal_like.preflight.machine import CONFIG_FILE
 
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
@@ -94,7 +95,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (
             ["actor.megatron.override_transformer_config.moe_z_loss_coef=1"],
             "actor.megatron.override_transformer_config.moe_z_loss_coef",
-            "did you mean moe_z_loss_coeff",
+            "has no field moe_z_loss_coef",
         ),
         (
             ["actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage=x"],

@@ -19,7 +19,7 @@ from running import CONFIG, ROOT, SCRIPT
 from areal_like.config.load import load
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 from areal_like.train import Job, _model_directory, run
 
 
