@@ -80,7 +80,7 @@ def _alternatives(annotation: Any) -> Iterator[str | tuple[Any, ...]]:
     elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return
     elif origin is not None or annotation is callable or annotation not in _WORDS:
-        yield "a function" if "Callable" in str(annotation) else "not a YAML value"
+        yield "a function" if "Callable" in str(annotation) else "a Python object"
     else:
         yield _WORDS[annotation]
 

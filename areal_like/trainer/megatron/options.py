@@ -112,6 +112,8 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     option = options[name]
     if "a function" in option.types:
         return OptionProblem(name, f"{name} is a function, which the trainer sets", f"leave out {name}")
+    if "a Python object" in option.types:
+        return OptionProblem(name, f"{name} is a Python object, which no YAML holds", f"leave out {name}")
     if expected := option.expected(value):
         return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
