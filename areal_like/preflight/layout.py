@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from allocation.diagnostics import has_errors
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import SERVER_RESERVE, RunConfig
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
 
@@ -44,9 +45,11 @@ def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, 
         megatron=settings,
     )
     result = compile(config.allocation_mode or _backends(config))
-    findings += [_keyed(found) for found in result.findings]
+    findings += [_keyed(found, config, model) for found in result.findings]
     if result.plan is not None:
         findings += _roles(config, result.plan)
+        if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
+            findings += [replace(found, nearest=tuple(_narrower(config, compile))) for found in spread]
     return None if has_errors(findings) else result.plan, findings
 
 
@@ -88,10 +91,17 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         return MegatronSettings(), findings
 
 
-def _keyed(found: Finding) -> Finding:
+def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
-    key = _KEYS.get(found.code)
-    return found if key is None else replace(found, source=Source("", key), spans=())
+    key, help = _KEYS.get(found.code), found.help
+    if key is None:
+        return found
+    if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
+        help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
+    if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
+        room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
+        help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
+    return replace(found, source=Source("", key), spans=(), help=help)
 
 
 def _fields(config: RunConfig) -> Iterator[Finding]:
@@ -124,9 +134,31 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
             yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
-        elif engine.kind == "server" and any(len({d.node for d in server.devices}) > 1 for server in engine.servers):
-            message = "a server of this engine lies on one node, this one's GPUs lie on several"
-            yield about(role, message, "make more servers of fewer GPUs")
+
+
+def _spread(config: RunConfig, plan: Plan) -> Iterator[Finding]:
+    """A server's GPUs lie on one node: nothing here starts its other half elsewhere."""
+    for server in (server for engine in plan.engines if engine.kind == "server" for server in engine.servers):
+        if len({device.node for device in server.devices}) > 1:
+            message = f"a server of {len(server.devices)} GPUs would span nodes, and every server runs on one"
+            yield _about(config, "rollout", message, "make more servers of fewer GPUs")
+            return
+
+
+def _narrower(config: RunConfig, compile: Callable[[str | dict[str, str]], allocation.Result]) -> Iterator[str]:
+    """The same layout with the widest servers that fit in a node, on the same GPUs."""
+    text = config.allocation_mode or config.rollout.backend or ""
+    found = re.search(r"sglang(\[\w+\])?:[\w*]+", text)
+    wide = re.search(r"t(\d+)", found[0]) if found else None
+    servers = re.search(r"d(\d+)", found[0]) if found else None
+    for gpus in range(config.cluster.n_gpus_per_node, 0, -1):
+        total = int(wide[1]) * int(servers[1] if servers else 1) if wide else 0
+        if found and total % gpus == 0 and total:
+            other = f"{text[: found.start()]}sglang{found[1] or ''}:d{total // gpus}t{gpus}{text[found.end() :]}"
+            result = compile(other if config.allocation_mode else _backends(config) | {"rollout": other})
+            if result.plan is not None and not [*_roles(config, result.plan), *_spread(config, result.plan)]:
+                yield other
+                return
 
 
 def _about(config: RunConfig, role: str, message: str, help: str) -> Finding:
