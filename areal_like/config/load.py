@@ -159,6 +159,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         return unknown_key(key)
     try:
         parsed = _parse(value, annotation)
+        OmegaConf.create({key: parsed})  # raises where a reference has no end
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         return finding("CONFIG-OVERRIDE", key, f"{value} is not a YAML value: {_first_line(error)}")
     node = data
