@@ -385,3 +385,11 @@ def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
     (finding,) = errors(write(), *settings, "warm_start.steps=1")
     assert finding.key == "train_dataset.path (command line)"
     assert "row 1 has words in its answer that the tokenizer does not know" in finding.message
+
+
+def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
+    nodes = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray"]
+    layout = ["train_dataset.batch_size=16", "actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
+    (finding,) = [f for f in errors(write(), *nodes, *layout) if f.code == "RUN-ROLE"]
+    assert "span nodes" in finding.message
+    assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")

@@ -78,3 +78,25 @@ def test_a_resolved_configuration_may_be_run_again(write, tmp_path):
     resolved.write_text(dump(load(write(), FILE).config.model_copy(update={"valid_dataset": None})))
     keys = {f.key for f in check_unused(load(resolved).config, "cpu")}
     assert keys == {"train_dataset.arithmetic.size"}  # which MINIMAL sets; not what has its default
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "without"),
+    [
+        ("cp_comm_type", "cp_comm_type=a2a", ["actor.backend=megatron:c2"]),
+        (
+            "moe_z_loss_coeff",
+            "moe_z_loss_coeff=0.1",
+            [
+                "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
+                "actor.megatron.bridge_type=megatron-bridge",
+            ],
+        ),
+    ],
+)
+def test_an_override_that_does_nothing_is_named(write, name, setting, without):
+    key = f"actor.megatron.override_transformer_config.{name}"
+    override = f"actor.megatron.override_transformer_config.{setting}"
+    keys = [str(f.key).partition(" (")[0] for f in preflight(load(write(), [override])).findings]
+    assert keys == [key]
+    assert key not in [str(f.key).partition(" (")[0] for f in preflight(load(write(), [override, *without])).findings]
