@@ -11,7 +11,7 @@ from rich.table import Table
 
 from allocation import Plan
 from areal_like.config.findings import ConfigError
-from areal_like.config.load import LoadedConfig, dump, read
+from areal_like.config.load import LoadedConfig, dump, load
 from areal_like.errors import DirectoryTaken, RunError
 from areal_like.metrics.console import complain
 from areal_like.train import check, train
@@ -35,7 +35,7 @@ def main(
     Example: --config examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
     """
     try:
-        loaded = read(config, overrides or [])
+        loaded = load(config, overrides or [])
         if not dry_run:
             raise typer.Exit(_train(loaded))
         checked = check(loaded, dry_run=True)

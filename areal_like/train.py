@@ -20,7 +20,8 @@ from areal_like.job import Job
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
-from areal_like.preflight.checks import CONFIG_FILE, Preflight, preflight
+from areal_like.preflight import Preflight, preflight
+from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directory
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission

@@ -31,24 +31,23 @@ class Origins:
         keys = " + ".join(f"{key} ({self.of(key)})" for key in finding.key.split(" + "))
         return replace(finding, source=replace(finding.source, key=keys))
 
-    def finding(
-        self,
-        code: str,
-        key: str,
-        message: str,
-        help: str | None = None,
-        *,
-        nearest: Iterable[str] = (),
-        severity: Severity = Severity.ERROR,
-    ) -> Finding:
-        """A finding about a key of the configuration."""
-        return self.locate(Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest)))
+
+def finding(
+    code: str,
+    key: str,
+    message: str,
+    help: str | None = None,
+    *,
+    nearest: Iterable[str] = (),
+    severity: Severity = Severity.ERROR,
+) -> Finding:
+    """A finding about a key of the configuration; `Origins.locate` adds where that was set."""
+    return Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest))
 
 
-def missing_package(origins: Origins, key: str, package: str | None) -> Finding:
+def missing_package(key: str, package: str | None) -> Finding:
     """What a key asks for cannot be done without a package that is not there."""
-    message, help = f"the package {package} is not installed", "run `make setup`, or pip install it"
-    return origins.finding("RUN-PACKAGE", key, message, help)
+    return finding("RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it")
 
 
 class ConfigError(Exception):

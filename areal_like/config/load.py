@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from allocation.diagnostics import Finding, Severity, Source
-from areal_like.config.findings import ConfigError, Origins
+from areal_like.config.findings import ConfigError, Origins, finding
 from areal_like.config.keys import annotation_of, is_below, members, takes_text, value_at
 from areal_like.config.schema import RunConfig
-from areal_like.config.validate import first_line, plain, unknown_key, validate
+from areal_like.config.validate import first_causes, unknown_key, validate, wrong_keys
 
 COMMAND_LINE = "command line"
 _ALTERNATIVES = (
@@ -29,41 +30,33 @@ _ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A configuration, where each of its keys was set, and what is wrong with its keys and types.
-
-    Asking for a key that `findings` refuse, or for one that a misspelt key may have meant, raises UnknownSetting.
-    """
+    """A configuration whose keys and types are right, and where each of them was set."""
 
     config: RunConfig
     origins: Origins
-    findings: tuple[Finding, ...] = ()
 
 
 def load(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """`read` a configuration without findings; raises ConfigError where there are some."""
-    loaded = read(file, overrides)
-    if loaded.findings:
-        raise ConfigError(loaded.findings)
-    return loaded
+    """Read a run's YAML and apply overrides such as `actor.backend=megatron:d4`.
 
-
-def read(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a run's YAML and apply overrides such as `actor.backend=megatron:d4`; raises ConfigError if it is not YAML.
-
-    Values may refer to each other (`${gconfig.n_samples}`). An override of a text is taken letter by letter, so no
-    quotes are needed beyond the shell's own. Of two keys that exclude each other (`actor.path` and `actor.init_model`,
+    Raises ConfigError with everything that is wrong with keys, types, references and overrides. Values may refer to
+    each other (`${gconfig.n_samples}`). An override of a text is taken letter by letter, so no quotes are needed
+    beyond the shell's own. Of two keys that exclude each other (`actor.path` and `actor.init_model`,
     `allocation_mode` and the roles' `backend`) the command line's one unsets the file's. An empty `trial_name` becomes
     the present time.
     """
     data, places = _read(file)
-    findings = [finding for text in overrides if (finding := _override(data, places, text))]
+    findings = [found for text in overrides if (found := _override(data, places, text))]
     _settle_alternatives(data, places)
     origins = Origins(places)
-    try:
-        config, findings = validate(data, findings)
-    except ConfigError as error:
-        raise ConfigError(map(origins.locate, error.findings)) from error
-    return LoadedConfig(config, origins, tuple(map(origins.locate, findings)))
+    findings += wrong_keys(data)
+    values = _resolve(data, findings)
+    values["trial_name"] = values.get("trial_name") or time.strftime("%Y%m%d-%H%M%S")
+    config, objections = validate(values)
+    findings = first_causes([*findings, *objections], data)
+    if findings or config is None:
+        raise ConfigError(map(origins.locate, findings))
+    return LoadedConfig(config, origins)
 
 
 def dump(config: RunConfig) -> str:
@@ -92,10 +85,51 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         place = f"{name}:{mark.line + 1}" if mark else name
         raise _error(place, f"not YAML: {getattr(error, 'problem', None) or error}", "correct this line") from error
     except OmegaConfBaseException as error:
-        raise _error(name, f"not a configuration: {first_line(error)}", "correct it") from error
+        raise _error(name, f"not a configuration: {_first_line(error)}", "correct it") from error
     if not isinstance(tree, DictConfig):
         raise _error(name, "not a mapping of keys to values", "begin with a line such as `experiment_name: demo`")
-    return plain(tree), dict(_lines(node, "", name))
+    return _plain(tree), dict(_lines(node, "", name))
+
+
+def _plain(tree: DictConfig) -> dict[str, Any]:
+    """A configuration as plain mappings of texts to values, references as they are written."""
+    return _with_text_keys(cast("dict[Any, Any]", OmegaConf.to_container(tree)))
+
+
+def _with_text_keys(values: dict[Any, Any]) -> dict[str, Any]:
+    return {str(key): _with_text_keys(value) if isinstance(value, dict) else value for key, value in values.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _resolve(data: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+    """The values with `${...}` replaced by what it refers to; without those that have a finding, or get one here."""
+    refused = {found.key for found in findings}
+
+    def values_of(node: DictConfig, prefix: str) -> dict[str, Any]:
+        values = {}
+        for name in map(str, node):
+            key = prefix + name
+            try:
+                value = node[name]
+                if isinstance(value, ListConfig):
+                    value = OmegaConf.to_container(value, resolve=True)
+            except OmegaConfBaseException as error:
+                if key not in refused:
+                    findings.append(_wrong_reference(key, error))
+            else:
+                if key not in refused:
+                    values[name] = values_of(value, f"{key}.") if isinstance(value, DictConfig) else value
+        return values
+
+    return values_of(OmegaConf.create(data), "")
+
+
+def _wrong_reference(key: str, error: OmegaConfBaseException) -> Finding:
+    help = "refer to a key that is set by its full dotted name, such as ${gconfig.n_samples}"
+    return finding("CONFIG-REFERENCE", key, _first_line(error), help)
 
 
 def _error(place: str, message: str, help: str) -> ConfigError:
@@ -116,7 +150,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
     key, equals, value = text.partition("=")
     if not key or not equals:
         places[text] = COMMAND_LINE
-        return _wrong_override(text, "not an override", f"write {key or 'key'}=value")
+        return finding("CONFIG-OVERRIDE", text, "not an override", f"write {key or 'key'}=value")
     for replaced in [place for place in places if is_below([place], key)]:
         del places[replaced]
     places[key] = COMMAND_LINE
@@ -125,8 +159,9 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         return unknown_key(key)
     try:
         parsed = _parse(value, annotation)
+        OmegaConf.create({key: parsed})  # raises where a reference has no end
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        return _wrong_override(key, f"{value} is not a YAML value: {first_line(error)}")
+        return finding("CONFIG-OVERRIDE", key, f"{value} is not a YAML value: {_first_line(error)}")
     node = data
     *sections, leaf = key.split(".")
     for section in sections:
@@ -135,10 +170,6 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         node = node[section]
     node[leaf] = parsed
     return None
-
-
-def _wrong_override(key: str, message: str, help: str | None = None) -> Finding:
-    return Finding("CONFIG-OVERRIDE", Severity.ERROR, message, Source("", key), help=help)
 
 
 def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
@@ -155,7 +186,7 @@ def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
 def _parse(value: str, annotation: Any) -> Any:
     """An override's value: text where the key takes text, else as YAML would read it."""
     if not takes_text(annotation):
-        return plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+        return _plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]
     if value == "null" and types.NoneType in members(annotation):
         return None
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":  # quotes that Hydra would have wanted

@@ -1,42 +1,53 @@
 """Everything a run can be told, as one typed tree; imports neither torch nor the engine.
 
 Names follow AReaL's published configuration where one exists. Every field states its unit; a rule that spans
-several fields lives in `preflight.py`, so that all of its findings come together.
+several fields lives in `preflight/`, so that all of its findings come together.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from areal_like.config.unknown import UnknownSetting
-
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
+_LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
 
-def expand_home(path: str | None) -> str | None:
+def _path(path: str | None) -> str | None:
     """A path with `~` replaced by the home directory; names without it, such as `owner/name`, as they are."""
-    return path and os.path.expanduser(path)
+    if path is None:
+        return None
+    if not path.isprintable():
+        raise ValueError("a path of printable characters")
+    path = os.path.expanduser(path)
+    if len(path.encode()) > _LONGEST_PATH or not all(map(_short, path.split("/"))):
+        raise ValueError(f"a path of at most {_LONGEST_PATH} bytes, each name in it of at most {_LONGEST_NAME}")
+    return path
 
 
-PATH = AfterValidator(expand_home)  # marks every field that may hold a path
+def _name(name: str) -> str:
+    """The name of a directory."""
+    if not _short(name):
+        raise ValueError(f"at most {_LONGEST_NAME} bytes, which is what file systems take")
+    return name
+
+
+def _short(name: str) -> bool:
+    return len(name.encode()) <= _LONGEST_NAME
+
+
+PATH = AfterValidator(_path)
+NAME = AfterValidator(_name)
 
 
 class Section(BaseModel):
     """One node of the tree: immutable, unknown keys refused, no silent conversion between types, numbers finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    if not TYPE_CHECKING:  # which would take any name for a field
-
-        def __getattr__(self, name: str) -> Any:
-            if name in type(self).model_fields:
-                raise UnknownSetting(name)
-            return super().__getattr__(name)
 
 
 class ClusterConfig(Section):
@@ -68,7 +79,7 @@ class ArithmeticConfig(Section):
     """The generated word problems of `path: arithmetic`."""
 
     max_number: int = Field(20, ge=2, le=999, description="Largest operand.")
-    size: int = Field(8192, ge=1, description="Number of problems.")
+    size: int = Field(8192, ge=1, le=10**7, description="Number of problems.")
     seed: int = Field(0, ge=0, description="Seed of the generator; train and test never share a question.")
 
 
@@ -217,8 +228,8 @@ class MegatronConfig(Section):
     )
 
 
-class ActorConfig(Section):
-    """The policy that is trained."""
+class EngineConfig(Section):
+    """A model on trainer ranks: what every role of a run that computes one has."""
 
     backend: str | None = Field(None, description="Layout of the trainer, such as `megatron:d2`.")
     path: Annotated[str | None, PATH] = Field(
@@ -227,6 +238,17 @@ class ActorConfig(Section):
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
+    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
+    )
+
+
+class ActorConfig(EngineConfig):
+    """The policy that is trained."""
+
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
     eps_clip: float = Field(0.2, gt=0, lt=1, description="PPO clip range of the probability ratio: 1 - eps_clip below.")
     eps_clip_higher: float | None = Field(
@@ -236,12 +258,6 @@ class ActorConfig(Section):
         5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
-    timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
-    )
-    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
 
 
 class RolloutConfig(Section):
@@ -298,7 +314,8 @@ class SGLangConfig(Section):
         None, ge=1024, le=65535, description="Port of the first server, the next ones follow; null: free ports."
     )
     extra_args: dict[str, bool | int | float | str] = Field(
-        {}, description="Further `sglang.launch_server` options by name, such as `schedule_policy: lpm`."
+        {},
+        description="Further `sglang.launch_server` options by name, such as `schedule_policy: lpm`; only what works with weight updates.",
     )
 
 
@@ -356,8 +373,10 @@ class StatsLoggerConfig(Section):
 class RunConfig(Section):
     """One run of asynchronous reinforcement learning."""
 
-    experiment_name: str = Field(pattern=r"^\w[\w.-]*$", description="First part of the run's directory.")
-    trial_name: str = Field(
+    experiment_name: Annotated[str, NAME] = Field(
+        pattern=r"^\w[\w.-]*$", description="First part of the run's directory."
+    )
+    trial_name: Annotated[str, NAME] = Field(
         "",
         pattern=r"^(\w[\w.-]*)?$",
         description="Second part of the run's directory; empty: the time at which the run starts.",
@@ -390,8 +409,8 @@ class RunConfig(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Directory of everything this run writes."""
-        return Path(self.cluster.fileroot) / self.experiment_name / self.trial_name
+        """Directory of everything this run writes: absolute, as every process has a working directory of its own."""
+        return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
 
     @property
     def longest_sequence(self) -> int:

@@ -1,0 +1,72 @@
+"""Everything about a run that can be known before a process starts. Imports no torch.
+
+Checks come in two rounds. `load` is the first: keys, types, references and overrides. `preflight` is the second and
+takes the configuration that the first let through: machine, model, data, layout, options, and keys that do nothing.
+Within a round all checks are made, so that the first finding never hides the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allocation import Plan
+from allocation.diagnostics import Finding, has_errors
+from areal_like.config.load import LoadedConfig
+from areal_like.data.dataset import training_steps
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.preflight.data import check_data, find_prompts
+from areal_like.preflight.layout import find_plan
+from areal_like.preflight.machine import Device, check_machine, device_of
+from areal_like.preflight.model import check_model, find_model
+from areal_like.preflight.options import check_options
+from areal_like.preflight.unused import check_unused
+from areal_like.types import Prompt
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the checks found and what they made on the way; all parts are there when `ok`."""
+
+    findings: tuple[Finding, ...]
+    device: Device
+    plan: Plan | None
+    tokenizer: Tokenizer | None
+    train_prompts: tuple[Prompt, ...]
+    valid_prompts: tuple[Prompt, ...]
+    steps: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run may start: there may be warnings, but no errors."""
+        return not has_errors(self.findings)
+
+
+def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
+    """Check a configuration against the machine, the model and the data; starts nothing and writes nothing.
+
+    A dry run is only warned where the environment names no cluster, as it may be made in another one than the run's.
+    """
+    config = loaded.config
+    device = device_of(config.device)
+    spec, tokenizer, of_model = find_model(config)
+    plan, of_layout = find_plan(config, spec)
+    prompts, of_prompts = find_prompts(config, tokenizer)
+    findings = [
+        *of_model,
+        *of_layout,
+        *of_prompts,
+        *check_machine(config, device, plan, dry_run=dry_run),
+        *check_model(config, spec, plan),
+        *check_data(config, spec, tokenizer, plan, prompts),
+        *check_options(config, device, spec, plan),
+        *check_unused(config, device),
+    ]
+    return Preflight(
+        findings=tuple(map(loaded.origins.locate, findings)),
+        device=device,
+        plan=plan,
+        tokenizer=tokenizer,
+        train_prompts=prompts["train_dataset"],
+        valid_prompts=prompts["valid_dataset"],
+        steps=training_steps(config, len(prompts["train_dataset"])),
+    )

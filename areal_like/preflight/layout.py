@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,9 +15,8 @@ from allocation import Finding, Plan, Source
 from allocation.diagnostics import has_errors
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
-from areal_like.config.load import LoadedConfig
-from areal_like.config.schema import MegatronConfig, RunConfig
-from areal_like.config.unknown import known, known_findings
+from areal_like.config.findings import finding
+from areal_like.config.schema import SERVER_RESERVE, RunConfig
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
 
@@ -30,34 +31,31 @@ _KEYS = {
 _KINDS = {"actor": "trainer", "rollout": "server"}
 
 
-def check_layout(loaded: LoadedConfig, model: ModelSpec | None) -> tuple[list[Finding], Plan | None]:
-    """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan.
-
-    Of two backends that are not both known, the other one's errors are found. Raises UnknownSetting where that has no
-    meaning either.
-    """
-    config = loaded.config
-    whole = config.allocation_mode
-    findings = known_findings(_fields(loaded)) if whole is None else list(_fields(loaded))
-    if findings:
-        return findings, None
-    roles = {"actor": known(lambda: config.actor.backend), "rollout": known(lambda: config.rollout.backend)}
-    backends = {role: backend for role, backend in roles.items() if backend is not None}
-    settings, findings = _megatron(loaded)
-    result = allocation.check(
-        whole or backends,
-        key="allocation_mode" if whole else None,
-        cluster=known(lambda: allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node)),
+def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, list[Finding]]:
+    """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan."""
+    if findings := list(_fields(config)):
+        return None, findings
+    settings, findings = _megatron(config)
+    compile = partial(
+        allocation.check,
+        key="allocation_mode" if config.allocation_mode else None,
+        cluster=allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node),
         model=model,
-        batch=known(_batch, config),
+        batch=_batch(config),
         megatron=settings,
     )
-    findings += [loaded.origins.locate(_keyed(finding)) for finding in result.findings]
+    result = compile(config.allocation_mode or _backends(config))
+    findings += [_keyed(found, config, model) for found in result.findings]
     if result.plan is not None:
-        findings += _roles(loaded, result.plan)
-    if not whole and len(backends) < len(roles):  # idle GPUs and the next best layouts depend on the other one
-        return [replace(finding, nearest=()) for finding in findings if has_errors([finding])], None
-    return findings, None if has_errors(findings) else result.plan
+        findings += _roles(config, result.plan)
+        if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
+            findings += [replace(found, nearest=tuple(_narrower(config, compile))) for found in spread]
+    return None if has_errors(findings) else result.plan, findings
+
+
+def _backends(config: RunConfig) -> dict[str, str]:
+    backends = {"actor": config.actor.backend, "rollout": config.rollout.backend}
+    return {role: text for role, text in backends.items() if text is not None}
 
 
 def _batch(config: RunConfig) -> BatchSpec:
@@ -70,76 +68,99 @@ def _batch(config: RunConfig) -> BatchSpec:
     )
 
 
-def _megatron(loaded: LoadedConfig) -> tuple[MegatronSettings, list[Finding]]:
+def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     """The Megatron settings that the rules know; overrides that they do not know are Megatron-core's to judge."""
-    config, section = loaded.config.actor.megatron, "actor.megatron.override_transformer_config"
-    overrides = config.override_transformer_config
-    refused = check_overrides(overrides, device="cuda")  # those are findings already
-    settable = {field.name for field in fields(MegatronSettings)} - refused.keys()
+    megatron, section = config.actor.megatron, "actor.megatron.override_transformer_config"
+    overrides = megatron.override_transformer_config
+    refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
+    settable = {field.name for field in fields(MegatronSettings)} - refused
     settings = {
         **{name: value for name, value in overrides.items() if name in settable},
-        **(known(_recomputation, config) or {}),
-        "use_distributed_optimizer": known(lambda: config.use_distributed_optimizer) is not False,
-        "deterministic_mode": known(lambda: config.use_deterministic_algorithms) is True,
+        "recompute_granularity": megatron.recompute_granularity,
+        "recompute_method": megatron.recompute_method,
+        "recompute_num_layers": megatron.recompute_num_layers,
+        "use_distributed_optimizer": megatron.use_distributed_optimizer,
+        "deterministic_mode": megatron.use_deterministic_algorithms,
         "nccl_algo": os.environ.get("NCCL_ALGO") or rank_environment(device="cuda", deterministic=True)["NCCL_ALGO"],
     }
     try:
         return TypeAdapter(MegatronSettings).validate_python(settings), []
     except ValidationError as error:
         problems = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
-        findings = [loaded.origins.finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
+        findings = [finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
         return MegatronSettings(), findings
 
 
-def _recomputation(config: MegatronConfig) -> dict[str, str | int | None]:
-    return {
-        "recompute_granularity": config.recompute_granularity,
-        "recompute_method": config.recompute_method,
-        "recompute_num_layers": config.recompute_num_layers,
-    }
-
-
-def _keyed(finding: Finding) -> Finding:
+def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
-    key = _KEYS.get(finding.code)
-    return finding if key is None else replace(finding, source=Source("", key), spans=())
+    key, help = _KEYS.get(found.code), found.help
+    if key is None:
+        return found
+    if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
+        help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
+    if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
+        room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
+        help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
+    return replace(found, source=Source("", key), spans=(), help=help)
 
 
-def _fields(loaded: LoadedConfig) -> Iterator[Finding]:
+def _fields(config: RunConfig) -> Iterator[Finding]:
     """The layout is said once: for the whole run, or by each role."""
-    config, origins = loaded.config, loaded.origins
     backends = {"actor.backend": config.actor.backend, "rollout.backend": config.rollout.backend}
     for key, backend in backends.items():
         if config.allocation_mode is None and backend is None:
             help = f"write for example {key}={'megatron:d2' if key == 'actor.backend' else 'sglang:d1'}"
-            yield origins.finding("RUN-LAYOUT", key, "no layout is given, and no allocation_mode either", help)
+            yield finding("RUN-LAYOUT", key, "no layout is given, and no allocation_mode either", help)
         if config.allocation_mode is not None and backend is not None:
-            message = f"allocation_mode ({origins.of('allocation_mode')}) gives the layout already"
-            yield origins.finding("RUN-LAYOUT", key, message, f"set allocation_mode=null, or leave out {key}")
+            message = "allocation_mode gives the layout already"
+            yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
 
 
-def _roles(loaded: LoadedConfig, plan: Plan) -> Iterator[Finding]:
+def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     """Who can play which role: Megatron trains, SGLang generates, and there are no further roles."""
     present = {engine.role: engine for engine in plan.engines}
-    missing = _BACKENDS.keys() - present.keys() if loaded.config.allocation_mode else ()
-    for role in missing:
-        yield _about(
-            loaded, role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…"
-        )
+    about = partial(_about, config)
+    for role in _BACKENDS.keys() - present.keys():
+        yield about(role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…")
     for role, engine in present.items():
         if role not in _BACKENDS:
-            yield _about(loaded, role, f"this run has no {role}; its roles are actor and rollout", "leave it out")
+            yield about(role, f"this run has no {role}; its roles are actor and rollout", "leave it out")
         elif engine.kind != _KINDS[role]:
             message = f"{engine.backend} cannot be the {role}: it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
-            yield _about(loaded, role, message, f"write {_BACKENDS[role]}:…")
+            yield about(role, message, f"write {_BACKENDS[role]}:…")
         elif engine.backend != _BACKENDS[role]:
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {_BACKENDS[role]}"
-            yield _about(loaded, role, message, f"write {_BACKENDS[role]}:…")
+            yield about(role, message, f"write {_BACKENDS[role]}:…")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
-            yield _about(loaded, role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
+            yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
 
 
-def _about(loaded: LoadedConfig, role: str, message: str, help: str) -> Finding:
-    key = f"{role}.backend" if loaded.config.allocation_mode is None else "allocation_mode"
-    return loaded.origins.finding("RUN-ROLE", key, message, help)
+def _spread(config: RunConfig, plan: Plan) -> Iterator[Finding]:
+    """A server's GPUs lie on one node: nothing here starts its other half elsewhere."""
+    for server in (server for engine in plan.engines if engine.kind == "server" for server in engine.servers):
+        if len({device.node for device in server.devices}) > 1:
+            message = f"a server of {len(server.devices)} GPUs would span nodes, and every server runs on one"
+            yield _about(config, "rollout", message, "make more servers of fewer GPUs")
+            return
+
+
+def _narrower(config: RunConfig, compile: Callable[[str | dict[str, str]], allocation.Result]) -> Iterator[str]:
+    """The same layout with the widest servers that fit in a node, on the same GPUs."""
+    text = config.allocation_mode or config.rollout.backend or ""
+    found = re.search(r"sglang(\[\w+\])?:[\w*]+", text)
+    wide = re.search(r"t(\d+)", found[0]) if found else None
+    servers = re.search(r"d(\d+)", found[0]) if found else None
+    for gpus in range(config.cluster.n_gpus_per_node, 0, -1):
+        total = int(wide[1]) * int(servers[1] if servers else 1) if wide else 0
+        if found and total % gpus == 0 and total:
+            other = f"{text[: found.start()]}sglang{found[1] or ''}:d{total // gpus}t{gpus}{text[found.end() :]}"
+            result = compile(other if config.allocation_mode else _backends(config) | {"rollout": other})
+            if result.plan is not None and not [*_roles(config, result.plan), *_spread(config, result.plan)]:
+                yield other
+                return
+
+
+def _about(config: RunConfig, role: str, message: str, help: str) -> Finding:
+    key = "allocation_mode" if config.allocation_mode else f"{role}.backend"
+    return finding("RUN-ROLE", key, message, help)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from allocation.diagnostics import Finding, Severity
-from areal_like.config.load import LoadedConfig
+from areal_like.config.findings import finding
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, RunConfig
-from areal_like.config.unknown import known
-
-_Device = Literal["cpu", "cuda"] | None
+from areal_like.preflight.machine import Device
 
 
 @dataclass(frozen=True)
@@ -23,13 +20,12 @@ class Rule:
     why: str
 
 
-def check_unused(loaded: LoadedConfig, device: _Device) -> Iterator[Finding]:
+def check_unused(config: RunConfig, device: Device) -> Iterator[Finding]:
     """A warning for each key that does nothing, unless it has its default, as all keys of a resolved configuration."""
     for rule in (*RULES, *(_ON_CPU if device == "cpu" else ())):
         for key in rule.keys:
-            if known(_is_set, loaded.config, key) and known(rule.unread, loaded.config):
-                message = f"does nothing: {rule.why}"
-                yield loaded.origins.finding("RUN-UNUSED", key, message, severity=Severity.WARNING)
+            if _is_set(config, key) and rule.unread(config):
+                yield finding("RUN-UNUSED", key, f"does nothing: {rule.why}", severity=Severity.WARNING)
 
 
 def _is_set(config: RunConfig, key: str) -> bool:
@@ -83,6 +79,11 @@ RULES = (
         ("actor.optimizer.min_lr_ratio",),
         lambda run: run.actor.optimizer.lr_scheduler_type == "constant",
         "a constant learning rate does not fall",
+    ),
+    Rule(
+        ("actor.eps_clip", "actor.eps_clip_higher"),
+        lambda run: run.actor.ppo_n_minibatches == 1,
+        "with one mini-batch the policy is its own proximal policy, and the ratio that is clipped is 1",
     ),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),

@@ -4,8 +4,8 @@ import published
 import pytest
 
 from areal_like.config.load import load
-from areal_like.preflight.checks import preflight
-from areal_like.preflight.layout import check_layout
+from areal_like.preflight import preflight
+from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +19,8 @@ def test_there_are_examples():
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_an_example_loads_and_its_layout_compiles(file):
     loaded = load(file)
-    shape = find_model(loaded)[0].spec if loaded.config.actor.init_model else None
-    findings, plan = check_layout(loaded, shape)
+    shape = find_model(loaded.config)[0] if loaded.config.actor.init_model else None
+    plan, findings = find_plan(loaded.config, shape)
     assert plan is not None, list(map(str, findings))
     assert plan.n_gpus == loaded.config.cluster.n_nodes * loaded.config.cluster.n_gpus_per_node
 
@@ -33,7 +33,7 @@ def test_the_cpu_example_passes_every_check(tmp_path):
 @pytest.mark.parametrize("name", ["gsm8k_grpo.yaml", "gsm8k_grpo_moe.yaml"])
 def test_the_published_command_line_works_as_printed(name):
     loaded = load(ROOT / "examples/math" / name, published.OVERRIDES)
-    findings, plan = check_layout(loaded, None)
+    plan, findings = find_plan(loaded.config, None)
     assert plan is not None, list(map(str, findings))
     config = loaded.config
     assert (config.scheduler.type, config.experiment_name, config.trial_name) == ("ray", "moe", "first")

@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from areal_like.config.findings import ConfigError
-from areal_like.config.load import dump, load, read
+from areal_like.config.keys import all_keys
+from areal_like.config.load import dump, load
 
 NAME = "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`"
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
@@ -62,7 +63,7 @@ def test_sections_are_made_where_there_were_none(write):
 
 
 def test_a_section_that_is_overridden_is_the_command_lines(write):
-    loaded = read(write("gconfig:\n  n_samples: 3\n  max_new_tokens: 5"), ["gconfig={n_samples: 4}"])
+    loaded = load(write(), ["gconfig={n_samples: 4}"])
     assert loaded.origins.of("gconfig.max_new_tokens") == "command line"
     assert loaded.config.gconfig.max_new_tokens == 512
 
@@ -164,6 +165,63 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_a_reference_that_leads_nowhere_is_named(write, reference):
     (finding,) = findings(write(), f"seed={reference}")
     assert finding.key == "seed (command line)"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("reward: {workers: '${seed}'}\nseed: x\n", "seed"),
+        ("reward: {workers: '${seed}'}\nseeed: 3\n", "seeed"),
+        ("reward: {workers: '${evaluator.freq_steps}'}\nevaluator: {frq_steps: 3}\n", "evaluator.frq_steps"),
+        ("seed: x\nreward: {workers: '${seed}'}\nweight_update: {bucket_mb: '${reward.workers}'}\n", "seed"),
+        ("reward: {workers: '${experiment_name}'}\n", "reward.workers"),  # a text, which is right where it stands
+        ("sglang: {extra_args: {1: [2]}}\n", "sglang.extra_args.1"),
+        ("sglang.context_length: 1\n", "sglang.context_length"),
+        ("modle: {path: x}\n", "modle"),
+        ("sglang: {extra_args: {a: ['${nothing}']}}\n", "sglang.extra_args.a"),
+        ("seed: '???'\n", "seed"),
+        ("sglang: {extra_args: {a: '???'}}\n", "sglang.extra_args.a"),
+    ],
+)
+def test_the_cause_is_said_and_not_what_follows_from_it(write, text, wrong):
+    file = write()
+    file.write_text(file.read_text() + text)
+    (finding,) = findings(file)
+    assert finding.key.partition(" (")[0] == wrong
+
+
+def test_keys_that_refer_to_each_other_are_named(write):
+    file = write()
+    file.write_text(file.read_text() + "seed: '${reward.workers}'\nreward: {workers: '${seed}'}\n")
+    assert {f.code for f in findings(file)} == {"CONFIG-REFERENCE"}
+
+
+def test_a_misspelt_key_is_not_missing_as_well(write):
+    file = write("experiment_nam: a\ntrain_dataset: {pth: arithmetic}\nactr: {path: /nowhere}\n")
+    keys = {f.key.partition(" (")[0] for f in findings(file)}
+    assert keys == {"experiment_nam", "train_dataset.pth", "actr"}
+
+
+@pytest.mark.parametrize("key", all_keys())
+def test_a_misspelt_key_is_all_that_is_wrong(write, key):
+    misspelt = key[:-2] + key[-1]
+    (finding,) = findings(write(), f"{misspelt}=1")
+    assert (finding.key, finding.code) == (f"{misspelt} (command line)", "CONFIG-UNKNOWN-KEY")
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "é" * 128])
+@pytest.mark.parametrize("key", ["trial_name", "experiment_name", "cluster.fileroot", "train_dataset.path"])
+def test_a_name_that_no_file_system_takes_is_refused(write, key, name):
+    (finding,) = findings(write(), f"{key}={name}")
+    assert "255" in finding.message
+    assert load(write(), [f"{key}={name[:127]}"])
+
+
+def test_files_go_where_every_process_finds_them(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = load(write(), ["cluster.fileroot=runs"]).config.run_dir
+    monkeypatch.chdir("/")
+    assert directory == tmp_path / "runs/demo/first"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-
 from allocation.run_file import read_run_file
+
 from areal_like.config.keys import value_at
-from areal_like.config.load import read
+from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 
 PATHS = ["cluster.fileroot", "actor.path", "tokenizer_path", "train_dataset.path", "valid_dataset.path"]
 
@@ -20,21 +20,20 @@ def home(monkeypatch, tmp_path):
     return tmp_path / "home"
 
 
-@pytest.mark.parametrize("wrong", [[], ["seed=x"]], ids=["valid", "with another key refused"])
 @pytest.mark.parametrize("key", PATHS)
-def test_a_path_may_begin_with_the_home_directory(write, home, key, wrong):
-    config = read(write(), [f"{key}=~/mine", *wrong]).config.model_dump(warnings=False)
+def test_a_path_may_begin_with_the_home_directory(write, home, key):
+    config = load(write(), [f"{key}=~/mine"]).config.model_dump()
     assert value_at(config, key) == str(home / "mine")
 
 
 @pytest.mark.parametrize("name", ["owner/name", "arithmetic", "./~/data.jsonl", "~nobody-of-this-name/data"])
 def test_other_names_stay_as_they_are(write, name):
-    assert read(write(), [f"train_dataset.path={name}"]).config.train_dataset.path == name
+    assert load(write(), [f"train_dataset.path={name}"]).config.train_dataset.path == name
 
 
 def test_a_model_at_home_is_found_by_the_run_and_the_compiler(write, home):
     write_init_model(InitModelConfig(num_hidden_layers=1), home / "model", seed=0)
-    assert preflight(read(write(), ["actor.path=~/model", "cluster.fileroot=~/runs"])).ok
+    assert preflight(load(write(), ["actor.path=~/model", "cluster.fileroot=~/runs"])).ok
     from allocation import check
 
     result = check(**read_run_file(write(), ["actor.path=~/model"]).arguments)

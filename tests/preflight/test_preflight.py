@@ -8,8 +8,9 @@ import pytest
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight import checks as module
-from areal_like.preflight.checks import CONFIG_FILE, preflight
+from areal_like.preflight import machine as module
+from areal_like.preflight import preflight
+from areal_like.preflight.machine import CONFIG_FILE
 
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
@@ -94,7 +95,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (
             ["actor.megatron.override_transformer_config.moe_z_loss_coef=1"],
             "actor.megatron.override_transformer_config.moe_z_loss_coef",
-            "did you mean moe_z_loss_coeff",
+            "has no field moe_z_loss_coef",
         ),
         (
             ["actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage=x"],
@@ -384,3 +385,11 @@ def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
     (finding,) = errors(write(), *settings, "warm_start.steps=1")
     assert finding.key == "train_dataset.path (command line)"
     assert "row 1 has words in its answer that the tokenizer does not know" in finding.message
+
+
+def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
+    nodes = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray"]
+    layout = ["train_dataset.batch_size=16", "actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
+    (finding,) = [f for f in errors(write(), *nodes, *layout) if f.code == "RUN-ROLE"]
+    assert "span nodes" in finding.message
+    assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")

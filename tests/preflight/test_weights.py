@@ -7,7 +7,7 @@ from allocation.model_spec import load_model
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 from areal_like.preflight.weights import WeightsError, check_weights
 
 

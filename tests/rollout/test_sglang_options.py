@@ -2,39 +2,42 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from areal_like.rollout.sglang.options import check_server_options, server_options
+from allocation import ParallelSizes
+from areal_like.config.load import load
+from areal_like.rollout.sglang.options import (
+    ALLOWED,
+    TABLE,
+    check_server_options,
+    is_on,
+    read_options,
+    server_arguments,
+)
 
-DUMP = """
-import argparse
-from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser()
-ServerArgs.add_cli_args(parser)
-for action in parser._actions:
-    for option in action.option_strings:
-        if action.dest != "help":
-            print(option.lstrip("-").replace("-", "_"), action.dest, *(action.choices or ()))
-"""
+ROOT = Path(__file__).parents[2]
 
 
-def test_names_and_choices_are_those_of_the_installed_server():
-    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", DUMP], capture_output=True, text=True, check=True)
-    theirs = {name: field for name, field, *_ in map(str.split, shown.stdout.splitlines())}
-    ours = {name: option.field for name, option in server_options().items()}
-    assert ours.keys() == theirs.keys()
-    redirected = {name for name in ours if ours[name] != theirs[name]}
-    assert not redirected, {name: (ours[name], theirs[name]) for name in redirected}
-    choices = {name: set(rest) for name, _, *rest in map(str.split, shown.stdout.splitlines())}
-    read = {name: set(option.choices) for name, option in server_options().items() if option.choices}
-    assert read == {name: choices[name] for name in read}
-    assert len(read) > 50
+@pytest.mark.parametrize("library", ["sglang", "megatron"])
+def test_the_tables_are_those_of_the_installed_libraries(library):
+    code = (
+        "import sys; sys.path.insert(0, 'requirements'); import option_tables as tables; import json;"
+        f"table, options = tables.{library.upper()}, tables.{library}_options();"
+        "sys.exit(json.loads(table.read_text()) != json.loads(json.dumps(options)))"
+    )
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, f"run `python requirements/option_tables.py`\n{shown.stderr[-2000:]}"
+
+
+def problems(options, device="cuda"):
+    return list(check_server_options(options, device=device))
 
 
 def test_reading_names_imports_nothing_of_sglang():
     code = (
-        "import sys; from areal_like.rollout.sglang.options import server_options as o; assert len(o()) > 300;"
+        "import sys; from areal_like.rollout.sglang.options import TABLE, read_options as o; assert len(o(TABLE)) > 300;"
         "assert not {'torch', 'sglang'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -56,7 +59,8 @@ def test_reading_names_imports_nothing_of_sglang():
     ],
 )
 def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
-    assert list(check_server_options({name: value}, device="cuda")) == [(name, f"{name} is set by the run itself", [])]
+    (problem,) = problems({name: value})
+    assert (problem.name, problem.message) == (name, f"{name} is set by the run itself")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +69,13 @@ def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
         ("no_such_option", 1, "SGLang's server has no option no_such_option", None),
         ("schedule-polcy", "lpm", "SGLang's server has no option schedule-polcy", ["schedule_policy"]),
         ("tensor-parallel", 2, "SGLang's server has no option tensor-parallel", None),  # argparse would complete it
-        ("chunked_prefill_size", "many", "'many' should be a whole number or null", []),
-        ("schedule_policy", True, "True should be text", []),
+        ("chunked_prefill_size", "many", "'many' should be a whole number", []),
+        (
+            "schedule_policy",
+            True,
+            "True should be one of lpm, random, fcfs, dfs-weight, lof, priority, routing-key",
+            None,
+        ),
         ("disable_radix_cache", "yes", "'yes' should be true or false", []),
         (
             "schedule_policy",
@@ -74,10 +83,6 @@ def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
             "'lpn' should be one of lpm, random, fcfs, dfs-weight, lof, priority, routing-key",
             ["lpm"],
         ),
-        ("tokenizer-mode", "fast", "'fast' should be one of auto, slow", []),
-        ("load_format", "safetensor", None, ["safetensors"]),  # a named constant
-        ("sampling_backend", "torch", "'torch' should be one of ascend, flashinfer, pytorch", ["pytorch"]),
-        ("nsa-decode-backend", "fa2", None, ["fa3"]),
         ("log_requests_level", 4, "4 should be one of 0, 1, 2, 3", []),
         ("page_size", 0, "0 should be positive", []),
         ("page-size", -1, "-1 should be positive", []),
@@ -85,10 +90,51 @@ def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
     ],
 )
 def test_what_the_server_does_not_take_is_refused(name, value, problem, nearest):
-    ((found, message, near),) = check_server_options({name: value}, device="cuda")
-    assert found == name
-    assert problem is None or message == problem
-    assert nearest is None or near == nearest
+    (found,) = problems({name: value})
+    assert found.name == name
+    assert problem is None or found.message == problem
+    assert nearest is None or [*found.names, *found.values] == nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("quantization", "fp8", "new weights come unquantized"),
+        ("torchao_config", "int8wo", "new weights come unquantized"),
+        ("kv-cache-dtype", "fp8_e5m2", "a rounded cache"),
+        ("speculative_algorithm", "EAGLE", "the draft model gets no new weights"),
+        ("enable_hierarchical_cache", True, "older weights"),
+        ("enable-lora", True, "whole weights"),
+        ("enable_eplb", True, ""),
+        ("enable_torch_compile", True, ""),
+        ("trust_remote_code", True, ""),
+    ],
+)
+def test_what_does_not_survive_a_weight_update_is_refused(name, value, why):
+    (found,) = problems({name: value})
+    assert found.message.startswith(f"{name} is not known to work with weight updates")
+    assert why in found.message
+    assert found.help == f"leave out {name}"
+
+
+def test_what_is_allowed_exists():
+    assert {option.field for option in read_options(TABLE).values()} >= ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("options", "on"), [({"disable-radix-cache": True}, True), ({"disable_radix_cache": False}, False), ({}, False)]
+)
+def test_a_flag_is_on_in_either_spelling(options, on):
+    assert is_on(options, "disable_radix_cache") is on
+
+
+@pytest.mark.parametrize(
+    ("extra", "disabled"), [([], True), (["sglang.extra_args.flashinfer_allreduce_fusion_backend=auto"], False)]
+)
+def test_all_reduce_is_fused_only_where_it_is_asked_for(write, extra, disabled):
+    arguments = server_arguments(load(write(), extra).config, Path("model"), ParallelSizes(tp=2), "cuda")
+    assert ("--enforce-disable-flashinfer-allreduce-fusion" in arguments) is disabled
+    assert "enforce_disable_flashinfer_allreduce_fusion" in read_options(TABLE)
 
 
 def test_what_the_server_takes_passes():
@@ -105,17 +151,16 @@ def test_what_the_server_takes_passes():
         "disable_prefill_cuda_graph": True,
         "log_requests_level": 2,
         "page_size": 16,
-        "tokenizer_mode": "slow",
         "max_total_tokens": "1k",
     }
-    assert list(check_server_options(options, device="cuda")) == []
+    assert problems(options) == []
 
 
 def test_no_chunks_are_a_size_of_minus_one():
-    assert list(check_server_options({"chunked_prefill_size": -1}, device="cuda")) == []
+    assert problems({"chunked_prefill_size": -1}) == []
 
 
-@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False), (None, False)])
+@pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
 def test_the_run_sizes_the_cache_on_cpu(device, refused):
-    wanted = [("max-total-tokens", "max-total-tokens is set by the run itself on CPU", [])] if refused else []
-    assert list(check_server_options({"max-total-tokens": 64}, device=device)) == wanted
+    wanted = ["max-total-tokens is set by the run itself on CPU"] if refused else []
+    assert [problem.message for problem in problems({"max-total-tokens": 64}, device)] == wanted

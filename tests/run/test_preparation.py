@@ -19,7 +19,7 @@ from areal_like.config.load import load
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 from areal_like.prepare import model_directory
 from areal_like.train import run
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight.checks import preflight
+from areal_like.preflight import preflight
 from areal_like.rewards.gsm8k import verify
 
 STEPS = 3

@@ -1,159 +1,115 @@
-"""The command line of a server: which options of SGLang a run sets, and which of them a user may.
-
-Names, types and choices are read from SGLang's source, so that a config is checked in a moment, without importing it.
-"""
+"""The command line of a server: which options of SGLang a run sets, and which of them a user may."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from areal_like.config.annotations import (
-    call_keywords,
-    class_source,
-    constants,
-    describe,
-    field_annotations,
-    fits,
-    literal,
-)
 from areal_like.config.findings import nearest_words
+from areal_like.config.options import Option, OptionProblem, read_options
 from areal_like.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
 
-_OWNED = frozenset(
+TABLE = Path(__file__).with_name("options.json")
+DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
+MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
+
+# Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
+# work with weights that change under it.
+ALLOWED = frozenset(
+    {
+        *("chunked_prefill_size", "max_prefill_tokens", "max_total_tokens", "prefill_max_requests", "page_size"),
+        *("schedule_policy", "schedule_conservativeness", "retraction_policy", "swa_full_tokens_ratio"),
+        *("disable_radix_cache", "radix_eviction_policy", "disable_chunked_prefix_cache", "disable_hybrid_swa_memory"),
+        *("disable_overlap_schedule", "enable_mixed_chunk", "num_continuous_decode_steps", "scheduler_recv_interval"),
+        *("stream_interval", "incremental_streaming_output", "sleep_on_idle"),
+        *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
+        *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
+        *("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill"),
+        *("triton_attention_reduce_in_fp32", "triton_attention_num_kv_splits", "triton_attention_split_tile_size"),
+        *("disable_custom_all_reduce", "enable_mscclpp", "enable_torch_symm_mem", "enable_nccl_nvls"),
+        *("enable_symm_mem", "pre_warm_nccl", "enable_p2p_check", "dist_timeout"),
+        *("enforce_disable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
+        *("enable_flashinfer_allreduce_fusion", "disable_flashinfer_autotune", "disable_shared_experts_fusion"),
+        *("weight_loader_disable_mmap", "weight_loader_prefetch_checkpoints", "weight_loader_prefetch_num_threads"),
+        *("watchdog_timeout", "soft_watchdog_timeout", "numa_node", "gc_threshold", "gc_warning_threshold_secs"),
+        *("log_level", "log_level_http", "log_requests", "log_requests_level", "log_requests_format"),
+        *("decode_log_interval", "enable_metrics", "enable_mfu_metrics", "enable_metrics_for_all_schedulers"),
+        *("enable_cache_report", "enable_request_time_stats_logging", "show_time_cost", "crash_dump_folder"),
+        *("enable_layerwise_nvtx_marker", "enable_profile_cuda_graph"),
+    }
+)
+_OWNED = frozenset(  # the run's own
     {
         *("model_path", "tokenizer_path", "skip_tokenizer_init", "json_model_override_args", "dtype", "is_embedding"),
-        *("context_length", "max_running_requests", "mem_fraction_static", "attention_backend"),
+        *("context_length", "max_running_requests", "mem_fraction_static", "attention_backend", "sampling_backend"),
         *("device", "base_gpu_id", "gpu_id_step", "use_ray", "nnodes", "node_rank", "dist_init_addr", "nccl_port"),
         *("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size", "dwdp_size"),
         *("host", "port", "api_key", "admin_api_key", "fastapi_root_path", "grpc_mode", "smg_grpc_mode", "sidecar"),
-        *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password"),
+        *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password", "skip_server_warmup"),
         *("weight_version", "random_seed", "enable_deterministic_inference", "preferred_sampling_params"),
-        *("disaggregation_mode", "encoder_only", "language_only", "config"),
+        *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
     }
 )
 _OWNED_ON_CPU = frozenset({"max_total_tokens"})
 _POSITIVE = frozenset(  # the server divides by these, or stops
-    {
-        *("page_size", "max_total_tokens", "stream_interval", "decode_log_interval", "mamba_track_interval"),
-        *("tokenizer_worker_num", "detokenizer_worker_num"),
-    }
+    {"page_size", "max_total_tokens", "stream_interval", "decode_log_interval", "num_continuous_decode_steps"}
 )
+_WHY = {  # the beginning of a field, and why a server that gets new weights cannot have it
+    "quantiz": "new weights come unquantized",
+    "modelopt": "new weights come unquantized",
+    "torchao": "new weights come unquantized",
+    "rl_quant": "new weights come unquantized",
+    "kv_cache_dtype": "log-probs from a rounded cache are not the trainer's",
+    "speculative": "the draft model gets no new weights",
+    "enable_hierarchical_cache": "what it keeps outside the GPU was computed with older weights",
+    "hicache": "what it keeps outside the GPU was computed with older weights",
+    "enable_lora": "the trainer trains whole weights",
+    "lora": "the trainer trains whole weights",
+}
 
 
-MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
-
-
-@dataclass(frozen=True)
-class Option:
-    """A command-line option: the field of ServerArgs that it sets; its type and choices where the source is plain."""
-
-    field: str
-    annotation: ast.expr | None = None
-    choices: tuple[str, ...] = ()
-
-
-@functools.cache
-def server_options() -> dict[str, Option]:
-    """All options of the installed SGLang's server, aliases included, by name with underscores; none without SGLang."""
-    spec = importlib.util.find_spec("sglang")
-    roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    options: dict[str, Option] = {}
-    for file in (Path(root, "srt/server_args.py") for root in roots):
-        values = constants(file)
-        for name, annotation in field_annotations(file, "ServerArgs").items():
-            options |= dict(_declared(name, annotation, values))
-        if (source := class_source(file, "ServerArgs")) is not None:
-            options |= dict(_registered(source, values))
-    return options
-
-
-def check_server_options(
-    options: Mapping[str, object], *, device: Literal["cpu", "cuda"] | None
-) -> Iterator[tuple[str, str, list[str]]]:
-    """Name, problem and nearest right spellings of each entry of `sglang.extra_args` that cannot be set."""
-    known = server_options()
+def check_server_options(options: Mapping[str, object], *, device: Literal["cpu", "cuda"]) -> Iterator[OptionProblem]:
+    """What is wrong with the entries of `sglang.extra_args`."""
+    known = read_options(TABLE)
     for name, value in options.items():
         spelling = name.replace("-", "_")
-        option = known.get(spelling, Option(spelling))
-        if option.field in _OWNED:
-            yield name, f"{name} is set by the run itself", []
-        elif device == "cpu" and option.field in _OWNED_ON_CPU:
-            yield name, f"{name} is set by the run itself on CPU", []
-        elif known and spelling not in known:
-            settable = [other for other, its in known.items() if its.field not in _OWNED]
-            yield name, f"SGLang's server has no option {name}", nearest_words(spelling, settable)
+        option = known.get(spelling)
+        if option is None:
+            names = nearest_words(spelling, (other for other, its in known.items() if its.field in ALLOWED))
+            yield OptionProblem(name, f"SGLang's server has no option {name}", names=tuple(names))
+        elif option.field in _OWNED or (device == "cpu" and option.field in _OWNED_ON_CPU):
+            where = "" if option.field in _OWNED else " on CPU"
+            yield OptionProblem(name, f"{name} is set by the run itself{where}", f"leave out {name}")
+        elif option.field not in ALLOWED:
+            why = next((f": {why}" for start, why in _WHY.items() if option.field.startswith(start)), "")
+            message = f"{name} is not known to work with weight updates{why}"
+            yield OptionProblem(name, message, f"leave out {name}")
         elif expected := _expected(option, value):
-            yield name, f"{value!r} should be {expected}", nearest_words(value, option.choices)
+            help = f"write sglang.extra_args.{name}=1 or more" if expected == "positive" else None
+            yield OptionProblem(name, f"{value!r} should be {expected}", help, values=option.nearest(value))
+
+
+def is_on(options: Mapping[str, object], field: str) -> bool:
+    """Whether `sglang.extra_args` switch on a flag, in whichever spelling."""
+    known = read_options(TABLE)
+    return any(
+        value is True and (option := known.get(name.replace("-", "_"))) is not None and option.field == field
+        for name, value in options.items()
+    )
 
 
 def _expected(option: Option, value: object) -> str | None:
     """What the option's value should be, in a user's words; None where it is that."""
-    if option.annotation is not None and not _takes(option.annotation, value):
-        return describe(option.annotation)
-    if option.choices and str(value) not in option.choices:
-        return f"one of {', '.join(option.choices)}"
     if option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
         return "positive"
-    return None
-
-
-def _takes(annotation: ast.expr, value: object) -> bool:
-    """Whether the option's type takes a value that the command line passes on as one word."""
-    return fits(annotation, value) or (
-        not isinstance(value, bool) and any(fits(annotation, other) for other in (str(value), [value], [str(value)]))
-    )
-
-
-def _choices(arguments: Mapping[str, ast.expr], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The choices among an option's arguments, as the command line spells them; none where they are computed."""
-    found = literal(arguments["choices"], values) if "choices" in arguments else None
-    return tuple(map(str, sorted(found) if isinstance(found, set) else found or ()))
-
-
-def _declared(field: str, annotation: ast.expr, values: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
-    """The options of a field that is declared as `A[type, Arg(...)]` or `A[type, "help"]`."""
-    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.slice, ast.Tuple):
-        return
-    type_, *metadata = annotation.slice.elts
-    arguments = next(call_keywords(annotation, "Arg"), {})
-    told = arguments or any(not ast.unparse(part).startswith("NS(") for part in metadata)
-    if not told or "no_cli" in arguments:
-        return
-    plain = not {"type_parser", "action"} & arguments.keys()
-    option = Option(field, type_, _choices(arguments, values)) if plain else Option(field)
-    names = [literal(arguments["cli_name"], values) if "cli_name" in arguments else field]
-    names += literal(arguments["aliases"], values) if "aliases" in arguments else []
-    if "action" in arguments and ast.unparse(arguments["action"]).endswith("BooleanOptionalAction"):
-        names += [f"no_{_field_name(name)}" for name in names]
-    for name in names:
-        yield _field_name(name), option
-
-
-def _registered(source: ast.ClassDef, values: Mapping[str, Any]) -> Iterator[tuple[str, Option]]:
-    """The options that ServerArgs adds to its parser one by one."""
-    for call in ast.walk(source):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "parser.add_argument":
-            names = [_field_name(ast.literal_eval(argument)) for argument in call.args]
-            arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-            field = ast.literal_eval(arguments["dest"]) if "dest" in arguments else names[0]
-            for name in names:
-                yield name, Option(field, choices=_choices(arguments, values))
-
-
-def _field_name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
+    return option.expected(value)
 
 
 def server_arguments(
@@ -176,6 +132,8 @@ def server_arguments(
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
+        # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
+        "enforce-disable-flashinfer-allreduce-fusion": not _fuses(sglang.extra_args),
     }
     if device == "cpu":
         in_flight = (
@@ -199,3 +157,8 @@ def server_arguments(
         elif value is not None and value is not False:
             flags += [f"--{name}", str(value)]
     return tuple(flags)
+
+
+def _fuses(options: Mapping[str, object]) -> bool:
+    """Whether the user says something about FlashInfer's all-reduce fusion."""
+    return any("flashinfer_allreduce_fusion" in name.replace("-", "_") for name in options)

@@ -1,27 +1,19 @@
-"""Which fields of Megatron-core's TransformerConfig a run sets, and which of them a user may.
-
-Names and types are read from Megatron-core's source, so that a config can be checked in a moment, without torch.
-"""
+"""Which fields of Megatron-core's TransformerConfig a run sets, and which of them a user may."""
 
 from __future__ import annotations
 
-import ast
-import difflib
-import functools
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.config.annotations import describe, field_annotations, fits
+from areal_like.config.findings import nearest_words
+from areal_like.config.options import OptionProblem, read_options
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
 
-_SOURCES = {
-    "core/model_parallel_config.py": "ModelParallelConfig",
-    "core/transformer/transformer_config.py": "TransformerConfig",
-}
+TABLE = Path(__file__).with_name("options.json")
+_SECTION = "actor.megatron.override_transformer_config"
 
 _FROM_ALLOCATION = (
     "tensor_model_parallel_size",
@@ -73,10 +65,6 @@ _FROM_MODEL = frozenset(
     }
 )
 _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
-# Enumerations, by the names of their members.
-_IN_WORDS = {
-    "attention_backend": ast.parse("Literal['flash', 'fused', 'unfused', 'local', 'auto']", mode="eval").body,
-}
 _WITHOUT_EFFECT_PREFIXES = {
     "inference_": "SGLang generates",
     "cross_entropy_": "the trainer computes log-probs itself",
@@ -103,42 +91,33 @@ _GPU_ONLY = (
 )
 
 
-@functools.cache
-def transformer_fields() -> dict[str, ast.expr]:
-    """The fields of the installed Megatron-core's TransformerConfig and their types; none without Megatron-core."""
-    spec = importlib.util.find_spec("megatron")
-    roots = [] if spec is None else list(spec.submodule_search_locations or ())
-    fields: dict[str, ast.expr] = {}
-    for root in roots:
-        for source, name in _SOURCES.items():
-            fields |= field_annotations(Path(root, source), name)
-    return fields | _IN_WORDS if fields else {}
-
-
-def check_overrides(overrides: Mapping[str, Any], *, device: str) -> dict[str, str]:
-    """For each name in `actor.megatron.override_transformer_config` that cannot be set, a sentence that says why."""
-    problems = {name: _problem(name, value, device) for name, value in overrides.items()}
+def check_overrides(overrides: Mapping[str, Any], *, device: str) -> Iterator[OptionProblem]:
+    """What is wrong with the entries of `actor.megatron.override_transformer_config`."""
+    for name, value in overrides.items():
+        if problem := _problem(name, value, device):
+            yield problem
     if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
-        problems["moe_aux_loss_coeff"] = (
-            "moe_aux_loss_coeff has no effect alone: the trainer's moe_router_load_balancing_type is none; set it as well"
-        )
-    return {name: problem for name, problem in problems.items() if problem}
+        message = "has no effect alone: the trainer's moe_router_load_balancing_type is none"
+        help = f"write {_SECTION}.moe_router_load_balancing_type=aux_loss as well"
+        yield OptionProblem("moe_aux_loss_coeff", message, help)
 
 
-def _problem(name: str, value: Any, device: str) -> str | None:
-    fields = transformer_fields()
+def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
+    options = read_options(TABLE)
     if reason := _decided_elsewhere(name):
-        return reason
-    if fields and name not in fields:
-        near = difflib.get_close_matches(name, (n for n in fields if not _decided_elsewhere(n)), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"Megatron-core's TransformerConfig has no field {name}{hint}"
-    if name in fields and "Callable" in ast.unparse(fields[name]):
-        return f"{name} is a function, which the trainer sets"
-    if name in fields and not fits(fields[name], value):
-        return f"{value!r} should be {describe(fields[name])}"
+        return OptionProblem(name, reason, f"leave out {name}")
+    if name not in options:
+        near = nearest_words(name, (other for other in options if not _decided_elsewhere(other)))
+        return OptionProblem(name, f"Megatron-core's TransformerConfig has no field {name}", names=tuple(near))
+    option = options[name]
+    if "a function" in option.types:
+        return OptionProblem(name, f"{name} is a function, which the trainer sets", f"leave out {name}")
+    if "a Python object" in option.types:
+        return OptionProblem(name, f"{name} is a Python object, which no YAML holds", f"leave out {name}")
+    if expected := option.expected(value):
+        return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
-        return f"{name} needs a GPU"
+        return OptionProblem(name, f"{name} needs a GPU", f"leave out {name}, or write device=cuda")
     return None
 
 
@@ -175,8 +154,8 @@ def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved
     """
     megatron = actor.megatron
     overrides = megatron.override_transformer_config
-    if problems := check_overrides(overrides, device=device):
-        raise ValueError("actor.megatron.override_transformer_config: " + "; ".join(problems.values()))
+    if problems := list(check_overrides(overrides, device=device)):
+        raise ValueError("; ".join(f"{_SECTION}.{problem.name}: {problem.message}" for problem in problems))
     on_gpu = device == "cuda"
     options = {
         "variable_seq_lengths": True,

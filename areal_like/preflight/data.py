@@ -1,0 +1,147 @@
+"""The data of a run, read and tokenised, and what its size and lengths mean for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from allocation import Finding, Plan, Severity
+from allocation.model_spec import ModelSpec
+from areal_like.config.findings import finding, missing_package
+from areal_like.config.schema import SERVER_RESERVE, DatasetConfig, RunConfig
+from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.rewards import REWARDS
+from areal_like.trainer.packing import sequence_alignment
+from areal_like.types import Prompt
+
+Prompts = Mapping[str, Sequence[Prompt]]
+
+
+def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[dict[str, tuple[Prompt, ...]], list[Finding]]:
+    """The prompts of each dataset, by its key; none of one that a finding is about, or without a tokenizer."""
+    prompts: dict[str, tuple[Prompt, ...]] = {}
+    findings = []
+    for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
+        prompts[key] = ()
+        try:
+            prompts[key] = _prompts(config, dataset, tokenizer)
+        except DatasetError as error:
+            findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
+        except ModuleNotFoundError as error:
+            findings.append(missing_package(f"{key}.path", error.name))
+    return prompts, findings
+
+
+def _prompts(config: RunConfig, dataset: DatasetConfig | None, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
+    if dataset is None:
+        return ()
+    check_answer = REWARDS[config.reward.type].check
+    if tokenizer is None:
+        read_problems(dataset, check_answer)
+        return ()
+    return tuple(load_prompts(dataset, tokenizer, check_answer, train_on_answers=config.warm_start is not None))
+
+
+def check_data(
+    config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None, plan: Plan | None, prompts: Prompts
+) -> Iterator[Finding]:
+    """Numbers of prompts, samples and steps, and lengths in tokens."""
+    yield from _sampling(config)
+    yield from _batches(config)
+    yield from _held_out(config)
+    yield from _context(config, spec)
+    yield from _steps(config, len(prompts["train_dataset"]))
+    if config.warm_start is not None and tokenizer is not None and plan is not None:
+        sizes = plan.engine("actor").sizes
+        for key in prompts:
+            yield from _warm_start(config, key, prompts[key], tokenizer, sequence_alignment(sizes.tp, sizes.cp))
+
+
+def _sampling(config: RunConfig) -> Iterator[Finding]:
+    """Behaviour log-probs have to be those of the distribution that was sampled from (sglang/srt/layers/sampler.py)."""
+    if config.gconfig.top_p != 1:
+        message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
+        yield finding("RUN-SAMPLING", "gconfig.top_p", message, "write gconfig.top_p=1.0")
+
+
+def _batches(config: RunConfig) -> Iterator[Finding]:
+    """Batch arithmetic beyond the allocation's."""
+    samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
+    if samples < 2:
+        message = "one sample per prompt has advantage 0: a group is compared with itself"
+        yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
+    if in_flight is not None and in_flight < samples:
+        message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
+        help = f"write rollout.max_concurrent_rollouts={samples} or more"
+        yield finding("RUN-BATCH", "rollout.max_concurrent_rollouts", message, help)
+
+
+def _held_out(config: RunConfig) -> Iterator[Finding]:
+    """What is measured on held-out prompts needs some."""
+    for key, value in (("warm_start", config.warm_start), ("evaluator.freq_steps", config.evaluator.freq_steps)):
+        if config.valid_dataset is None and value is not None:
+            yield finding("RUN-HELD-OUT", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null")
+
+
+def _warm_start(
+    config: RunConfig, key: str, prompts: Sequence[Prompt], tokenizer: Tokenizer, alignment: int
+) -> Iterator[Finding]:
+    """An example of the warm start is a prompt with its reference answer, and has to fit in a micro-batch."""
+    limit = config.actor.mb_spec.max_tokens_per_mb
+    if not prompts:
+        return
+    try:
+        longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
+    except TokenizerError as error:
+        yield finding("RUN-WARM-START", f"{key}.path", f"an answer is no text to imitate: {error}")
+        return
+    longest = -(-longest // alignment) * alignment
+    if longest > limit:
+        message = f"{key}, row {row + 1} has {longest} tokens with its answer; a micro-batch holds {limit}"
+        help = f"write actor.mb_spec.max_tokens_per_mb={longest} or more, or leave that row out"
+        yield finding("RUN-WARM-START", "actor.mb_spec.max_tokens_per_mb", message, help)
+
+
+def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
+    """A server's context holds the longest prompt and response, and the model's positions hold the context."""
+    longest, context = config.longest_sequence, config.context_length
+    positions = spec.max_positions if spec else 0
+    if context < longest + SERVER_RESERVE:
+        message = f"{context} tokens do not hold max_prompt_length + gconfig.max_new_tokens = {longest}"
+        help = f"write sglang.context_length={longest + SERVER_RESERVE} or more: SGLang keeps {SERVER_RESERVE}"
+        yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
+    if longest <= positions < context:
+        message = f"a server's context of {context} tokens exceeds the model's {positions} positions"
+        if config.sglang.context_length is not None:
+            yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
+        else:
+            fitting = config.gconfig.max_new_tokens - (context - positions)
+            shorter = f"write gconfig.max_new_tokens={fitting} or less" if fitting > 0 else None
+            yield finding("RUN-CONTEXT", "gconfig.max_new_tokens", message, shorter)
+
+
+def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
+    if n_prompts == 0:  # why, another finding says
+        return
+
+    steps = training_steps(config, n_prompts)
+    if steps < 1:
+        message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
+        yield finding(
+            "RUN-STEPS",
+            "train_dataset.batch_size",
+            message,
+            f"write train_dataset.batch_size={n_prompts} or less, or raise total_train_epochs",
+        )
+    elif config.total_train_steps is not None and steps < config.total_train_steps:
+        message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
+        yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
+    updates = steps * config.actor.ppo_n_minibatches
+    if 0 < updates <= config.actor.optimizer.warmup_steps:
+        message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
+        yield finding(
+            "RUN-STEPS",
+            "actor.optimizer.warmup_steps",
+            message,
+            f"write actor.optimizer.warmup_steps={updates - 1} or less",
+        )

@@ -1,0 +1,137 @@
+"""The machine of a run: packages, GPUs, ports, the run's directory, the Ray cluster. Starts nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal
+
+from allocation import Plan
+from allocation.diagnostics import Finding, Severity
+from areal_like.cluster.ray_cluster import address_problem
+from areal_like.config.findings import finding, missing_package
+from areal_like.config.schema import RunConfig
+
+CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
+Device = Literal["cpu", "cuda"]
+
+
+def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
+    """What `device: auto` means here: CUDA where this host has an NVIDIA GPU."""
+    if device == "auto":
+        return "cuda" if _gpu_count() else "cpu"
+    return device
+
+
+def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
+    """What can be known of this host and of an existing cluster."""
+    yield from _packages(config, device)
+    yield from _directory(config)
+    if config.scheduler.type == "ray":
+        yield from _existing(config, plan, dry_run=dry_run)
+    else:
+        yield from _private(config, device, plan)
+        yield from _ports(config, plan)
+
+
+def _gpu_count() -> int:
+    """NVIDIA GPUs that a process of this host would see; CUDA reads its list up to the first entry that is no GPU."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len(list(takewhile(_names_gpu, visible.split(",")))))
+
+
+def _names_gpu(entry: str) -> bool:
+    return entry.strip() != "" and not entry.strip().startswith("-")
+
+
+def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
+    """Only what this run imports has to be there."""
+    needed = [
+        ("scheduler.type", "ray", "ray"),
+        ("actor.backend", "torch", "torch"),
+        ("actor.backend", "megatron.core", "megatron-core"),
+        ("rollout.backend", "sglang", "sglang"),
+        ("reward.type", "math_verify", "math-verify"),
+        ("stats_logger", "matplotlib", "matplotlib"),
+    ]
+    bridge = config.actor.megatron.bridge_type
+    needed.append(("actor.megatron.bridge_type", bridge.replace("-", "."), bridge))
+    if config.stats_logger.tensorboard:
+        needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
+    if device == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
+        needed.append(("device", "transformer_engine", "transformer-engine"))
+    for key, module, package in needed:
+        if not _installed(module):
+            yield missing_package(key, package)
+
+
+def _installed(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    return (not parent or _installed(parent)) and importlib.util.find_spec(module) is not None
+
+
+def _directory(config: RunConfig) -> Iterator[Finding]:
+    """A run writes into a directory of its own, which can be made, and never over another's files."""
+    directory = config.run_dir
+    if not directory.is_dir():
+        above = next(parent for parent in (directory, *directory.parents) if parent.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            message = f"{directory} cannot be made: {above} is not a directory that may be written to"
+            yield finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
+        return
+    if (directory / CONFIG_FILE).exists():
+        message = f"{directory} holds the results of another run"
+    elif any(directory.iterdir()):
+        message = f"{directory} holds files that are no run's"
+    else:
+        return
+    yield finding("RUN-DIRECTORY", "trial_name", message, "choose another trial_name")
+
+
+def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
+    """Only this host can be asked; the servers of other nodes find out when they start."""
+    first = config.sglang.port
+    if first is None or plan is None:
+        return
+    help = "choose another port, or write sglang.port=null for free ones"
+    for port in range(first, first + plan.engine("rollout").sizes.dp):
+        if problem := _port_problem(port):
+            yield finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
+
+
+def _port_problem(port: int) -> str | None:
+    if port > 65535:
+        return "the largest port is 65535"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.strerror
+    return None
+
+
+def _existing(config: RunConfig, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
+    """An existing cluster answers."""
+    if problem := address_problem(config.scheduler.address):
+        severity = Severity.WARNING if dry_run and config.scheduler.address == "auto" else Severity.ERROR
+        yield finding("RUN-MACHINE", "scheduler.address", *problem, severity=severity)
+
+
+def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
+    """A private cluster is this host alone."""
+    if config.cluster.n_nodes > 1:
+        message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
+        help = "write scheduler.type=ray, or cluster.n_nodes=1"
+        yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
+    elif device == "cuda" and plan is not None and plan.n_gpus > (present := _gpu_count()):
+        key = "allocation_mode" if config.allocation_mode else "actor.backend + rollout.backend"
+        message = f"{plan.n_gpus} GPUs are asked for, this host has {present}"
+        yield finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")

@@ -1,0 +1,92 @@
+"""Options of SGLang and Megatron-core that the configuration sets, against the layout, the model and the device."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from allocation import Finding, ParallelSizes, Plan, Severity
+from allocation.model_spec import ModelSpec
+from areal_like.config.findings import finding
+from areal_like.config.options import OptionProblem
+from areal_like.config.schema import RunConfig, SGLangConfig
+from areal_like.preflight.machine import Device
+from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
+from areal_like.trainer.megatron.options import check_overrides
+from areal_like.trainer.packing import sequence_alignment
+
+_OVERRIDES = "actor.megatron.override_transformer_config"
+_FP8_ROWS = 16  # Transformer Engine multiplies in FP8 only where rows are a multiple of this
+
+
+def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
+    """What SGLang and Megatron-core would refuse, and what they would not heed."""
+    overrides = config.actor.megatron.override_transformer_config
+    yield from _server(config.sglang, device)
+    yield from _prefill(config)
+    for problem in check_overrides(overrides, device=device):
+        yield _about("RUN-MEGATRON", _OVERRIDES, problem)
+    if plan is not None:
+        yield from _layout(overrides, plan.engine("actor").sizes)
+    if spec is not None and not spec.experts:
+        yield from _dense(overrides)
+    yield from _dispatcher(overrides)
+
+
+def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
+    attention, key = sglang.attention_backend, "sglang.attention_backend"
+    if device == "cpu" and attention not in (None, "torch_native"):
+        yield finding("RUN-CPU", key, f"SGLang has no {attention} attention on CPU", nearest=["torch_native"])
+    if device == "cpu" and sglang.deterministic:
+        message = "SGLang has no deterministic inference on CPU"
+        yield finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
+    if device == "cuda" and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
+        message = f"SGLang's {attention} attention is not deterministic"
+        yield finding("RUN-SGLANG", key, message, nearest=DETERMINISTIC_ATTENTION)
+    for problem in check_server_options(sglang.extra_args, device=device):
+        yield _about("RUN-SGLANG", "sglang.extra_args", problem)
+
+
+def _about(code: str, section: str, problem: OptionProblem) -> Finding:
+    nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
+    return finding(code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
+
+
+def _prefill(config: RunConfig) -> Iterator[Finding]:
+    """A prompt that no cache keeps would be prefilled once more for nothing."""
+    if config.rollout.prefill_once and is_on(config.sglang.extra_args, "disable_radix_cache"):
+        message = "does nothing but a request per group: the servers have no radix cache (sglang.extra_args)"
+        help = "write rollout.prefill_once=false"
+        yield finding("RUN-UNUSED", "rollout.prefill_once", message, help, severity=Severity.WARNING)
+
+
+def _layout(overrides: dict[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
+    """What depends on how a sequence is cut."""
+    if overrides.get("cp_comm_type") is not None and sizes.cp == 1:
+        yield _unused("cp_comm_type", "the trainer's layout has no context parallelism")
+    rows = sequence_alignment(sizes.tp, sizes.cp) // sizes.cp
+    if overrides.get("fp8") is not None and rows % _FP8_ROWS:
+        message = f"FP8 needs micro-batches of {_FP8_ROWS} rows or a multiple; this layout pads to {rows}"
+        yield finding("RUN-MEGATRON", f"{_OVERRIDES}.fp8", message, f"write {_OVERRIDES}.fp8=null")
+
+
+def _dense(overrides: dict[str, Any]) -> Iterator[Finding]:
+    for name, value in overrides.items():
+        if name.startswith("moe_") and value is not None:
+            yield _unused(name, "the model has no experts")
+
+
+def _dispatcher(overrides: dict[str, Any]) -> Iterator[Finding]:
+    """Megatron-core's flexible dispatcher is DeepEP's."""
+    key, backend = "moe_token_dispatcher_type", overrides.get("moe_flex_dispatcher_backend")
+    if overrides.get(key) == "flex" and importlib.util.find_spec("deep_ep") is None:
+        message = f"the flex dispatcher needs {backend or 'DeepEP'}, and the package deep_ep is not installed"
+        yield finding("RUN-PACKAGE", f"{_OVERRIDES}.{key}", message, f"write {_OVERRIDES}.{key}=alltoall")
+    elif backend is not None and overrides.get(key) != "flex":
+        yield _unused("moe_flex_dispatcher_backend", f"{key} is not flex")
+
+
+def _unused(name: str, why: str) -> Finding:
+    key = f"{_OVERRIDES}.{name}"
+    return finding("RUN-UNUSED", key, f"does nothing: {why}", f"leave out {name}", severity=Severity.WARNING)

@@ -1,0 +1,94 @@
+"""What a message suggests really works: the same checks no longer find it, and nothing new under that key."""
+
+import re
+
+import pytest
+
+from areal_like.config.findings import ConfigError
+from areal_like.config.keys import annotation_of
+from areal_like.config.load import load
+from areal_like.preflight import preflight
+
+MEGATRON, SERVER = "actor.megatron.override_transformer_config", "sglang.extra_args"
+SETTING = re.compile(r"\b([a-z][\w.]+)=([^\s,;]+?)(?=[,;:]?(?:\s|$))")
+BIG = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray", "train_dataset.batch_size=16"]
+ON_GPUS = ["device=cuda", "cluster.n_gpus_per_node=3"]
+
+BAD = [
+    ["seeed=1"],
+    ["actor.dtype=float16"],
+    ["scheduler.type=rya"],
+    ["actor.lr=1.0"],
+    ["gconfig.n_samples=1"],
+    ["gconfig.top_p=0.5"],
+    ["rollout.max_concurrent_rollouts=1"],
+    ["sglang.context_length=20"],
+    ["sglang.context_length=100"],
+    ["gconfig.max_new_tokens=30"],
+    ["gconfig.max_new_tokens=60"],
+    ["actor.mb_spec.max_tokens_per_mb=39"],
+    ["train_dataset.batch_size=17"],
+    ["actor.optimizer.warmup_steps=4"],
+    ["valid_dataset=null", "evaluator.freq_steps=1"],
+    ["valid_dataset=null", "warm_start.steps=1"],
+    ["actor.init_model.num_key_value_heads=3"],
+    ["actor.init_model.head_dim=7"],
+    ["actor.init_model.vocab_size=10"],
+    ["actor.init_model={num_experts: 2, num_experts_per_tok: 3, tie_word_embeddings: false}"],
+    ["actor.init_model.num_experts=4"],
+    ["actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}", "actor.backend=megatron:t2"],
+    ["actor.backend=null"],
+    ["allocation_mode=sglang:d1|megatron:d1", "actor.backend=megatron:d1"],
+    ["cluster.n_nodes=2"],
+    ["sglang.attention_backend=triton"],
+    ["sglang.deterministic=true"],
+    ["cluster.n_gpus_per_node=4", "rollout.backend=sglang:d2", "sglang.port=65535"],
+    [f"{SERVER}.schedule_polcy=lpm"],
+    [f"{SERVER}.schedule_policy=lpn"],
+    [f"{SERVER}.page_size=0"],
+    [f"{SERVER}.disable_radix_cache=true"],
+    [f"{MEGATRON}.moe_z_loss_coef=0.1"],
+    [f"{MEGATRON}.moe_token_drop_policy=prob"],
+    [f"{MEGATRON}.moe_aux_loss_coeff=0.1"],
+    [f"{MEGATRON}.moe_token_dispatcher_type=flex"],
+    [*ON_GPUS, f"{MEGATRON}.fp8=hybrid"],
+    [*BIG, "rollout.backend=sglang:d1t16@0-15", "actor.backend=megatron:d16@16-31"],
+    [*BIG, "allocation_mode=sglang:d1t16@0-15+megatron:d16@16-31"],
+]  # fmt: skip
+
+
+def errors(file, overrides):
+    """Errors and warnings of all that is checked, by key; each with its code."""
+    try:
+        found = preflight(load(file, overrides), dry_run=True).findings
+    except ConfigError as error:
+        found = error.findings
+    return {(str(f.key).partition(" (")[0], f.code): f for f in found if str(f.severity) != "note"}
+
+
+def suggestions(key, finding, overrides):
+    """The overrides of a finding's suggestions, each beside what it replaces."""
+    for near in finding.nearest:
+        if "=" not in near and annotation_of(near) is not None and near != "false":
+            value = next((o.partition("=")[2] for o in overrides if o.startswith(f"{key}=")), None)
+            yield [o for o in overrides if not o.startswith(f"{key}=")] + [f"{near}={value}"]
+        else:
+            yield [*overrides, f"{key}={near}"]
+    for name, value in SETTING.findall(finding.help or ""):
+        yield [*overrides, f"{name}={value}"]
+
+
+@pytest.mark.parametrize("overrides", BAD, ids=lambda overrides: overrides[-1][:60])
+def test_a_suggestion_works(write, overrides):
+    found = errors(write(), overrides)
+    tried = 0
+    for (key, code), finding in found.items():
+        if " + " in key:
+            continue
+        for changed in suggestions(key, finding, overrides):
+            tried += 1
+            after = errors(write(), changed)
+            assert (key, code) not in after, (changed, str(after[key, code]))
+            new = [f for k, f in after.items() if k[0] == key and k not in found and str(f.severity) == "error"]
+            assert not new, (changed, list(map(str, new)))
+    assert tried, list(map(str, found.values()))
