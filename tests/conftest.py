@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -17,10 +18,15 @@ from urllib.error import URLError
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["AREAL_LIKE_TEST_SESSION"] = secrets.token_hex(6)
 
+import psutil
 import pytest
 
-START_LIMIT_S = 180
+SESSION = "AREAL_LIKE_TEST_SESSION"  # in the environment of every process that the tests start
+START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
+END_LIMIT_S = 60
+OWN_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import")
 
 
 MINIMAL = """
@@ -69,6 +75,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.skip(reason="no CUDA here"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fails the session that leaves processes behind; torn down after every other fixture."""
+    yield
+    deadline = time.monotonic() + END_LIMIT_S
+    while (left := session_processes()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == [], "the tests left processes behind"
+
+
+def session_processes() -> list[str]:
+    """Processes that the tests started; those that serve this process's `multiprocessing` end with it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(SESSION) == os.environ[SESSION] and process.pid != os.getpid()
+            command = " ".join(process.cmdline())
+            own_helper = process.ppid() == os.getpid() and OWN_HELPER.search(command)
+        except (psutil.Error, OSError):  # ended meanwhile, a zombie, or another user's
+            continue
+        if ours and not own_helper:
+            found.append(f"{process.pid}: {command[:200]}")
+    return found
+
+
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One real SGLang server on loopback, as a run on CPU starts it; version and weights are its last user's."""
@@ -90,7 +121,7 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", LAUNCHER, *options, "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, TOKEN_VARIABLE: token, "TMPDIR": str(tmp)},
+            env={**os.environ, TOKEN_VARIABLE: token, "TMPDIR": str(tmp), "SPT_NOENV": "1"},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -109,7 +140,7 @@ def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes])
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(server.url + "/health", timeout=5):
+            with urllib.request.urlopen(server.url + "/health", timeout=60):
                 return
         except (URLError, TimeoutError, ConnectionError):
             time.sleep(0.2)
