@@ -19,12 +19,12 @@ import psutil
 from areal_like.cluster import bound, janitor
 from areal_like.cluster.janitor import RUN_VARIABLE
 
-JANITOR_LIMIT_S = janitor.LIMIT_S + 2
-LATE_JANITOR_S = 300.0  # a busy machine or a slow file system; then it goes on alone
+SLOW_JANITOR_S = 10.0
+JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it goes on alone
 PACKAGE_ROOT = Path(__file__).parents[2]
 # Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
 # system and takes it anew, a page fault for each 4 KiB.
-_MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20), "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20)}
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
 _DEFAULTS = {
     **{name: str(value) for name, (_, value) in _MALLOC.items()},
     # torch keeps compiled kernels below TMPDIR, where they would end with the run
@@ -72,7 +72,7 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
 
 def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
     """What a run has achieved does not depend on how long its clean-up takes."""
-    for limit_s, what in ((JANITOR_LIMIT_S, "still busy; waiting for it"), (LATE_JANITOR_S, "left to end by itself")):
+    for limit_s, what in ((SLOW_JANITOR_S, "still busy; waiting for it"), (JANITOR_LIMIT_S, "left to end by itself")):
         try:
             keeper.communicate(timeout=limit_s)
             return

@@ -178,7 +178,7 @@ def test_no_cluster_at_the_address(tmp_path: Path) -> None:
 
 
 def test_a_slow_clean_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    monkeypatch.setattr(lifetime, "JANITOR_LIMIT_S", 0.001)  # less than a janitor's start takes
+    monkeypatch.setattr(lifetime, "SLOW_JANITOR_S", 0.001)  # less than a janitor's start takes
     with run_lifetime(secrets.token_hex(6)) as directory:
         (directory / "file").touch()
     assert not directory.exists()
@@ -186,8 +186,8 @@ def test_a_slow_clean_up_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_clean_up_that_hangs_fails_no_run(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(lifetime, "SLOW_JANITOR_S", 0.001)
     monkeypatch.setattr(lifetime, "JANITOR_LIMIT_S", 0.001)
-    monkeypatch.setattr(lifetime, "LATE_JANITOR_S", 0.001)
     with run_lifetime(secrets.token_hex(6)) as directory:
         pass
     assert f"the clean-up of {directory} is left to end by itself" in capfd.readouterr().err
