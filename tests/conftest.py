@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -18,15 +17,12 @@ from urllib.error import URLError
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["AREAL_LIKE_TEST_SESSION"] = secrets.token_hex(6)
 
-import psutil
 import pytest
+from left_processes import session_processes
 
-SESSION = "AREAL_LIKE_TEST_SESSION"  # in the environment of every process that the tests start
 START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
 END_LIMIT_S = 60
-OWN_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import")
 
 
 MINIMAL = """
@@ -83,21 +79,6 @@ def nothing_left() -> Iterator[None]:
     while (left := session_processes()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == [], "the tests left processes behind"
-
-
-def session_processes() -> list[str]:
-    """Processes that the tests started; those that serve this process's `multiprocessing` end with it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get(SESSION) == os.environ[SESSION] and process.pid != os.getpid()
-            command = " ".join(process.cmdline())
-            own_helper = process.ppid() == os.getpid() and OWN_HELPER.search(command)
-        except (psutil.Error, OSError):  # ended meanwhile, a zombie, or another user's
-            continue
-        if ours and not own_helper:
-            found.append(f"{process.pid}: {command[:200]}")
-    return found
 
 
 @pytest.fixture(scope="session")

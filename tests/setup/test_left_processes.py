@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import session_processes
+from left_processes import session_processes
 
 
 @pytest.mark.parametrize("daemon", [False, True], ids=["child", "orphan"])
