@@ -81,7 +81,7 @@ async def run(job: Job, view: View) -> None:
         view.say(f"starting {job}; output of every process: {directory / 'logs'}")
         async with run_cluster(
             config.scheduler,
-            job.plan.devices,
+            job.plan,
             uses_gpus=job.device == "cuda",
             log_dir=directory / "logs",
             shared_dir=directory / ".weights",

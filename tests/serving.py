@@ -19,7 +19,7 @@ from areal_like.rollout.sglang.http import Deadline
 @asynccontextmanager
 async def pool_on(server: Any) -> AsyncIterator[ServerPool]:
     """A closed pool on the `sglang_server` fixture, whose own weights are back when the block ends."""
-    async with ServerPool([server.url], server.token, timeout_s=60) as pool:
+    async with ServerPool([server.url], server.token, timeout_s=600) as pool:
         try:
             yield pool
         finally:
@@ -30,12 +30,12 @@ async def load_from_disk(pool: ServerPool, model: Path, version: int | str) -> N
     """Make the pool's servers load a Hugging Face directory."""
     body = {"model_path": str(model), "weight_version": str(version), "flush_cache": True}
     for server in pool.servers:
-        await server.update("/update_weights_from_disk", body, 60)
+        await server.update("/update_weights_from_disk", body, 600)
 
 
 async def serve(pool: ServerPool, model: Path, version: int) -> None:
     """Interrupt generation, and go on with another model as `version`."""
-    async with pool.interrupted(version, Deadline(60)):
+    async with pool.interrupted(version, Deadline(600)):
         await load_from_disk(pool, model, version)
 
 

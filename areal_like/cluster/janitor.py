@@ -21,7 +21,7 @@ from areal_like.cluster.shared_memory import SharedMemoryWatch
 
 RUN_VARIABLE = "AREAL_LIKE_RUN"
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
-LIMIT_S = 8.0
+LIMIT_S = 60.0  # what SIGKILL does not end by then waits for the system
 # These outlive their clients for a moment to unlink shared memory, and end by themselves.
 CLEANERS = ("resource_tracker", "torch_shm_manager")
 

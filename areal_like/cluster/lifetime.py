@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,11 +14,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
 from areal_like.cluster import bound, janitor
 from areal_like.cluster.janitor import RUN_VARIABLE
 
-JANITOR_LIMIT_S = janitor.LIMIT_S + 2
+SLOW_JANITOR_S = 10.0
+JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it goes on alone
 PACKAGE_ROOT = Path(__file__).parents[2]
+# Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
+# system and takes it anew, a page fault for each 4 KiB.
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
+_DEFAULTS = {
+    **{name: str(value) for name, (_, value) in _MALLOC.items()},
+    # torch keeps compiled kernels below TMPDIR, where they would end with the run
+    "TORCHINDUCTOR_CACHE_DIR": os.path.expanduser(
+        os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "areal_like", "torchinductor")
+    ),
+}
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
 
 
@@ -26,8 +40,9 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
     Every process that is started inside is a member of the run. When the block ends, or this process does in
-    whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds.
-    So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one when nobody writes there now.
+    whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds, or
+    the janitor is waited for. So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one
+    when nobody writes there now.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -42,7 +57,7 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
         cwd="/",
         start_new_session=True,
     )
-    os.environ.update(variables)
+    _enter(variables)
     try:
         yield directory
     finally:
@@ -52,7 +67,17 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
             else:
                 os.environ[name] = value
         with uninterrupted():
-            keeper.communicate(timeout=JANITOR_LIMIT_S)
+            _wait_for(keeper, directory)
+
+
+def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
+    """What a run has achieved does not depend on how long its clean-up takes."""
+    for limit_s, what in ((SLOW_JANITOR_S, "still busy; waiting for it"), (JANITOR_LIMIT_S, "left to end by itself")):
+        try:
+            keeper.communicate(timeout=limit_s)
+            return
+        except subprocess.TimeoutExpired:
+            print(f"areal-like: the clean-up of {directory} is {what} (process {keeper.pid})", file=sys.stderr)
 
 
 def _without_run(environment: dict[str, str]) -> dict[str, str]:
@@ -94,12 +119,25 @@ class Caretaker:
 def join_run(run_id: str) -> None:
     """Make the processes that this one starts members of the run; it may be one itself already."""
     if os.environ.get(RUN_VARIABLE) != run_id:
-        os.environ.update(_variables(run_id))
+        _enter(_variables(run_id))
 
 
 def _variables(run_id: str) -> dict[str, str]:
-    # setproctitle would overwrite the environment that the janitor reads
-    return {RUN_VARIABLE: run_id, "TMPDIR": str(temporary_directory(run_id)), "SPT_NOENV": "1"}
+    """What every process of a run gets; the user's own word counts more where the run needs none of its own."""
+    return {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()} | {
+        RUN_VARIABLE: run_id,
+        "TMPDIR": str(temporary_directory(run_id)),
+        "SPT_NOENV": "1",  # setproctitle would overwrite the environment that the janitor reads
+    }
+
+
+def _enter(variables: Mapping[str, str]) -> None:
+    """Set the variables; glibc read its own when this process started."""
+    libc = ctypes.CDLL(None)
+    for name, (option, value) in _MALLOC.items():
+        if name not in os.environ:
+            libc.mallopt(option, value)
+    os.environ.update(variables)
 
 
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
@@ -146,6 +184,18 @@ def listen(host: str, port: int = 0) -> socket.socket:
     Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
     """
     return socket.create_server((host, port), family=_family(host), backlog=2048)
+
+
+def local_interface(address: str) -> str:
+    """Name of this host's network interface from which `address` is reached; no packet is sent."""
+    family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address.split("%")[0] == own for a in addresses):
+            return name
+    raise OSError(f"no network interface of this host has the address {own}, from which {address} is reached")
 
 
 def _family(host: str) -> socket.AddressFamily:

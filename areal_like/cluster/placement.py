@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psutil
+
+from areal_like.cluster.resources import bundles, cluster_resources, fits, names_gpus, node_devices, shortage
 from areal_like.errors import ClusterError
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from allocation import Device
+    from allocation import Device, Plan
 
-GPU_IDS_S = 10.0  # that nodes have at least for saying which GPUs were granted, however late that was
+GPU_IDS_S = 60.0  # that nodes have at least for saying which GPUs were granted, however late that was
 
 
 @dataclass(frozen=True)
@@ -38,66 +42,80 @@ class Placement:
 
 
 @asynccontextmanager
-async def place(
-    devices: Collection[Device], *, uses_gpus: bool, elastic: bool, timeout_s: float
-) -> AsyncIterator[Placement]:
-    """Hold a slot for every distinct device; devices of one plan node share one Ray node.
+async def place(plan: Plan, *, uses_gpus: bool, elastic: bool, timeout_s: float) -> AsyncIterator[Placement]:
+    """Hold a slot for every device of the plan; devices of one plan node share one Ray node.
 
-    Waits `timeout_s` seconds for resources; not at all for those that the cluster lacks, unless it is `elastic`.
-    Raises ClusterError with what was asked and what there is.
+    Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
+    elsewhere any free ones do. Waits `timeout_s` seconds for resources; not at all for those that the cluster lacks,
+    unless it is `elastic`. Raises ClusterError with what was asked and what there is.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
-    nodes = sorted({device.node for device in devices})
-    on_node = [
-        sorted({device for device in devices if device.node == node}, key=lambda device: device.gpu) for node in nodes
-    ]
-    unit = ("CPU", "GPU") if uses_gpus else ("CPU",)
-    bundles: list[dict[str, float]] = [dict.fromkeys(unit, float(len(members))) for members in on_node]
-    if not elastic and not _fits(bundles):
-        raise ClusterError(_shortage(bundles, "this machine has too little"))
-    group = placement_group(bundles, strategy="SPREAD")
+    on_node, asked, exact = node_devices(plan), bundles(plan, uses_gpus=uses_gpus), names_gpus(plan)
+    if not elastic and not fits(asked, [ray.cluster_resources()], spread=False):
+        raise ClusterError(_refused(asked, "this machine has too little"))
+    group = placement_group(asked, strategy="STRICT_SPREAD" if exact and uses_gpus else "SPREAD")
     try:
         deadline = time.monotonic() + timeout_s
         while not await asyncio.to_thread(group.wait, 0.5):
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    _shortage(bundles, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)")
-                )
+                raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         node_ids = placement_group_table(group)["bundles_to_node_id"]
-        gpus = await _gpu_ids(group, on_node, deadline) if uses_gpus else [[None] * len(part) for part in on_node]
-        slots = {
-            device: Slot(bundle, node_ids[bundle], hosts[node_ids[bundle]], gpu)
-            for bundle, part in enumerate(on_node)
-            for device, gpu in zip(part, gpus[bundle], strict=True)
-        }
+        granted = await _granted_gpus(group, asked, deadline) if uses_gpus else []
+        slots: dict[Device, Slot] = {}
+        for bundle, part in enumerate(on_node):
+            host = hosts[node_ids[bundle]]
+            gpus = _choose(part, granted[bundle], host, exact=exact) if uses_gpus else [None] * len(part)
+            slots |= {device: Slot(bundle, node_ids[bundle], host, gpu) for device, gpu in zip(part, gpus, strict=True)}
         yield Placement(group, slots)
     finally:
         if elastic:  # a private cluster ends with its groups, and may be dead already
             remove_placement_group(group)
 
 
-async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline: float) -> list[list[str]]:
-    """Which GPUs Ray reserved in each bundle; only a task that holds all of a bundle can tell. Raises ClusterError."""
+def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, exact: bool) -> list[str]:
+    """The id of each device's GPU of those that were granted on its node. Raises ClusterError."""
+    if not exact:
+        return list(granted.values())
+    if any(device.gpu not in granted for device in part):
+        asked, got = (", ".join(map(str, indices)) for indices in ([device.gpu for device in part], granted))
+        raise ClusterError(
+            f"the allocation asks with `@` for GPUs {asked} of a node, of {host} Ray granted GPUs {got}, for other jobs"
+            " hold the rest: wait for them, or leave out `@`"
+        )
+    return [granted[device.gpu] for device in part]
+
+
+async def _granted_gpus(
+    group: PlacementGroup, asked: Sequence[Mapping[str, float]], deadline: float
+) -> list[dict[int, str]]:
+    """Which GPUs Ray reserved in each bundle, by their place among all of the node's, in that order.
+
+    Only a task that holds all of a bundle can tell. Raises ClusterError.
+    """
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    def ask() -> list[str]:
-        return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
+    def ask() -> dict[int, str]:
+        # Ray counts the GPUs that its node process sees, and gives each the id that it has there.
+        visible = psutil.Process(os.getppid()).environ().get("CUDA_VISIBLE_DEVICES")
+        order = visible.split(",") if visible else None
+        granted = [str(gpu) for gpu in ray.get_gpu_ids()]
+        return dict(sorted((order.index(gpu) if order else int(gpu), gpu) for gpu in granted))
 
     asking = [
         ray.remote(ask)
         .options(
             num_cpus=0,
-            num_gpus=len(members),
+            num_gpus=bundle["GPU"],
             max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         )
         .remote()
-        for bundle, members in enumerate(on_node)
+        for index, bundle in enumerate(asked)
     ]
     limit_s = max(GPU_IDS_S, deadline - time.monotonic())
     try:
@@ -111,25 +129,5 @@ async def _gpu_ids(group: PlacementGroup, on_node: list[list[Device]], deadline:
         raise ClusterError(f"a node of the plan did not say which of its GPUs are granted: {error}") from error
 
 
-def _fits(bundles: list[dict[str, float]]) -> bool:
-    """Whether one node, which a private cluster is, holds all bundles."""
-    import ray
-
-    total = ray.cluster_resources()
-    return all(sum(bundle[name] for bundle in bundles) <= total.get(name, 0) for name in bundles[0])
-
-
-def _shortage(bundles: list[dict[str, float]], reason: str) -> str:
-    import ray
-
-    def show(resources: Mapping[str, float]) -> str:
-        return ", ".join(f"{resources.get(name, 0):g} {name}" for name in bundles[0])
-
-    asked = "; ".join(f"node {index}: {show(bundle)}" for index, bundle in enumerate(bundles))
-    there = "; ".join(
-        f"{node['NodeManagerAddress']}: {show(node['Resources'])}" for node in ray.nodes() if node["Alive"]
-    )
-    return (
-        f"the plan's resources were refused, {reason}\n  the plan asks for {asked}\n  the cluster has {there}\n"
-        f"  free now: {show(ray.available_resources())}"
-    )
+def _refused(asked: Sequence[Mapping[str, float]], reason: str) -> str:
+    return f"the plan's resources were refused, {reason}\n  {shortage(asked, cluster_resources())}"

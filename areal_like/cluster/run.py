@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError
 
 if TYPE_CHECKING:
-    from allocation import Device
+    from allocation import Device, Plan
 
 
 @dataclass
@@ -34,7 +34,6 @@ class Cluster:
     log_dir: Path
     placement: Placement
     startup_timeout_s: float
-    loopback: bool
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
 
@@ -67,19 +66,18 @@ class Cluster:
             raise ClusterError(
                 f"{role} {rank} spans several nodes of the plan; one process needs all of its GPUs on one"
             )
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpu for slot in slots if slot.gpu is not None)}
-        if self.loopback:
-            variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        gpus = ",".join(slot.gpu for slot in slots if slot.gpu is not None)
         log_file = (self.log_dir / f"{role}-{rank}.log").absolute()
         strategy = PlacementGroupSchedulingStrategy(self.placement.group, placement_group_bundle_index=slots[0].bundle)
         actor: Any = ray.remote(worker_class(cls))
         actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
-        return Member(rank, slots[0].host, actor.remote(self.run_id, variables, log_file), log_file)
+        host = slots[0].host
+        return Member(rank, host, actor.remote(self.run_id, host, gpus, log_file), log_file)
 
 
 @asynccontextmanager
 async def run_cluster(
-    scheduler: SchedulerConfig, devices: Collection[Device], *, uses_gpus: bool, log_dir: Path, shared_dir: Path
+    scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool, log_dir: Path, shared_dir: Path
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
@@ -92,11 +90,11 @@ async def run_cluster(
     limit_s = scheduler.startup_timeout_s
     with (
         run_lifetime(run_id, shared_dir) as directory,
-        ray_cluster(scheduler, n_slots=len(set(devices)), uses_gpus=uses_gpus, directory=directory),
+        ray_cluster(scheduler, n_slots=len(plan.devices), uses_gpus=uses_gpus, directory=directory),
         _signals_cancel(),
     ):
-        async with place(devices, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
-            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, loopback=local)
+        async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
+            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s)
             try:
                 async with nullcontext() if local else _caretakers(cluster):
                     yield cluster

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.cluster.lifetime import join_run
+from areal_like.cluster.lifetime import join_run, local_interface
+from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import WorkerError
 
 if TYPE_CHECKING:
@@ -28,9 +29,12 @@ AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wa
 class Worker:
     """The process around one member: environment and output first, then the object that does the work."""
 
-    def __init__(self, run_id: str, variables: Mapping[str, str], log_file: Path) -> None:
+    def __init__(self, run_id: str, host: str, gpus: str, log_file: Path) -> None:
         join_run(run_id)
-        os.environ.update(variables)
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if host == LOOPBACK or name not in os.environ:  # what is private listens on loopback alone
+                os.environ[name] = local_interface(host)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as log:
             for descriptor in (1, 2):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 
-import psutil
+from areal_like.cluster.lifetime import local_interface
 
 
 def rank_environment(*, device: str, deterministic: bool = False, model_parallel: bool = False) -> dict[str, str]:
@@ -35,15 +34,3 @@ def apply_environment(variables: dict[str, str], master_address: str) -> None:
     interface = local_interface(master_address)
     for name, value in {**variables, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}.items():
         os.environ.setdefault(name, value)
-
-
-def local_interface(address: str) -> str:
-    """Name of this host's network interface from which `address` is reached; no packet is sent."""
-    family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.address.split("%")[0] == own for a in addresses):
-            return name
-    raise OSError(f"no network interface of this host has the address {own}, from which {address} is reached")

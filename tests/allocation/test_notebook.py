@@ -24,7 +24,7 @@ def executed():
     place = {"metadata": {"path": str(ROOT)}}
     with TemporaryDirectory() as sockets:  # they would stay in the working directory
         kernel = jupyter_client.AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/ipc")
-        return nbclient.NotebookClient(notebook, km=kernel, timeout=120, record_timing=False, resources=place).execute()
+        return nbclient.NotebookClient(notebook, km=kernel, timeout=900, record_timing=False, resources=place).execute()
 
 
 def answers(notebook):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import allocation
 from allocation import Device
 from areal_like.cluster.lifetime import reserve_port, spawn, temporary_directory
 from areal_like.cluster.placement import place
@@ -22,6 +23,7 @@ from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError
 
+PLAN = allocation.compile("megatron:d2", cluster=allocation.Cluster(1, 2))
 LISTENER = """
 import mmap, os, socket, sys, tempfile, time
 from multiprocessing import shared_memory
@@ -107,14 +109,14 @@ async def start(cluster: Cluster) -> tuple[Any, Any]:
             Trainer,
             [(d,) for d in devices],
             lambda rank, host: {"rank": rank, "shared_dir": cluster.shared_dir},
-            call_timeout_s=60,
+            call_timeout_s=600,
         ),
         cluster.start_group(
             "rollout",
             Server,
             [devices[1:]],
             lambda rank, host: {"log_file": log_file},
-            call_timeout_s=60,
+            call_timeout_s=600,
         ),
     )
 
@@ -122,13 +124,13 @@ async def start(cluster: Cluster) -> tuple[Any, Any]:
 async def report_failures(trainer: Any) -> list[str]:
     """Each way a call can fail, and how it is told."""
     messages = []
-    for method, arguments, timeout in (("raise_on", (1,), 60), ("raise_on", (9,), 0.5)):
+    for method, arguments, timeout in (("raise_on", (1,), 600), ("raise_on", (9,), 0.5)):
         try:
             await trainer.call_all(method, *arguments, phase="training", timeout=timeout)
         except WorkerError as error:
             messages.append(f"{error} {error.remote_traceback}")
     try:
-        async with place([Device(0, 0)], uses_gpus=True, elastic=False, timeout_s=60):
+        async with place(PLAN, uses_gpus=True, elastic=False, timeout_s=600):
             pass
     except ClusterError as error:
         messages.append(str(error))
@@ -137,10 +139,10 @@ async def report_failures(trainer: Any) -> list[str]:
 
 async def main() -> None:
     how, kind, address, log_dir = sys.argv[1:]
-    scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=3 if how == "ask" else 100)  # type: ignore[arg-type]
-    devices = [Device(0, number) for number in range(99 if how == "ask" else 2)]
+    scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=3 if how == "ask" else 600)  # type: ignore[arg-type]
+    plan = allocation.compile("megatron:d99", cluster=allocation.Cluster(1, 99)) if how == "ask" else PLAN
     async with run_cluster(
-        scheduler, devices, uses_gpus=kind == "ray", log_dir=Path(log_dir), shared_dir=Path(log_dir, "shared")
+        scheduler, plan, uses_gpus=kind == "ray", log_dir=Path(log_dir), shared_dir=Path(log_dir, "shared")
     ) as cluster:
         trainer, server = await start(cluster)
         pool = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))

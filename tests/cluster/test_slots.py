@@ -9,7 +9,6 @@ import pytest
 import ray
 from ray.exceptions import WorkerCrashedError
 
-from allocation import Device
 from areal_like.cluster import placement
 from areal_like.errors import ClusterError
 
@@ -27,12 +26,11 @@ class Task:
         return self._answer()
 
 
-async def silence() -> list[str]:
-    await asyncio.sleep(60)
-    return []
+async def silence() -> None:
+    await asyncio.sleep(600)
 
 
-async def crash() -> list[str]:
+async def crash() -> None:
     raise WorkerCrashedError
 
 
@@ -45,4 +43,4 @@ def test_nodes_that_do_not_say_their_gpus(monkeypatch: pytest.MonkeyPatch, answe
     monkeypatch.setattr(placement, "GPU_IDS_S", 0.01)
     group: Any = None
     with pytest.raises(ClusterError, match=message):
-        asyncio.run(placement._gpu_ids(group, [[Device(0, 0)]], deadline=0))
+        asyncio.run(placement._granted_gpus(group, [{"GPU": 1.0}], deadline=0))

@@ -102,7 +102,7 @@ def test_quick_is_quick():
     start = time.monotonic()
     for response in ("7" * 40_000 + "x", "7 ab" + ". " * 20_000 + "1", "7" + " " * 40_000 + "9"):
         quick(f"#### {response}", "#### 7")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 3
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,16 @@ def content(response: Response) -> tuple[list[int], list[float], list[int], Fini
 
 
 async def ask(
-    *servers: FakeServer, prompts: int = 1, timeout_s: float = 10, interrupt_when: asyncio.Event | None = None
+    *servers: FakeServer, prompts: int = 1, timeout_s: float = 300, interrupt_when: asyncio.Event | None = None
 ) -> list[Response]:
     """Generate from version 0; if told to, move on to version 1 in the middle."""
     async with serving(*servers) as urls, ServerPool(urls, "token", timeout_s) as pool:
-        async with pool.interrupted(0, Deadline(5)):
+        async with pool.interrupted(0, Deadline(300)):
             pass
         asking = asyncio.create_task(pool.generate([[1, 2]] * prompts, SAMPLING))
         if interrupt_when:
             await interrupt_when.wait()
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupted(1, Deadline(300)):
                 for server in servers:
                     server.version = "1"
         responses = await asking
@@ -141,12 +141,12 @@ def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_
         server = FakeServer(generate)
 
         async def update(pool: ServerPool) -> None:
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupted(1, Deadline(300)):
                 assert len(server.bodies("/generate")) == 1
                 server.version = "1"
 
-        async with serving(server) as urls, ServerPool(urls, "token", 10, partial_rollout=False) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(server) as urls, ServerPool(urls, "token", 300, partial_rollout=False) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
             first = asyncio.create_task(pool.generate([[1]], SAMPLING))
             await started.wait()
@@ -173,8 +173,8 @@ def test_a_prompt_of_several_samples_is_prefilled_once(once: bool, seeds: list[i
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 10, prefill_once=once) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(server) as urls, ServerPool(urls, "token", 300, prefill_once=once) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
             assert len(await pool.generate([[1, 2], [3], [1, 2]], SAMPLING, seeds)) == 3
 
@@ -187,8 +187,8 @@ def test_each_sample_has_its_seed():
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
             await pool.generate([[1], [2]], SAMPLING, seeds=[0, 5])
         (body,) = server.bodies("/generate")
@@ -205,8 +205,8 @@ def test_no_request_starts_while_weights_change():
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
                 await asyncio.sleep(0.2)
                 assert server.bodies("/generate") == []
@@ -228,8 +228,8 @@ def test_the_least_busy_server_is_asked():
 
     async def run() -> None:
         servers = [FakeServer(generate), FakeServer(generate)]
-        async with serving(*servers) as urls, ServerPool(urls, "token", 10) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(*servers) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
             await asyncio.gather(*(pool.generate([[1]] * size, SAMPLING) for size in (3, 1, 1, 1)))
         assert [len(server.bodies("/generate")) for server in servers] == [1, 3]
@@ -248,10 +248,10 @@ def test_tokens_of_another_weight_version_are_refused():
 def test_a_server_that_holds_another_version_after_an_update_is_told():
     async def run() -> None:
         good, late = FakeServer(), FakeServer()
-        async with serving(good, late) as urls, ServerPool(urls, "token", 10) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(good, late) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupted(1, Deadline(300)):
                 good.version = "1"
 
     with pytest.raises(ServerError, match="server 1 holds weights 0 after an update to 1"):
@@ -275,7 +275,7 @@ async def fall_over(server: FakeServer, body: Body) -> Any:
 
 
 async def hang(server: FakeServer, body: Body) -> Any:
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ def test_a_server_that_keeps_its_requests_is_named():
 
     async def generate(server: FakeServer, body: Body) -> Any:
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 10) as pool:
-            async with pool.interrupted(0, Deadline(5)):
+        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
                 pass
             asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
             await started.wait()
@@ -327,7 +327,7 @@ def test_a_dead_server_is_named():
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
 
         async def run() -> None:
-            async with ServerPool([url], "token", 5) as pool, pool.interrupted(0, Deadline(1)):
+            async with ServerPool([url], "token", 300) as pool, pool.interrupted(0, Deadline(300)):
                 pass
 
         with pytest.raises(ServerError, match=f"server 0 at {url}/model_info failed: "):
@@ -391,7 +391,7 @@ def test_each_token_is_scored_by_the_weights_of_its_own_version(sglang_server, m
 
 def test_a_request_without_the_runs_token_is_refused(sglang_server):
     async def run() -> None:
-        async with ServerPool([sglang_server.url], "a stranger's", 10) as pool, pool.interrupted(0, Deadline(5)):
+        async with ServerPool([sglang_server.url], "a stranger's", 10) as pool, pool.interrupted(0, Deadline(300)):
             pass
 
     with pytest.raises(ServerError, match="answered 401"):

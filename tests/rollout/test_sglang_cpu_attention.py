@@ -19,7 +19,7 @@ ALONE = {"decode one", "extend one", "extend one, prefix"}
 def comparisons() -> dict[str, dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).with_name("compare_attention.py"))]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=120)
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=900)
     return json.loads(result.stdout.splitlines()[-1])
 
 

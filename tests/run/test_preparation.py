@@ -39,7 +39,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=900,
     )
     assert result.returncode == 1
     assert result.stderr.startswith("the run failed: ")

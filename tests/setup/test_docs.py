@@ -27,7 +27,7 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
     words = shlex.split(command)
     words = {"allocation": [sys.executable, "-m", "allocation"], "python": [sys.executable]}[words[0]] + words[1:]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize(

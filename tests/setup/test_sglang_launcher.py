@@ -22,7 +22,7 @@ def generate(url: str, headers: dict[str, str]) -> Any:
     request = urllib.request.Request(
         url + "/generate", json.dumps(body).encode(), headers | {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)
 
 

@@ -1,0 +1,136 @@
+"""What a plan asks of a Ray cluster and what there is; `check_existing` asks a cluster before a run starts.
+
+Run as a module, `python -m areal_like.cluster.resources ADDRESS`, it prints as JSON what the cluster there has: Ray can
+be imported once in a process, and the controller does that later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_like.cluster.lifetime import PACKAGE_ROOT
+from areal_like.cluster.ray_cluster import address_problem, ray_cluster
+from areal_like.config.schema import SchedulerConfig
+from areal_like.errors import ClusterError
+
+if TYPE_CHECKING:
+    from allocation import Device, Plan
+
+ASK_LIMIT_S = 120.0  # for Ray's import, its connection and the answer
+
+type Amounts = Mapping[str, float]
+
+
+def names_gpus(plan: Plan) -> bool:
+    """Whether the allocation says with `@` which GPUs of a node it means."""
+    return "@" in plan.allocation
+
+
+def node_devices(plan: Plan) -> list[list[Device]]:
+    """The plan's devices of each of its nodes, both in order."""
+    nodes = sorted({device.node for device in plan.devices})
+    return [sorted(device for device in plan.devices if device.node == node) for node in nodes]
+
+
+def bundles(plan: Plan, *, uses_gpus: bool) -> list[dict[str, float]]:
+    """What to reserve on each node: a CPU and a GPU for every device.
+
+    Ray grants GPUs from a node's first one on, so that `@` needs all up to the last that it names.
+    """
+    exact = names_gpus(plan)
+    return [
+        {"CPU": float(len(part))} | ({"GPU": float(part[-1].gpu + 1 if exact else len(part))} if uses_gpus else {})
+        for part in node_devices(plan)
+    ]
+
+
+def fits(asked: Iterable[Amounts], nodes: Iterable[Amounts], *, spread: bool) -> bool:
+    """Whether the nodes hold the bundles, the largest first; with `spread` a node holds one at most."""
+    left = [dict(node) for node in nodes]
+    for bundle in sorted(asked, key=lambda bundle: sorted(bundle.items()), reverse=True):
+        for node in left:
+            if all(node.get(name, 0) >= amount for name, amount in bundle.items()):
+                node.update({name: 0 if spread else node[name] - amount for name, amount in bundle.items()})
+                break
+        else:
+            return False
+    return True
+
+
+def cluster_resources() -> dict[str, Any]:
+    """Resources of every living node of the cluster that this process is connected to, and what is free now."""
+    import ray
+
+    return {"nodes": [node["Resources"] for node in ray.nodes() if node["Alive"]], "free": ray.available_resources()}
+
+
+def shortage(asked: Sequence[Amounts], there: Mapping[str, Any]) -> str:
+    """What was asked and what there is, for a message."""
+
+    def show(resources: Amounts) -> str:
+        return ", ".join(f"{resources.get(name, 0):g} {name}" for name in asked[0])
+
+    def show_all(nodes: Iterable[Amounts]) -> str:
+        counts = Counter(map(show, nodes))
+        return "; ".join(f"{count} node{'s'[: count > 1]} with {what}" for what, count in counts.items())
+
+    return (
+        f"the plan asks for {show_all(asked)}\n  the cluster has {show_all(there['nodes'])}\n"
+        f"  free now: {show(there['free'])}"
+    )
+
+
+def check_existing(scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool) -> Iterator[tuple[str, str, str]]:
+    """Key, message and help for what keeps an existing cluster from running the plan; starts nothing there.
+
+    The nodes' totals decide: what others hold now may be free when the run starts, which then waits for it.
+    """
+    if problem := address_problem(scheduler.address):
+        yield "scheduler.address", *problem
+        return
+    there = _ask(scheduler.address)
+    if "problem" in there:
+        yield "scheduler.address", there["problem"], "give the address of a cluster that this host is a node of"
+        return
+    asked = bundles(plan, uses_gpus=uses_gpus)
+    if not fits(asked, there["nodes"], spread=names_gpus(plan)):
+        help = "add nodes with `ray start --address=...`, or write a layout and cluster.n_nodes for those there are"
+        yield "cluster.n_nodes", f"the Ray cluster is too small: {shortage(asked, there)}", help
+
+
+def _ask(address: str) -> dict[str, Any]:
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, address],
+            env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": f"the Ray cluster at {address} did not say within {ASK_LIMIT_S:g} s what nodes it has"}
+    if answer.returncode:
+        last = (answer.stderr.decode(errors="replace").strip() or f"exit code {answer.returncode}").splitlines()[-1]
+        return {"problem": f"the Ray cluster at {address} could not be asked what nodes it has: {last}"}
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print what the cluster has, or why it does not say."""
+    scheduler = SchedulerConfig(type="ray", address=sys.argv[1])
+    try:
+        with ray_cluster(scheduler, n_slots=0, uses_gpus=False, directory=Path()):
+            print(json.dumps(cluster_resources()))
+    except ClusterError as error:
+        print(json.dumps({"problem": str(error)}))
+
+
+if __name__ == "__main__":
+    main()
