@@ -190,3 +190,12 @@ def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, sett
         made.train(make_batch(), LossSpec("sft"))
         connections = psutil.Process().net_connections("inet")
         return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+def log_probs_and_weights(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[str, np.ndarray]]:
+    """Log-probs of a batch under the weights as loaded, and these; weights from rank 0 only."""
+    with engine(rendezvous, listener, setting) as made:
+        log_probs, weights = made.log_probs(make_batch(lengths=lengths)), exported(made)
+    return log_probs, weights if rendezvous.rank == 0 else {}

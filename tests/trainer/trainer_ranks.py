@@ -17,7 +17,7 @@ import torch
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.rendezvous import Rendezvous
 
-_LIMIT_S = 60
+_LIMIT_S = 280  # a rank that has not answered by then hangs
 
 
 class Ranks:
@@ -35,7 +35,7 @@ class Ranks:
     def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
         """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
         port = self._ask([(_listen, ())])[0]
-        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=30) for rank in range(n)]
+        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=120) for rank in range(n)]
         return self._ask([(_with_listener, (job, r, *args)) for r in rendezvous])
 
     def close(self) -> None:

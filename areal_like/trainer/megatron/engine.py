@@ -80,10 +80,10 @@ class MegatronEngine:
         source = ModelSource(self.path, getattr(torch, actor.dtype), sizes, options)
         steps = optimizer.schedule_steps(actor.optimizer, total_steps)
         sharded = actor.megatron.use_distributed_optimizer
-        self._vocab_size = source.hf_config().vocab_size
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, seed, listener)
             self._bridge = make_bridge(actor.megatron.bridge_type, source)
+            self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
             self._bridge.load(self._models)
             self._wrapped = optimizer.wrap_models(
