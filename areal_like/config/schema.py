@@ -175,6 +175,12 @@ class OptimizerConfig(Section):
     )
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
+    max_skipped_steps: int = Field(
+        3,
+        ge=0,
+        description="Optimizer steps in a row that may be skipped because the gradient is not finite; one more ends the "
+        "run.",
+    )
 
 
 class MegatronConfig(Section):

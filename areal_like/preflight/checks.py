@@ -7,6 +7,7 @@ check ends where it asks for a setting that is not known, because its key was re
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,13 @@ from areal_like.config.schema import SERVER_RESERVE, DatasetConfig
 from areal_like.config.unknown import known, known_findings
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.demo.init_model import model_config
 from areal_like.preflight.layout import check_layout
 from areal_like.preflight.model import Model, find_model
 from areal_like.preflight.unused import check_unused
 from areal_like.rollout.sglang.options import check_server_options
-from areal_like.trainer.megatron.options import check_bridge, check_overrides
+from areal_like.trainer.megatron.bridges.support import bridge_problems
+from areal_like.trainer.megatron.options import check_overrides
 from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
 
@@ -260,12 +263,21 @@ def _overrides(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def _bridge(loaded: LoadedConfig, plan: Plan | None, model: Model) -> Iterator[Finding]:
-    """Layouts whose weights one of the bridges cannot export."""
+    """Models and layouts that the chosen bridge does not compute or export as the servers do."""
+    actor = loaded.config.actor
     if plan is None or model.spec is None:
         return
-    bridge, sizes = loaded.config.actor.megatron.bridge_type, plan.engine("actor").sizes
-    if problem := check_bridge(bridge, sizes, experts=model.spec.experts > 0):
-        yield loaded.origins.finding("RUN-BRIDGE", "actor.megatron.bridge_type", problem, nearest=["megatron-bridge"])
+    if actor.init_model is not None:
+        config = model_config(actor.init_model, "float32")
+    elif (file := Path(str(actor.path), "config.json")).is_file():
+        config = json.loads(file.read_text())
+    else:  # a name on the hub, which the trainer looks at once it is downloaded
+        return
+    config = {**config, **config.get("text_config", {})}
+    for problem in bridge_problems(actor.megatron.bridge_type, config, plan.engine("actor").sizes):
+        message = problem.message if "." in problem.field else f"config.json, {problem.field}: {problem.message}"
+        key = problem.field if problem.field.startswith("actor.") else "actor.path"
+        yield loaded.origins.finding("RUN-BRIDGE", key, message, problem.remedy)
 
 
 def _tied_experts(loaded: LoadedConfig, model: Model) -> Iterator[Finding]:

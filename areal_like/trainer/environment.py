@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import psutil
 
@@ -16,8 +17,8 @@ def rank_environment(*, device: str, deterministic: bool = False, model_parallel
     """
     if device == "cpu":
         return {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    # SGLang sets this in its processes; where the two ends of a weight update differ, NCCL fails between them
-    variables = {"NCCL_CUMEM_ENABLE": "0"}
+    # SGLang sets the first in its processes; where the two ends of a weight update differ, NCCL fails between them
+    variables = {"NCCL_CUMEM_ENABLE": "0", **compile_caches()}
     if model_parallel:
         # one hardware queue keeps communication kernels ahead of the computation they overlap with (before Blackwell)
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -28,6 +29,12 @@ def rank_environment(*, device: str, deterministic: bool = False, model_parallel
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         }
     return variables
+
+
+def compile_caches() -> dict[str, str]:
+    """Where torch.compile and Triton keep kernels: with the user, as a run's temporary directory ends with the run."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "areal-like"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
 
 
 def apply_environment(variables: dict[str, str], master_address: str) -> None:

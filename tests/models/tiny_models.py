@@ -115,9 +115,7 @@ VARIANTS: dict[str, Variant] = {
     "qwen2-yarn-half-mscale": Variant("qwen2", {"rope_parameters": {**_YARN, "mscale": 0.7}}),
     "qwen3-partial": Variant("qwen3", {"rope_parameters": {**_LINEAR_ROPE, "partial_rotary_factor": 0.5}}),
     "mixtral-llama3": Variant("mixtral", {"rope_parameters": _LLAMA3}),
-    "glm4_moe-linear": Variant(
-        "glm4_moe", {"rope_parameters": {**_LINEAR_ROPE, "partial_rotary_factor": 0.5}}, BOTH
-    ),
+    "glm4_moe-linear": Variant("glm4_moe", {"rope_parameters": {**_LINEAR_ROPE, "partial_rotary_factor": 0.5}}, BOTH),
     "glm4_moe-yarn": Variant("glm4_moe", {"rope_parameters": {**_YARN, "partial_rotary_factor": 0.5}}),
     "llama-bias": Variant("llama", {"attention_bias": True}),
     "llama-mlp-bias": Variant("llama", {"mlp_bias": True}),

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from allocation import ParallelSizes
 from areal_like.config.schema import ActorConfig, MegatronConfig
 from areal_like.trainer.environment import apply_environment, local_interface, rank_environment
 from areal_like.trainer.megatron.options import (
-    check_bridge,
     check_overrides,
     transformer_fields,
     transformer_options,
@@ -95,12 +94,6 @@ def test_the_attention_backend_is_chosen_by_name():
         assert options["attention_backend"] is backend
 
 
-def test_bridges_and_layouts():
-    assert check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=False) is None
-    assert check_bridge("megatron-bridge", ParallelSizes(tp=2, edp=2), experts=True) is None
-    assert "megatron-bridge" in check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=True)
-
-
 def test_environment_of_a_rank(monkeypatch):
     assert rank_environment(device="cpu")["OMP_NUM_THREADS"] == "1"
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in rank_environment(device="cuda")
@@ -112,7 +105,19 @@ def test_environment_of_a_rank(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     apply_environment({"A_USERS_OWN": "replaced"}, "127.0.0.1")
-    import os
-
     assert os.environ["A_USERS_OWN"] == "kept"
     assert os.environ["GLOO_SOCKET_IFNAME"] == local_interface("127.0.0.1")
+
+
+def test_compiled_kernels_outlive_the_run(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    variables = rank_environment(device="cuda")
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/areal-like/inductor"
+    assert variables["TRITON_CACHE_DIR"] == f"{tmp_path}/areal-like/triton"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert rank_environment(device="cuda")["TRITON_CACHE_DIR"] == "/home/someone/.cache/areal-like/triton"
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/chosen")
+    apply_environment(variables, "127.0.0.1")
+    assert os.environ["TRITON_CACHE_DIR"] == os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/chosen"

@@ -7,7 +7,7 @@ that SGLang 0.5.17 computes differently. Whatever is not on it is refused before
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ BRIDGES = ("mbridge", "megatron-bridge")
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 _EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe")
 FAMILIES = (*_DENSE, *_EXPERTS)
-_NONE_OF_IT = (None, False, [], 0)
+_NONE_OF_IT: tuple[Any, ...] = (None, False, [], 0)
 
 # What each field may be; a family's own line comes before that of all families.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -43,6 +43,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "glm4_moe.attention_bias": (True, False),
     "glm4_moe.partial_rotary_factor": (None, 0.5),
 }
+_ONE_TENSOR_PARALLEL_RANK = ("olmoe",)  # its bridge normalises queries and keys of each rank alone
 _FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
 # The fields that a rotary embedding needs, all numbers.
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
@@ -81,6 +82,9 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
             f"({sizes.tp}) without expert parallelism",
             f"set actor.megatron.bridge_type to {others[0]}" if others else f"give the experts t{sizes.tp}, or an e",
         )
+    if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
+        message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
+        yield BridgeProblem("actor.backend", message, "use t1 for attention")
     yield from _field_problems(family, {**_families()[family]["defaults"], **config})
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), Mapping):
@@ -112,6 +116,8 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
     if layers and set(layers) != {"full_attention"}:
         yield _refused(family, "layer_types", sorted(set(layers)), ["full_attention"])
     divided = config["hidden_size"] // config["num_attention_heads"]
+    if family == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
+        yield _refused(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
     if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
         yield _refused(family, "head_dim", config["head_dim"], divided)
 
@@ -149,11 +155,9 @@ def _served(bridge_type: str) -> list[str]:
 
 
 def _registered_families(bridge_type: str) -> set[str]:
+    """Megatron Bridge registers architectures, mbridge model types."""
     registered = _registry()[bridge_type]
-    named: Callable[[str, Any], str] = (
-        (lambda name, family: name) if bridge_type == "mbridge" else (lambda name, family: family["architecture"])
-    )
-    return {name for name, family in _families().items() if named(name, family) in registered}
+    return {name for name, family in _families().items() if name in registered or family["architecture"] in registered}
 
 
 def _families() -> dict[str, Any]:
