@@ -31,9 +31,9 @@ from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.trainer import packing
+from areal_like.trainer.device_batch import DeviceBatch, to_device
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.trainer.megatron.forward import DeviceBatch, to_device
 from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, LossSpec
 from benchmarks.report import save

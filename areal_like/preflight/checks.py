@@ -275,8 +275,9 @@ def _bridge(loaded: LoadedConfig, plan: Plan | None, model: Model) -> Iterator[F
         return
     config = {**config, **config.get("text_config", {})}
     for problem in bridge_problems(actor.megatron.bridge_type, config, plan.engine("actor").sizes):
-        message = problem.message if "." in problem.field else f"config.json, {problem.field}: {problem.message}"
-        key = problem.field if problem.field.startswith("actor.") else "actor.path"
+        key, message = problem.field, problem.message
+        if not key.startswith("actor."):
+            key, message = "actor.init_model" if actor.init_model else "actor.path", f"config.json, {key}: {message}"
         yield loaded.origins.finding("RUN-BRIDGE", key, message, problem.remedy)
 
 
