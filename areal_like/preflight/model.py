@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from areal_like.config.schema import ActorConfig, InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.weights import WeightsError, check_weights
-from areal_like.trainer.megatron.options import check_bridge
+from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
 def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, list[Finding]]:
@@ -30,16 +31,26 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
     if spec is None:
         return
     if plan is not None:
-        bridge, sizes = config.actor.megatron.bridge_type, plan.engine("actor").sizes
-        if problem := check_bridge(bridge, sizes, experts=spec.experts > 0):
-            yield finding("RUN-BRIDGE", "actor.megatron.bridge_type", problem, nearest=["megatron-bridge"])
-    if spec.experts > 0 and spec.tied_embeddings:  # the servers would use an output layer of noise
-        message = "SGLang does not share embeddings with the output layer in models with experts (tie_word_embeddings)"
-        if config.actor.init_model is not None:
-            key = "actor.init_model.tie_word_embeddings"
-            yield finding("RUN-MODEL", key, message, f"write {key}=false")
-        else:
-            yield finding("RUN-MODEL", "actor.path", message, "use a model with an output layer of its own")
+        yield from _bridge(config.actor, plan)
+
+
+def _bridge(actor: ActorConfig, plan: Plan) -> Iterator[Finding]:
+    """What the bridge does not compute or export as the servers do."""
+    if actor.init_model is not None:
+        model = model_config(actor.init_model, "float32")
+    elif (file := Path(str(actor.path), "config.json")).is_file():
+        model = json.loads(file.read_text())
+    else:  # a name on the hub, which the trainer looks at once it is downloaded
+        return
+    model = {**model, **model.get("text_config", {})}
+    for problem in bridge_problems(actor.megatron.bridge_type, model, plan.engine("actor").sizes):
+        key, message, help = problem.field, problem.message, problem.remedy
+        if actor.init_model is not None and key in InitModelConfig.model_fields:
+            key = f"actor.init_model.{key}"
+            help = f"write {key}={problem.value}"
+        elif not key.startswith("actor."):
+            key, message = "actor.path", f"config.json, {key}: {message}"
+        yield finding("RUN-BRIDGE", key, message, help)
 
 
 def _find_spec(actor: ActorConfig) -> tuple[ModelSpec | None, list[Finding]]:

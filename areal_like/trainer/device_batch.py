@@ -1,8 +1,8 @@
-"""One rank's share of a packed micro-batch as tensors on its device."""
+"""One rank's share of packed micro-batches as tensors on its device, a micro-batch at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,7 @@ class DeviceBatch:
 
     `tokens` and `positions` are `[1, t]`; `cu_seqlens` `[sequences + 1]` and `max_seqlen` are `packing.MicroBatch`'s.
     `rows` are the n places that predict, `labels` the tokens they predict, `sequences` the numbers of these tokens'
-    sequences in the batch, and each of `fields` the batch's values there, all `[n]`; `targets` are the labels' places
-    in the batch, on the host; `count` is n.
+    sequences in the batch, and each of `fields` the batch's values there, all `[n]`; `count` is n.
     """
 
     tokens: Tensor
@@ -33,17 +32,42 @@ class DeviceBatch:
     labels: Tensor
     sequences: Tensor
     fields: Mapping[str, Tensor]
-    targets: NDArray[np.int64]
     count: Tensor
 
 
+@dataclass(frozen=True)
+class DeviceBatches:
+    """Micro-batches that are copied when an iterator reaches them; each of several iterators copies its own.
+
+    `wanted` is `[tokens of the batch]`, where a prediction is to be looked at.
+    """
+
+    packs: Sequence[MicroBatch]
+    batch: Batch
+    wanted: NDArray[np.bool]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        return (to_device(pack, self.batch, self.wanted, self.device) for pack in self.packs)
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """The places in the batch of all labels, in the order of the micro-batches."""
+        return np.concatenate([pack.targets[_rows(pack, self.wanted)] for pack in self.packs])
+
+
 def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
-    """Copies a micro-batch; `wanted` is `[tokens of the batch]`, where a prediction is to be looked at."""
-    rows = np.flatnonzero((pack.targets != NO_TARGET) & wanted[pack.targets])
+    """Copies a micro-batch; `wanted` is DeviceBatches's."""
+    rows = _rows(pack, wanted)
     targets = pack.targets[rows]
 
     def copied(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        tensor = torch.from_numpy(array)
+        # from pageable memory the host would wait for the copy, and so for all kernels that were launched before it
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
     return DeviceBatch(
         tokens=copied(pack.tokens)[None],
@@ -54,6 +78,9 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         labels=copied(batch.tokens[targets].astype(np.int64)),
         sequences=copied(np.searchsorted(np.cumsum(batch.lengths), targets, side="right")),
         fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
-        targets=targets,
-        count=torch.tensor(len(rows), dtype=torch.int, device=device),
+        count=copied(np.array(len(rows), np.int32)),
     )
+
+
+def _rows(pack: MicroBatch, wanted: NDArray[np.bool]) -> NDArray[np.int64]:
+    return np.flatnonzero((pack.targets != NO_TARGET) & wanted[pack.targets])

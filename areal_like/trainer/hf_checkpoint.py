@@ -52,17 +52,28 @@ def write_checkpoint(
     partial.mkdir(parents=True)
     copy_descriptions(source, tokenizer or source, partial, dtype)
     index, total = {}, 0
-    for number, bucket in enumerate(in_buckets(weights, _SHARD_BYTES), 1):
-        shard = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
+    for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
+        shard = dict(bucket)
         save_file(shard, partial / _shard_name(number), metadata={"format": "pt"})
         (partial / _shard_name(number)).chmod(0o644)  # safetensors makes it readable by its owner alone
         index.update(dict.fromkeys(shard, number))
         total += sum(tensor.nbytes for tensor in shard.values())
+        shard.clear()
+        bucket.clear()  # before the next one grows
     _name_shards(partial, index, total)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
+
+
+def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Copies tensor by tensor; each is let go on its device before the next is made."""
+    for name, tensor in weights:
+        copy = tensor.detach().cpu().contiguous()
+        del tensor
+        yield name, copy
+        del copy
 
 
 def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:

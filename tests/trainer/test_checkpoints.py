@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
+import weakref
 from functools import cache
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps
+from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps, save_with_a_mark
+from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
@@ -72,6 +76,48 @@ def test_what_is_loaded_comes_out_bit_equal(ranks, models, model, bridge):
     assert weights.keys() == original.keys()
     for name, tensor in original.items():
         np.testing.assert_array_equal(weights[name], tensor.numpy(), err_msg=name)
+
+
+def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path):
+    pool, mark = Ranks(1), uuid.uuid4().hex
+    try:
+        assert pool.run(save_with_a_mark, 1, Setting(models["tied"]), tmp_path / "state", mark) == [[]]
+    finally:
+        pool.close()  # SIGKILL
+    assert not [process for process in psutil.process_iter() if mark in environment(process).values()]
+    (step,) = ranks.run(resume, 1, Setting(models["tied"]), tmp_path)[0]  # though nothing had been trained yet
+    assert step["skipped"] == 0
+
+
+def environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def test_weights_reach_the_host_one_by_one(tmp_path, models, monkeypatch):
+    """Neither the writer nor a bucket keeps a weight on its device when the next one is made."""
+    monkeypatch.setattr("areal_like.trainer.hf_checkpoint._SHARD_BYTES", 20_000)
+    alive = weakref.WeakSet()
+
+    class OnDevice(torch.Tensor):
+        def detach(self):
+            return self
+
+        def cpu(self):
+            return self.as_subclass(torch.Tensor).clone()
+
+    def weights():
+        for name, tensor in load_file(models["tied"] / "model.safetensors").items():
+            assert len(alive) == 0
+            gathered = tensor.as_subclass(OnDevice)
+            alive.add(gathered)
+            yield name, gathered
+            del gathered
+
+    write_checkpoint(tmp_path / "out", weights(), models["tied"], "float32")
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
 
 
 def test_nothing_to_load_is_an_error(ranks, models, tmp_path):

@@ -1,27 +1,80 @@
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
-from trainer_jobs import Setting, complaints, learning_rates, store_addresses, three_steps
+import torch
+from trainer_jobs import Machine, Setting, bad_steps, complaints, learning_rates, store_addresses, three_steps
+from transformers import get_scheduler
 
 from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
 
 
 def test_batches_that_cannot_be_trained_on_are_refused(ranks, models):
-    setting = Setting(models["tied"], ParallelSizes(pp=2))
-    for said in ranks.run(complaints, 2, setting, ("no loss token", "too long", "infinite loss")):
-        assert "no token of the batch is trained on" in said["no loss token"]
-        assert "max_tokens_per_mb" in said["too long"]
-        assert said["infinite loss"] in ("the loss is inf", "the loss is -inf")
-    for said in ranks.run(complaints, 2, setting, ("infinite gradient",)):
-        assert said["infinite gradient"] in ("the gradient norm is nan", "the gradient norm is inf")
+    for masked, long in ranks.run(complaints, 2, Setting(models["tied"], ParallelSizes(pp=2))):
+        assert "no token of the batch is trained on" in masked
+        assert "max_tokens_per_mb" in long
+
+
+@pytest.mark.parametrize("loss", ["infinite", "steep"])
+@pytest.mark.parametrize(
+    ("dtype", "distributed", "sizes"),
+    [
+        ("float32", True, ParallelSizes(dp=2, edp=2)),
+        ("float32", False, ParallelSizes(pp=2)),
+        ("bfloat16", True, ParallelSizes(tp=2, etp=2)),
+        ("bfloat16", False, ParallelSizes(dp=2, edp=2)),
+    ],
+)
+def test_a_step_that_is_not_finite_changes_nothing(ranks, models, loss, dtype, distributed, sizes):
+    setting = Setting(
+        models["tied"],
+        sizes,
+        optimizer=OptimizerConfig(lr=1e-2, eps=1e-2, lr_scheduler_type="linear", max_skipped_steps=2),
+        total_steps=4,
+        machine=Machine("cpu", dtype),
+        megatron={"use_distributed_optimizer": distributed},
+    )
+    untouched = ranks.run(bad_steps, 2, setting, loss, 0)
+    for seen, expected in zip(ranks.run(bad_steps, 2, setting, loss, 3), untouched, strict=True):
+        assert seen.outcomes[:2] == [1.0, 1.0]
+        assert re.search(r"the (loss|gradient norm) is -?(inf|nan); more than 2 steps", seen.outcomes[2])
+        assert seen.unchanged
+        assert seen.good == expected.good
+        assert seen.good["skipped"] == 0
+        for name, weight in seen.weights.items():
+            np.testing.assert_array_equal(weight, expected.weights[name], err_msg=name)
 
 
 def test_learning_rate_warms_up_decays_and_can_be_replaced_for_a_step(ranks, models):
     optimizer = OptimizerConfig(lr=1.0, warmup_steps=2, lr_scheduler_type="linear", min_lr_ratio=0.2)
     setting = Setting(models["tied"], optimizer=optimizer, total_steps=6)
     rates = ranks.run(learning_rates, 1, setting, 3)[0]
-    assert rates == pytest.approx([0.5, 1.0, 0.8, 0.5, 0.6, 0.4])
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5, 0.8, 0.6])
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_from_the_peak_on_rates_are_those_of_transformers(ranks, models, kind, warmup):
+    section = OptimizerConfig(lr=1e-2, warmup_steps=warmup, lr_scheduler_type=kind)
+    rates = ranks.run(learning_rates, 1, Setting(models["tied"], optimizer=section, total_steps=6), -1)[0]
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-2)
+    name = "constant_with_warmup" if kind == "constant" else kind
+    schedule = get_scheduler(name, sgd, num_warmup_steps=warmup, num_training_steps=6)
+    expected = []
+    for _ in range(6):
+        expected.append(schedule.get_last_lr()[0])
+        sgd.step()
+        schedule.step()
+    assert rates[warmup:] == pytest.approx(expected[warmup:])
+    assert all(rate > 0 for rate in rates)
+
+
+def test_a_single_step_moves(ranks, models):
+    setting = Setting(models["tied"], optimizer=OptimizerConfig(lr=1e-2, lr_scheduler_type="cosine"), total_steps=1)
+    assert ranks.run(bad_steps, 1, setting, "infinite", 0)[0].good["lr"] == 1e-2
 
 
 @pytest.mark.parametrize(

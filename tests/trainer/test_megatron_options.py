@@ -1,17 +1,16 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from allocation import ParallelSizes
 from areal_like.config.options import read_options
 from areal_like.config.schema import ActorConfig, MegatronConfig
 from areal_like.trainer.environment import apply_environment, local_interface, rank_environment
 from areal_like.trainer.megatron.options import (
     TABLE,
-    check_bridge,
     check_overrides,
     transformer_options,
 )
@@ -91,12 +90,6 @@ def test_the_attention_backend_is_chosen_by_name():
         assert options["attention_backend"] is backend
 
 
-def test_bridges_and_layouts():
-    assert check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=False) is None
-    assert check_bridge("megatron-bridge", ParallelSizes(tp=2, edp=2), experts=True) is None
-    assert "megatron-bridge" in check_bridge("mbridge", ParallelSizes(tp=2, edp=2), experts=True)
-
-
 def test_environment_of_a_rank(monkeypatch):
     assert rank_environment(device="cpu")["OMP_NUM_THREADS"] == "1"
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in rank_environment(device="cuda")
@@ -108,7 +101,5 @@ def test_environment_of_a_rank(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     apply_environment({"A_USERS_OWN": "replaced"}, "127.0.0.1")
-    import os
-
     assert os.environ["A_USERS_OWN"] == "kept"
     assert os.environ["GLOO_SOCKET_IFNAME"] == local_interface("127.0.0.1")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -155,9 +156,6 @@ def learning_rates(
         ]
 
 
-type Loss = Callable[[LossInputs, None], TokenLoss]
-
-
 def infinite(inputs: LossInputs, parameters: None) -> TokenLoss:
     """Infinite everywhere."""
     return inputs.logprobs * np.inf, {}
@@ -168,27 +166,57 @@ def steep(inputs: LossInputs, parameters: None) -> TokenLoss:
     return (inputs.logprobs - inputs.logprobs.detach()).sqrt(), {}
 
 
-def complaints(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, names: tuple[str, ...]
-) -> dict[str, str]:
-    """What the engine says of batches that it cannot train on; a number that is not finite ruins it for later ones."""
+def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[str]:
+    """What the engine says of batches that it cannot train on."""
     batch = make_batch()
     masked = Batch(batch.lengths, batch.tokens, {"loss_mask": np.zeros(len(batch.tokens), np.float32)})
-    cases: dict[str, tuple[Batch, Loss, type[Exception]]] = {
-        "no loss token": (masked, sft, ValueError),
-        "too long": (make_batch(lengths=(200,)), sft, ValueError),
-        "infinite loss": (batch, infinite, NonFiniteError),
-        "infinite gradient": (batch, steep, NonFiniteError),
-    }
-    said: dict[str, Any] = {}
+    said = []
     with engine(rendezvous, listener, setting) as made:
-        for case in names:
-            bad, loss, kind = cases[case]
+        for bad in (masked, make_batch(lengths=(200,))):
             try:
-                said[case] = made.train(bad, LossSpec(loss))
-            except kind as error:
-                said[case] = str(error)
+                made.train(bad, LossSpec(sft))
+            except ValueError as error:
+                said.append(str(error))
     return said
+
+
+@dataclass(frozen=True)
+class BadSteps:
+    """What came of steps that are not finite, whether they left the weights alone, and the good step after them."""
+
+    outcomes: list[float | str]
+    unchanged: bool
+    good: dict[str, float]
+    weights: dict[str, np.ndarray]
+
+
+def bad_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, loss: str, n: int) -> BadSteps:
+    """n steps with an infinite loss, or with a finite one of infinite slope, then a good step."""
+    outcomes: list[float | str] = []
+    with engine(rendezvous, listener, setting) as made:
+        before = exported(made)
+        for _ in range(n):
+            try:
+                outcomes.append(
+                    made.train(make_batch(), LossSpec({"infinite": infinite, "steep": steep}[loss]))["skipped"]
+                )
+            except NonFiniteError as error:
+                outcomes.append(str(error))
+        after = exported(made)
+        good = made.train(make_batch(1), LossSpec(sft))
+        weights = exported(made)
+    unchanged = all(np.array_equal(before[name], weight) for name, weight in after.items())
+    return BadSteps(outcomes, unchanged, good, weights if rendezvous.rank == 0 else {})
+
+
+def save_with_a_mark(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path, mark: str
+) -> list[str]:
+    """Saves in a process whose children inherit `mark`; returns the children's command lines."""
+    os.environ["SAVED_BY"] = mark
+    with engine(rendezvous, listener, setting) as made:
+        made.save(folder)
+    return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
 
 
 def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[str]:
@@ -211,3 +239,12 @@ def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Se
             held.append(b"" if sender._flat is None else sender._flat.numpy().tobytes())
             sender._flat = None
         return buckets, held
+
+
+def log_probs_and_weights(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[str, np.ndarray]]:
+    """Log-probs of a batch under the weights as loaded, and these; weights from rank 0 only."""
+    with engine(rendezvous, listener, setting) as made:
+        log_probs, weights = made.log_probs(make_batch(lengths=lengths)), exported(made)
+    return log_probs, weights if rendezvous.rank == 0 else {}

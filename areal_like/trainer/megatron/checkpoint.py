@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
+
+# saves are synchronous: Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed
+filesystem_async.get_write_results_queue = queue.Queue
 
 _RESHARDABLE = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -49,6 +54,8 @@ def load_checkpoint(
 
 def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
     for name, model in zip(_chunk_names(models), models, strict=True):
         state[name] = model.sharded_state_dict(metadata=_metadata())
     with _gaps_between_buckets(optimizer):

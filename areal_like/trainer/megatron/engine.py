@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
-from areal_like.trainer.device_batch import DeviceBatch, to_device
+from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.environment import apply_environment, rank_environment
 from areal_like.trainer.hf_checkpoint import write_checkpoint
 from areal_like.trainer.megatron.cpu import cuda as cpu
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or the gradient norm is inf or nan; the engine's weights are not to be used any more."""
+    """Loss or gradient norm was inf or nan in too many steps in a row; the weights are those of the last good one."""
 
 
 class MegatronEngine:
@@ -80,10 +80,10 @@ class MegatronEngine:
         source = ModelSource(self.path, getattr(torch, actor.dtype), sizes, options)
         steps = optimizer.schedule_steps(actor.optimizer, total_steps)
         sharded = actor.megatron.use_distributed_optimizer
-        self._vocab_size = source.hf_config().vocab_size
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, seed, listener)
             self._bridge = make_bridge(actor.megatron.bridge_type, source)
+            self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
             self._bridge.load(self._models)
             self._wrapped = optimizer.wrap_models(
@@ -96,6 +96,7 @@ class MegatronEngine:
                 self._wrapped, actor.optimizer, dtype=source.dtype, distributed_optimizer=sharded
             )
             self._scheduler = optimizer.make_schedule(self._optimizer, actor.optimizer, steps)
+        self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
         """log p(token | tokens before it in its sequence) of every token but each sequence's first.
@@ -113,16 +114,18 @@ class MegatronEngine:
             values = forward(self._wrapped, micro_batches, read)
             if not parallel.is_data_source():
                 return None
-        return np.concatenate([item.targets for item in micro_batches]), torch.cat(values).cpu().numpy()
+        return micro_batches.targets, torch.cat(values).cpu().numpy()
 
     def train(
         self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
         """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
 
-        Returns `loss`, `grad_norm`, `lr`, `loss_tokens` and the mean of each statistic of the loss, the same on every
-        rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule. Raises
-        ValueError when no token is trained on, NonFiniteError when the loss or the gradient norm is inf or nan.
+        Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
+        on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
+        A step whose loss or gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
+        stay as they are. Raises ValueError when no token is trained on, and NonFiniteError when more than
+        `actor.optimizer.max_skipped_steps` in a row are skipped.
         """
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
@@ -144,12 +147,8 @@ class MegatronEngine:
                 model.zero_grad_buffer()
             self._optimizer.zero_grad()
             parts = forward_backward(self._wrapped, micro_batches, token_loss)
-            grad_norm, lr = self._step(learning_rate)
-            result = means(parts, self.device)  # reading a number waits for the device: not before all work is launched
-        for what, value in (("loss", result["loss"]), ("gradient norm", grad_norm)):
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the {what} is {value}")
-        return {**result, "grad_norm": grad_norm, "lr": lr}
+            result = means(parts, self.device)  # reading a number waits for the device: all work is launched by now
+            return {**result, **self._step(result["loss"], learning_rate)}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All weights under their Hugging Face names, one after another; rank 0's count.
@@ -188,8 +187,8 @@ class MegatronEngine:
         """Leaves the process group."""
         parallel.shutdown()
 
-    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> list[DeviceBatch]:
-        """This rank's share on the device, before any kernel runs: a copy in between would wait for those before it."""
+    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
+        """This rank's share."""
         sizes = self.sizes
         schedule = packing.make_schedule(
             batch.lengths,
@@ -203,7 +202,7 @@ class MegatronEngine:
             packing.pack(batch.tokens, batch.lengths, members, schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
             for members in schedule.micro_batches[parallel_state.get_data_parallel_rank()]
         ]
-        return [to_device(pack, batch, wanted, self.device) for pack in packs]
+        return DeviceBatches(packs, batch, wanted, self.device)
 
     def _log_probs_at(
         self, micro_batch: DeviceBatch, logits: torch.Tensor, temperature: float
@@ -217,16 +216,22 @@ class MegatronEngine:
             group=parallel_state.get_tensor_model_parallel_group(),
         )
 
-    def _step(self, learning_rate: float | None) -> tuple[float, float]:
-        if learning_rate is None:
-            self._scheduler.step(1)
-        else:
+    def _step(self, loss: float, learning_rate: float | None) -> dict[str, float]:
+        """The update, and what is known of it; every rank sees the same numbers and decides alike."""
+        if learning_rate is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
         lr = float(self._optimizer.param_groups[0]["lr"])
-        _, grad_norm, _ = self._optimizer.step()
-        self._scheduler.step(0)
-        return float(grad_norm), lr
+        grad_norm = optimizer.step_if_finite(self._optimizer) if math.isfinite(loss) else math.nan
+        finite = math.isfinite(grad_norm)
+        self._scheduler.step(1 if finite and learning_rate is None else 0)
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped > (limit := self.actor.optimizer.max_skipped_steps):
+            what, value = ("gradient norm", grad_norm) if math.isfinite(loss) else ("loss", loss)
+            raise NonFiniteError(
+                f"the {what} is {value}; more than {limit} steps in a row were skipped (actor.optimizer.max_skipped_steps)"
+            )
+        return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
 
     def _exported(self) -> Iterable[tuple[str, torch.Tensor]]:
         weights = iter(self._bridge.export(self._models))
@@ -236,6 +241,7 @@ class MegatronEngine:
             if item is None:
                 return
             yield item
+            del item  # a gathered weight lives on the device until the next one is made
 
 
 def _prepare_process(device: str, actor: ActorConfig, sizes: ParallelSizes, master_address: str) -> torch.device:

@@ -11,13 +11,13 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from areal_like.trainer.device_batch import DeviceBatch
+from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 
 TokenLoss = Callable[[DeviceBatch, Tensor], tuple[Tensor, Tensor, Any]]
 """From a micro-batch and its logits `[t, vocabulary / tp]` to summed loss, number of loss tokens and statistics."""
 
 
-def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], loss: TokenLoss) -> list:
+def forward_backward(models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, loss: TokenLoss) -> list:
     """Runs all micro-batches forward and backward; the statistics of each, on the last pipeline stage, else []."""
 
     def scalar_loss(micro_batch: DeviceBatch, output: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -28,7 +28,7 @@ def forward_backward(models: Sequence[torch.nn.Module], micro_batches: Sequence[
 
 @torch.no_grad()
 def forward(
-    models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], read: Callable[[DeviceBatch, Tensor], Any]
+    models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, read: Callable[[DeviceBatch, Tensor], Any]
 ) -> list:
     """Runs all micro-batches forward; what `read` makes of each one's logits, on the last pipeline stage, else []."""
 
@@ -38,16 +38,14 @@ def forward(
     return _run(models, micro_batches, output_only, forward_only=True, collect_non_loss_data=True)
 
 
-def _run(
-    models: Sequence[torch.nn.Module], micro_batches: Sequence[DeviceBatch], loss_func: Callable, **kwargs: Any
-) -> list:
+def _run(models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, loss_func: Callable, **kwargs: Any) -> list:
     iterators = [iter(micro_batches) for _ in models]
     return get_forward_backward_func()(
         forward_step_func=partial(_forward_step, loss_func),
         data_iterator=iterators if len(models) > 1 else iterators[0],
         model=list(models) if len(models) > 1 else models[0],
         num_microbatches=len(micro_batches),
-        seq_length=micro_batches[0].tokens.shape[1],  # unused: shapes travel with the activations
+        seq_length=len(micro_batches.packs[0].tokens),  # unused: shapes travel with the activations
         micro_batch_size=1,
         **kwargs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -59,6 +60,18 @@ def make_optimizer(
     return made
 
 
+def step_if_finite(optimizer: MegatronOptimizer) -> float:
+    """Updates the weights, unless the gradient's norm is inf or nan; returns the norm, the same on every rank.
+
+    Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without.
+    """
+    optimizer.prepare_grads()
+    norm = float(optimizer.get_grad_norm())
+    if math.isfinite(norm):
+        optimizer.step()
+    return norm
+
+
 def schedule_steps(section: Any, total_steps: int | None) -> int:
     """Optimizer steps that the learning-rate schedule spans.
 
@@ -78,10 +91,14 @@ def schedule_steps(section: Any, total_steps: int | None) -> int:
 
 
 def make_schedule(optimizer: MegatronOptimizer, section: Any, steps: int) -> OptimizerParamScheduler:
-    """Warm-up, then constant, linear or cosine to the last of `steps` optimizer steps."""
+    """Warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each of them.
+
+    Of steps 0, 1, ..., the w of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, which step w has; from there on
+    rates are those of transformers' `get_scheduler`: the final rate is what the step behind the last one would have.
+    """
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=section.lr / (section.warmup_steps + 1),
         max_lr=section.lr,
         min_lr=section.lr * section.min_lr_ratio,
         lr_warmup_steps=section.warmup_steps,

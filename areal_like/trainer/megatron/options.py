@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
-
-if TYPE_CHECKING:
-    from allocation import ParallelSizes
 
 TABLE = Path(__file__).with_name("options.json")
 _SECTION = "actor.megatron.override_transformer_config"
@@ -134,16 +131,6 @@ def _decided_elsewhere(name: str) -> str | None:
         (f"{name} has no effect: {why}" for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)),
         None,
     )
-
-
-def check_bridge(bridge_type: str, sizes: ParallelSizes, *, experts: bool) -> str | None:
-    """Why this bridge cannot serve this layout, or None."""
-    if bridge_type == "mbridge" and experts and sizes.ep == 1 and sizes.etp != sizes.tp:
-        return (
-            f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
-            f"({sizes.tp}) without expert parallelism; set actor.megatron.bridge_type to megatron-bridge"
-        )
-    return None
 
 
 def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from areal_like.trainer.megatron.bridges.support import bridge_problems
 
-from areal_like.trainer.megatron.options import check_bridge
+if TYPE_CHECKING:  # the checks before a run read `support` without torch
+    import torch
+    from torch import Tensor
 
-if TYPE_CHECKING:
     from allocation import ParallelSizes
+    from areal_like.trainer.megatron.bridges.config import ModelConfig
 
 
 class Bridge(Protocol):
@@ -40,35 +42,34 @@ class ModelSource:
     path: Path
     dtype: torch.dtype
     sizes: ParallelSizes
-    options: dict[str, Any]
+    settings: Mapping[str, Any]
 
-    def hf_config(self) -> PretrainedConfig:
-        """The model's config, with `rope_theta` where transformers 4 had it.
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model's config, as far as `make_bridge` lets it pass."""
+        from areal_like.trainer.megatron.bridges.config import read_config
 
-        transformers 5 keeps it in `rope_parameters`; mbridge raises then, and others fall back to base 10,000.
-        """
-        config = AutoConfig.from_pretrained(self.path)
-        if getattr(config, "rope_theta", None) is None:
-            config.rope_theta = config.rope_parameters["rope_theta"]
-        return config
+        return read_config(self.path)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Fields of TransformerConfig that the bridge is to set, the model's first."""
+        return {**self.config.options, **self.settings}
 
 
 def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     """The bridge named by `actor.megatron.bridge_type`.
 
-    Raises ValueError for an unknown name, or a layout that the bridge cannot serve, and ModuleNotFoundError when its
-    library is not installed.
+    Raises ValueError for a model or a layout that the bridge cannot serve, and ModuleNotFoundError when its library is
+    not installed.
     """
-    experts = any(getattr(source.hf_config(), name, None) for name in ("num_experts", "n_routed_experts"))
-    if problem := check_bridge(bridge_type, source.sizes, experts=experts):
-        raise ValueError(problem)
-    match bridge_type:
-        case "mbridge":
-            from areal_like.trainer.megatron.bridges.mbridge import MBridge
+    config = json.loads((source.path / "config.json").read_text())
+    if problems := list(bridge_problems(bridge_type, config, source.sizes)):
+        raise ValueError("; ".join(f"{p.field}: {p.message}; {p.remedy}" for p in problems))
+    if bridge_type == "mbridge":
+        from areal_like.trainer.megatron.bridges.mbridge import MBridge
 
-            return MBridge(source)
-        case "megatron-bridge":
-            from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
+        return MBridge(source)
+    from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
 
-            return MegatronBridge(source)
-    raise ValueError(f"actor.megatron.bridge_type is mbridge or megatron-bridge, not {bridge_type!r}")
+    return MegatronBridge(source)

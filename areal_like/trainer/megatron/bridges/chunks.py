@@ -8,8 +8,10 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.enums import ModelType
 
+from areal_like.trainer.megatron.bridges.config import ModelConfig
 
-def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int) -> list[torch.nn.Module]:
+
+def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int, config: ModelConfig) -> list[torch.nn.Module]:
     """`provide(pre_process, post_process, vp_stage)` on this rank's device: once, or `vpp` times if that is above 1."""
     chunks = []
     for stage in range(vpp) if vpp > 1 else [None]:
@@ -20,4 +22,5 @@ def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int) -> list[torc
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         chunks.append(chunk.cuda(torch.cuda.current_device()))
+    config.set_frequencies(chunks)
     return chunks

@@ -16,8 +16,8 @@ class MBridge:
     """Builds, loads and exports models of the families that mbridge registers."""
 
     def __init__(self, source: ModelSource) -> None:
-        self._path, self._vpp = str(source.path), source.sizes.vpp
-        config = source.hf_config()
+        self._path, self._vpp, self._config = str(source.path), source.sizes.vpp, source.config
+        config = source.config.for_bridge
         # mbridge pads the vocabulary only when asked; each tensor-parallel rank needs an equal share
         self._bridge = AutoBridge.from_config(config, dtype=source.dtype, make_vocab_size_divisible_by=source.sizes.tp)
         tied = getattr(config, "tie_word_embeddings", False)
@@ -30,7 +30,7 @@ class MBridge:
 
     def build(self) -> list[torch.nn.Module]:
         """See Bridge.build."""
-        return build_chunks(self._bridge._model_provider([]), self._vpp)
+        return build_chunks(self._bridge._model_provider([]), self._vpp, self._config)
 
     def load(self, models: list[torch.nn.Module]) -> None:
         """See Bridge.load."""

@@ -29,17 +29,16 @@ class MegatronBridge:
     """Builds, loads and exports models of the families that Megatron Bridge registers."""
 
     def __init__(self, source: ModelSource) -> None:
-        self._vpp = source.sizes.vpp
+        self._vpp, self._config = source.sizes.vpp, source.config
         self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
-        config = source.hf_config()
-        self._bridge.hf_pretrained.config = config
-        self._vocab_size = config.vocab_size
+        self._bridge.hf_pretrained.config = source.config.for_bridge
+        self._vocab_size = source.config.for_bridge.vocab_size
         self._provider = self._configure(source)
 
     def build(self) -> list[torch.nn.Module]:
         """See Bridge.build."""
         self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-        return build_chunks(self._provider.provide, self._vpp)
+        return build_chunks(self._provider.provide, self._vpp, self._config)
 
     def load(self, models: list[torch.nn.Module]) -> None:
         """See Bridge.load."""

@@ -1,0 +1,77 @@
+"""What a bridge must be told of a model, read from transformers' own config: both bridges leave some of it out.
+
+Rotary frequencies are transformers' own for every `rope_type`. YaRN's factor on cosine and sine scales queries and keys
+alike, so it goes, squared, into the softmax's scale: Transformer Engine's rotary kernel for packed sequences drops it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """`for_bridge` is the model's config without rope scaling, in the form of transformers 4, which bridges read.
+
+    `options` are fields of Megatron's TransformerConfig; `frequencies` are the rotary embedding's, `[rotary / 2]`, or
+    None for Megatron's own.
+    """
+
+    for_bridge: PretrainedConfig
+    options: dict[str, Any]
+    frequencies: Tensor | None
+
+    def set_frequencies(self, chunks: Iterable[torch.nn.Module]) -> None:
+        """Gives the rotary embeddings of built model chunks the model's own frequencies."""
+        for chunk in chunks:
+            for module in chunk.modules():
+                if self.frequencies is not None and isinstance(module, RotaryEmbedding):
+                    module.inv_freq = self.frequencies.to(module.inv_freq)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The config.json of a checkpoint directory, which `support.bridge_problems` finds no fault with."""
+    config = AutoConfig.from_pretrained(path)
+    rope = config.rope_parameters
+    options = _experts(config)
+    frequencies = None
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    plain = deepcopy(config)
+    plain.head_dim = head_dim  # mbridge multiplies with it, even where it is null
+    if rope["rope_type"] != "default":
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](plain, device=torch.device("cpu"))
+        if scaling != 1:
+            options["softmax_scale"] = scaling**2 / head_dim**0.5
+    plain.partial_rotary_factor = rope.get("partial_rotary_factor", 1.0)
+    kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    plain.rope_parameters = {"rope_type": "default", **kept}
+    plain.rope_theta = rope["rope_theta"]  # without it mbridge raises and others fall back to base 10,000
+    return ModelConfig(plain, options, frequencies)
+
+
+def _experts(config: PretrainedConfig) -> dict[str, Any]:
+    """Router, shared experts and extra prediction layers, which neither transformers nor the trainer uses."""
+    options: dict[str, Any] = {}
+    match config.model_type:
+        case "qwen3_moe" | "olmoe" | "qwen2_moe":
+            options["moe_router_pre_softmax"] = not config.norm_topk_prob
+        case "mixtral":
+            options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
+        case "glm4_moe":
+            options["moe_shared_expert_intermediate_size"] = config.n_shared_experts * config.moe_intermediate_size
+            options |= {"add_qkv_bias": config.attention_bias, "mtp_num_layers": None}
+            if config.n_group > 1:
+                options |= {"moe_router_num_groups": config.n_group, "moe_router_group_topk": config.topk_group}
+    if config.model_type == "qwen2_moe":
+        options |= {"moe_shared_expert_gate": True, "moe_shared_expert_overlap": False}
+    return options

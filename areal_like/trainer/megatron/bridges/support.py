@@ -1,0 +1,179 @@
+"""Which models each bridge trains as Hugging Face and SGLang compute them. No torch.
+
+An allow-list: families, rotary embeddings and field values that the table of `tests/models` proves equal, less those
+that SGLang 0.5.17 computes differently. Whatever is not on it is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from allocation import ParallelSizes
+
+BRIDGES = ("mbridge", "megatron-bridge")
+_DENSE = ("llama", "mistral", "qwen2", "qwen3")
+_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe")
+FAMILIES = (*_DENSE, *_EXPERTS)
+_NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
+
+# What each field may be; a family's own line comes before that of all families.
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": _NONE_OF_IT,
+    "mlp_bias": _NONE_OF_IT,
+    "use_sliding_window": _NONE_OF_IT,
+    "clip_qkv": (None,),
+    "mlp_only_layers": _NONE_OF_IT,
+    "decoder_sparse_step": (1,),
+    "qkv_bias": (True,),
+    "quantization_config": (None,),
+    "dual_chunk_attention_config": (None,),
+    "partial_rotary_factor": (None, 1),
+    **{f"{family}.tie_word_embeddings": _NONE_OF_IT for family in _EXPERTS},  # SGLang does not share them
+    "mistral.sliding_window": (None,),
+    "mixtral.sliding_window": (None,),
+    "olmoe.norm_topk_prob": (False,),  # SGLang never normalises there
+    "glm4_moe.norm_topk_prob": (True,),
+    "glm4_moe.attention_bias": (True, False),
+    "glm4_moe.partial_rotary_factor": (None, 0.5),
+}
+_ONE_TENSOR_PARALLEL_RANK = ("olmoe",)  # its bridge normalises queries and keys of each rank alone
+_FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
+# The fields that a rotary embedding needs, all numbers.
+_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+_ROPE_TYPES = {"mixtral": ("default",), "glm4_moe": ("default", "linear", "llama3")}
+
+
+@dataclass(frozen=True)
+class BridgeProblem:
+    """Why a run would not compute its model: the field of config.json or the run's key, and what would do.
+
+    `value` is the field's value that would, as JSON, where one is known.
+    """
+
+    field: str
+    message: str
+    remedy: str
+    value: str | None = None
+
+
+def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[BridgeProblem]:
+    """All problems of a model and a layout with a bridge; `config` is config.json, a `text_config` unwrapped."""
+    if bridge_type not in BRIDGES:
+        yield BridgeProblem("actor.megatron.bridge_type", f"{bridge_type!r} is not a bridge", f"use {_or(BRIDGES)}")
+        return
+    if problem := _family_problem(bridge_type, config):
+        yield problem
+        return
+    family = config["model_type"]
+    experts = family in _EXPERTS
+    if bridge_type == "mbridge" and experts and sizes.ep == 1 and sizes.etp != sizes.tp:
+        others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config)]
+        yield BridgeProblem(
+            "actor.megatron.bridge_type",
+            f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
+            f"({sizes.tp}) without expert parallelism",
+            f"set actor.megatron.bridge_type to {others[0]}" if others else f"give the experts t{sizes.tp}, or an e",
+        )
+    if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
+        message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
+        yield BridgeProblem("actor.backend", message, "use t1 for attention")
+    yield from _field_problems(family, {**_families()[family]["defaults"], **config})
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(name), Mapping):
+            yield from _rope_problems(family, name, rope)
+
+
+def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProblem | None:
+    family = config.get("model_type")
+    field, remedy = "model_type", f"use a model of one of {', '.join(_served(bridge_type))}"
+    if family not in _served(bridge_type):
+        if others := [other for other in BRIDGES if family in _served(other)]:
+            field, remedy = "actor.megatron.bridge_type", f"set actor.megatron.bridge_type to {others[0]}"
+        registered = family in _registry()[bridge_type] or family in _registered_families(bridge_type)
+        why = "is not proven to compute it as Hugging Face does" if registered else "does not know it"
+        return BridgeProblem(field, f"the model is a {family}, and {bridge_type} {why}", remedy)
+    architecture, given = _families()[family]["architecture"], config.get("architectures")
+    if given and list(given) != [architecture]:
+        message = f"a {family} is trained as {architecture}, but this checkpoint is {', '.join(given)}"
+        return BridgeProblem("architectures", message, f"use a checkpoint of {architecture}")
+    return None
+
+
+def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
+    for name in sorted({line.rpartition(".")[2] for line in _ALLOWED}):
+        allowed = _ALLOWED.get(f"{family}.{name}", _ALLOWED.get(name))
+        if allowed and name in config and config[name] not in allowed:
+            yield _refused(family, name, config[name], allowed[0])
+    layers = config.get("layer_types")
+    if layers and set(layers) != {"full_attention"}:
+        yield _refused(family, "layer_types", sorted(set(layers)), ["full_attention"])
+    divided = config["hidden_size"] // config["num_attention_heads"]
+    if family == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
+        yield _refused(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
+    if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
+        yield _refused(family, "head_dim", config["head_dim"], divided)
+
+
+def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[BridgeProblem]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    types = _ROPE_TYPES.get(family, tuple(_ROPE_FIELDS))
+    if kind not in types or any(isinstance(value, Mapping) for value in rope.values()):
+        yield _refused(family, f"{name}.rope_type", kind, _or(types))
+        return
+    for field in _ROPE_FIELDS[kind]:
+        if not isinstance(rope.get(field), int | float):
+            message = f"a rotary embedding of type {kind} needs the number {field}, not {rope.get(field)!r}"
+            yield BridgeProblem(f"{name}.{field}", message, "write the value with which the model was trained")
+    partial = _ALLOWED.get(f"{family}.partial_rotary_factor", _ALLOWED["partial_rotary_factor"])
+    if rope.get("partial_rotary_factor") not in partial:
+        yield _refused(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
+    unread = ("attention_factor", "attn_factor", "extrapolation_factor")  # by SGLang, or by Hugging Face
+    for field in [field for field in unread if kind == "yarn" and rope.get(field) is not None]:
+        yield _refused(family, f"{name}.{field}", rope[field], None)
+    if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
+        message = "Hugging Face and SGLang understand mscale without mscale_all_dim differently"
+        yield BridgeProblem(f"{name}.mscale", message, "write both or neither")
+
+
+def _refused(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
+    message = f"trainer and servers are not proven to compute a {family} with {field} = {json.dumps(value)} alike"
+    text = would_do if isinstance(would_do, str) else json.dumps(would_do)
+    return BridgeProblem(field, message, f"use a model whose config.json has {field} = {text}", text)
+
+
+def _served(bridge_type: str) -> list[str]:
+    """The proven families that a bridge registers."""
+    return [family for family in FAMILIES if family in _registered_families(bridge_type)]
+
+
+def _registered_families(bridge_type: str) -> set[str]:
+    """Megatron Bridge registers architectures, mbridge model types."""
+    registered = _registry()[bridge_type]
+    return {name for name, family in _families().items() if name in registered or family["architecture"] in registered}
+
+
+def _families() -> dict[str, Any]:
+    families: dict[str, Any] = _registry()["families"]
+    return families
+
+
+@cache
+def _registry() -> dict[str, Any]:
+    registry: dict[str, Any] = json.loads(Path(__file__).with_name("registry.json").read_text())
+    return registry
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

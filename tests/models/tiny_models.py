@@ -1,0 +1,162 @@
+"""Tiny models of every family that `allocation` knows, in the variants that occur, and the bridges that train them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+BOTH, MBRIDGE, MEGATRON_BRIDGE, NONE = ("mbridge", "megatron-bridge"), ("mbridge",), ("megatron-bridge",), ()
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,  # small weights would hide differences
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = {**_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_LINEAR = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+
+FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "llama": ({}, BOTH),
+    "mistral": ({"sliding_window": None}, MEGATRON_BRIDGE),
+    "qwen2": ({}, BOTH),
+    "qwen3": ({"head_dim": 16}, BOTH),
+    "qwen3_moe": ({**_EXPERTS, "head_dim": 16, "norm_topk_prob": True}, BOTH),
+    "qwen2_moe": ({**_EXPERTS, "shared_expert_intermediate_size": 48}, MBRIDGE),
+    "mixtral": ({"num_local_experts": 4}, MBRIDGE),
+    "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
+    "glm4_moe": ({**_ROUTED, "head_dim": 16, "use_qk_norm": True}, BOTH),
+    "gemma": ({"head_dim": 16}, NONE),
+    "gemma2": (_GEMMA, NONE),
+    "gemma3_text": (_GEMMA, NONE),
+    "glm": ({"head_dim": 16}, NONE),
+    "glm4": ({"head_dim": 16}, NONE),
+    "olmo2": ({}, NONE),
+    "phi3": ({}, NONE),
+    "exaone4": ({"sliding_window": 8, "sliding_window_pattern": 2}, NONE),
+    "qwen3_next": (
+        {**_EXPERTS, **_LINEAR, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16},
+        NONE,
+    ),
+    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
+    "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
+    "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
+    "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
+    "deepseek_v32": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
+}
+
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": _LINEAR_ROPE,
+    "llama3": _LLAMA3,
+    "llama3-published": {**_LLAMA3, "rope_theta": 500_000.0, "original_max_position_embeddings": 8192},
+    "yarn": _YARN,
+    "yarn-published": {**_YARN, "rope_theta": 1_000_000.0, "original_max_position_embeddings": 32_768},
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Fields of a family's config beside its tiny sizes, and the bridges that must train it; the others refuse."""
+
+    family: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    bridges: tuple[str, ...] = NONE
+
+
+VARIANTS: dict[str, Variant] = {
+    **{family: Variant(family, {}, bridges) for family, (_, bridges) in FAMILIES.items()},
+    **{
+        f"{family}-{name}": Variant(family, {"rope_parameters": rope}, FAMILIES[family][1])
+        for family in ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "olmoe")
+        for name, rope in ROPES.items()
+    },
+    **{
+        f"{family}-dynamic": Variant(family, {"rope_parameters": {**_YARN, "rope_type": "dynamic"}})
+        for family in ("llama", "qwen3", "qwen3_moe")
+    },
+    **{
+        f"{family}-{name}": Variant(family, fields, FAMILIES[family][1])
+        for family in ("llama", "mistral", "qwen2", "qwen3")
+        for name, fields in {"tied": {"tie_word_embeddings": True}, "wide": {"head_dim": 32}}.items()
+    },
+    "qwen3-wide-yarn": Variant("qwen3", {"head_dim": 32, "rope_parameters": _YARN}, BOTH),
+    "qwen2-yarn-mscale": Variant(
+        "qwen2",
+        {"rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 8, "truncate": False}},
+        BOTH,
+    ),
+    "qwen2-yarn-attention": Variant("qwen2", {"rope_parameters": {**_YARN, "attention_factor": 1.2}}),
+    "qwen2-yarn-half-mscale": Variant("qwen2", {"rope_parameters": {**_YARN, "mscale": 0.7}}),
+    "qwen3-partial": Variant("qwen3", {"rope_parameters": {**_LINEAR_ROPE, "partial_rotary_factor": 0.5}}),
+    "mixtral-llama3": Variant("mixtral", {"rope_parameters": _LLAMA3}),
+    "glm4_moe-linear": Variant("glm4_moe", {"rope_parameters": {**_LINEAR_ROPE, "partial_rotary_factor": 0.5}}, BOTH),
+    "glm4_moe-yarn": Variant("glm4_moe", {"rope_parameters": {**_YARN, "partial_rotary_factor": 0.5}}),
+    "llama-bias": Variant("llama", {"attention_bias": True}),
+    "llama-mlp-bias": Variant("llama", {"mlp_bias": True}),
+    "llama-gelu": Variant("llama", {"hidden_act": "gelu"}),
+    "qwen3-bias": Variant("qwen3", {"attention_bias": True}),
+    "qwen3_moe-bias": Variant("qwen3_moe", {"attention_bias": True}),
+    "qwen2-unused-window": Variant("qwen2", {"use_sliding_window": False, "sliding_window": 8}, BOTH),
+    "qwen2-window": Variant("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3-window": Variant("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+    "qwen3_moe-window": Variant("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}),
+    "mistral-window": Variant("mistral", {"sliding_window": 8}),
+    "mixtral-window": Variant("mixtral", {"sliding_window": 8}),
+    "mixtral-wide": Variant("mixtral", {"head_dim": 32}),
+    "qwen3_moe-raw": Variant("qwen3_moe", {"norm_topk_prob": False}, BOTH),
+    "qwen3_moe-tied": Variant("qwen3_moe", {"tie_word_embeddings": True}),
+    "qwen3_moe-mlp-only": Variant("qwen3_moe", {"mlp_only_layers": [0]}),
+    "qwen3_moe-sparse": Variant("qwen3_moe", {"decoder_sparse_step": 2}),
+    "qwen2_moe-normalised": Variant("qwen2_moe", {"norm_topk_prob": True}, MBRIDGE),
+    "qwen2_moe-no-bias": Variant("qwen2_moe", {"qkv_bias": False}),
+    "qwen2_moe-sparse": Variant("qwen2_moe", {"decoder_sparse_step": 2}),
+    "olmoe-normalised": Variant("olmoe", {"norm_topk_prob": True}),
+    "olmoe-clip": Variant("olmoe", {"clip_qkv": 0.5}),
+    "olmoe-fewer-keys": Variant("olmoe", {"num_key_value_heads": 2}),
+    "glm4_moe-no-norm": Variant("glm4_moe", {"use_qk_norm": False}, BOTH),
+    "glm4_moe-bias": Variant("glm4_moe", {"attention_bias": True}, BOTH),
+    "glm4_moe-shared": Variant("glm4_moe", {"n_shared_experts": 2, "routed_scaling_factor": 2.5}, BOTH),
+    "glm4_moe-groups": Variant("glm4_moe", {"n_group": 2, "topk_group": 1}, BOTH),
+    "glm4_moe-prediction": Variant("glm4_moe", {"num_nextn_predict_layers": 1}, BOTH),
+    "glm4_moe-raw": Variant("glm4_moe", {"norm_topk_prob": False}),
+    "qwen3-quantized": Variant("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
+}
+
+
+def write_tiny(variant: Variant, folder: Path) -> torch.nn.Module:
+    """Writes the model as transformers does and returns it; every bias and norm differs from what it starts as."""
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[variant.family](**{**_SHAPE, **FAMILIES[variant.family][0], **variant.fields})
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.ndim == 1 and "inv_freq" not in name:
+                tensor.uniform_(0.5, 1.5) if "norm" in name else tensor.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    return model
