@@ -73,7 +73,7 @@ def test_the_layout_of_every_example(file: Path, four_nodes: ExistingCluster, tm
     config = load(file).config
     plan, findings = find_plan(config, None)
     assert plan is not None, findings
-    if loaded.config.device == "cpu":
+    if config.device == "cpu":
         (seen,) = start(tmp_path, None, plan, uses_gpus=False)
         processes = {engine.role: len(engine.servers) or len(engine.devices) for engine in plan.engines}
         assert {role: len(members) for role, members in seen.items()} == processes
