@@ -16,11 +16,10 @@ from areal_like.data.dataset import PromptStream
 from areal_like.engines import start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import Evaluator
-from areal_like.job import Job
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
-from areal_like.preflight import Preflight, preflight
+from areal_like.preflight import Job, preflight
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directory
 from areal_like.rewards import REWARDS, RewardPool
@@ -42,7 +41,7 @@ def train(config: RunConfig | LoadedConfig) -> None:
     SystemExit after SIGTERM.
     """
     loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, Origins())
-    job = Job.of(loaded.config, check(loaded))
+    job = check(loaded)
     view = View(loaded.config.stats_logger.console)
     try:
         with view.live():
@@ -51,13 +50,13 @@ def train(config: RunConfig | LoadedConfig) -> None:
         raise _first_leaf(group) from group
 
 
-def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
+def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
     """All that can be known before a process starts; says warnings, raises ConfigError if there are errors."""
     checked = preflight(loaded, dry_run=dry_run)
-    if not checked.ok:
+    if checked.job is None:
         raise ConfigError(checked.findings)
     complain(checked.findings)
-    return checked
+    return checked.job
 
 
 def _first_leaf(error: Exception) -> Exception:

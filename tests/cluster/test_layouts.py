@@ -18,7 +18,6 @@ from allocation import Cluster, Device, Plan
 from areal_like.cluster.resources import check_existing
 from areal_like.config.load import load
 from areal_like.config.schema import SchedulerConfig
-from areal_like.preflight.layout import check_layout
 
 EXAMPLES = sorted((ROOT / "examples/math").glob("*.yaml"))
 FIRST = 10  # the id of each node's first GPU, so that an id is not an index
@@ -71,7 +70,7 @@ def assert_as_planned(plan: Plan, seen: dict[str, Any]) -> None:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_layout_of_every_example(file: Path, four_nodes: ExistingCluster, tmp_path: Path) -> None:
     loaded = load(file)
-    findings, plan = check_layout(loaded, None)
+    plan, findings = find_plan(loaded.config, None)
     assert plan is not None, findings
     if loaded.config.device == "cpu":
         (seen,) = start(tmp_path, None, plan, uses_gpus=False)
@@ -155,3 +154,15 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
     monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
     ((key, message, _),) = check(four_nodes, plan)
     assert key == "scheduler.address" and "did not say within 0.1 s what nodes it has" in message
+
+
+def test_a_host_without_a_cluster(tmp_path: Path) -> None:
+    code = (
+        "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.cluster.resources import main"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
+    answer = subprocess.run([sys.executable, "-c", f"{code}; main()", "auto"], env=env, capture_output=True, text=True)
+    problem = json.loads(answer.stdout.splitlines()[-1])["problem"]
+    assert problem.endswith(
+        "RAY_ADDRESS is not set and no Ray cluster runs on this host; start one with `ray start --head`"
+    )
