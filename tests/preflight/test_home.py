@@ -34,6 +34,6 @@ def test_other_names_stay_as_they_are(write, name):
 def test_a_model_at_home_is_found_by_the_run_and_the_compiler(write, home):
     write_init_model(InitModelConfig(num_hidden_layers=1), home / "model", seed=0)
     assert preflight(load(write(), ["actor.path=~/model", "cluster.fileroot=~/runs"])).ok
-    result = read(str(write()), ["actor.path=~/model"])
+    result = read(str(write()), ["actor.path=~/model", "cluster.fileroot=~/runs"])
     assert result.plan is not None, list(map(str, result.findings))
     assert not Path("~").exists()
