@@ -18,6 +18,7 @@ from allocation import Cluster, Device, Plan
 from areal_like.cluster.resources import check_existing
 from areal_like.config.load import load
 from areal_like.config.schema import SchedulerConfig
+from areal_like.preflight.layout import find_plan
 
 EXAMPLES = sorted((ROOT / "examples/math").glob("*.yaml"))
 FIRST = 10  # the id of each node's first GPU, so that an id is not an index

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from allocation.readers import FileError
-from areal_like import cli
+from areal_like import cli, train
 from areal_like.preflight.reader import read
 
 OVERRIDE = "actor.megatron.override_transformer_config"
@@ -16,7 +16,11 @@ OVERRIDE = "actor.megatron.override_transformer_config"
 def started(monkeypatch):
     """The configurations that would have been run."""
     runs = []
-    monkeypatch.setattr(cli, "_run", lambda config, checked: runs.append(config) or 0)
+
+    async def run(job, view):
+        runs.append(job.config)
+
+    monkeypatch.setattr(train, "run", run)
     return runs
 
 
