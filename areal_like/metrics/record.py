@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from areal_like.errors import writing
 from areal_like.metrics.console import View
-from areal_like.metrics.files import writing
 from areal_like.metrics.phases import Phases
 from areal_like.metrics.tensorboard import TensorBoard
 
