@@ -44,25 +44,22 @@ def _gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    return min(present, len(list(takewhile(_names_gpu, visible.split(",")))))
-
-
-def _names_gpu(entry: str) -> bool:
-    return entry.strip() != "" and not entry.strip().startswith("-")
+    named = takewhile(lambda entry: entry and entry[0] != "-", map(str.strip, visible.split(",")))
+    return min(present, len(list(named)))
 
 
 def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
+    bridge = config.actor.megatron.bridge_type
     needed = [
         ("scheduler.type", "ray", "ray"),
         ("actor.backend", "torch", "torch"),
         ("actor.backend", "megatron.core", "megatron-core"),
+        ("actor.megatron.bridge_type", bridge.replace("-", "."), bridge),
         ("rollout.backend", "sglang", "sglang"),
         ("reward.type", "math_verify", "math-verify"),
         ("stats_logger", "matplotlib", "matplotlib"),
     ]
-    bridge = config.actor.megatron.bridge_type
-    needed.append(("actor.megatron.bridge_type", bridge.replace("-", "."), bridge))
     if config.stats_logger.tensorboard:
         needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
     if device == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
