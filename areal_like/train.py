@@ -47,7 +47,10 @@ def train(config: RunConfig | LoadedConfig) -> None:
         with view.live():
             asyncio.run(run(job, view))
     except ExceptionGroup as group:
-        raise _first_leaf(group) from group
+        first: Exception = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
 
 
 def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
@@ -57,12 +60,6 @@ def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
         raise ConfigError(checked.findings)
     complain(checked.findings)
     return checked.job
-
-
-def _first_leaf(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def run(job: Job, view: View) -> None:
@@ -77,13 +74,10 @@ async def run(job: Job, view: View) -> None:
     try:
         with view.doing("preparing the model"):
             model = await model_directory(config, directory)
-        view.say(f"starting {job}; output of every process: {directory / 'logs'}")
+        logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
+        view.say(f"starting {job}; output of every process: {logs}")
         async with run_cluster(
-            config.scheduler,
-            job.plan,
-            uses_gpus=job.device == "cuda",
-            log_dir=directory / "logs",
-            shared_dir=directory / ".weights",
+            config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared
         ) as cluster:
             await _run_on(cluster, job, model, record, view)
         record.finish()
@@ -100,9 +94,8 @@ def _open_record(config: RunConfig, directory: Path, view: View) -> Record:
             file.write(dump(config))
         return Record(directory, title, view, config.stats_logger.tensorboard)
     except FileExistsError as error:
-        raise DirectoryTaken(
-            f"{directory} belongs to a run that started at the same time; set trial_name to another name"
-        ) from error
+        problem = f"{directory} belongs to a run that started at the same time"
+        raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
     except OSError as error:
         reason = error.strerror or error
         raise PreparationError(f"{directory} (cluster.fileroot) cannot be written: {reason}") from error
@@ -157,28 +150,26 @@ async def _warm_start(job: Job, trainer: Trainer, view: View) -> None:
 def _parts(
     job: Job, trainer: Trainer, pool: ServerPool, sync: WeightSync, rewards: RewardPool, tasks: asyncio.TaskGroup
 ) -> Parts:
-    config = job.config
-    longest, stop = config.gconfig.max_new_tokens, job.tokenizer.eos_token_ids
-    score = _score(job, rewards)
-    n_samples, most = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
-    workflow = SingleTurn(
-        pool,
-        score,
-        Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
-        n_samples,
-        seed=config.seed if config.sglang.deterministic else None,
-    )
+    config, score = job.config, _score(job, rewards)
+    sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
+    most = config.rollout.max_concurrent_rollouts
     collector = Collector(
-        prompts=PromptStream(job.train_prompts, shuffle=config.train_dataset.shuffle, seed=config.seed),
-        groups=job.steps * config.train_dataset.batch_size,
-        workflow=workflow,
-        admission=Admission(config.train_dataset.batch_size, config.rollout.max_head_offpolicyness),
-        max_groups=max(1, most // n_samples) if most else None,
+        prompts=PromptStream(job.train_prompts, shuffle=train_data.shuffle, seed=config.seed),
+        groups=job.steps * train_data.batch_size,
+        workflow=SingleTurn(
+            pool,
+            score,
+            Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),
+            sampling.n_samples,
+            seed=config.seed if config.sglang.deterministic else None,
+        ),
+        admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness),
+        max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
     )
-    greedy_or_not = Sampling(longest, config.evaluator.temperature, stop_token_ids=stop)
+    greedy_or_not = Sampling(sampling.max_new_tokens, config.evaluator.temperature, stop_token_ids=stop)
     evaluator = Evaluator(config.evaluator, job.valid_prompts, greedy_or_not, pool, score)
-    return Parts(grpo(config.actor), trainer, sync, collector, evaluator)
+    return Parts(grpo(config.actor), trainer, sync, collector, evaluator, rewards)
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:

@@ -133,6 +133,8 @@ _TAGS = {
     "reward": "reward/mean",
     "reward_missing": "reward/missing",
     "skipped_batches": "reward/skipped_batches",
+    "queue_seconds_mean": "reward/queue_seconds_mean",
+    "queue_seconds_max": "reward/queue_seconds_max",
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
     "response_length": "rollout/response_length",
