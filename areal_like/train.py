@@ -28,7 +28,7 @@ from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Ints, Prompt
-from areal_like.warm_start import examples, warm_start
+from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.single_turn import SingleTurn
@@ -107,7 +107,7 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
         starting = tasks.create_task(start_servers(cluster, job, model))
         with view.doing("starting the trainer"):
             trainer = await start_trainer(cluster, job, model)
-        await _warm_start(job, trainer, view)
+        await warm_start(job, trainer, view)
         with view.doing("starting the servers"):
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
@@ -129,22 +129,6 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
                 await publish(sync, 0, config.weight_update.timeout_s)
             await reinforce(config, _parts(job, trainer, pool, sync, rewards, groups), job.steps, record)
         watching.cancel()
-
-
-async def _warm_start(job: Job, trainer: Trainer, view: View) -> None:
-    config = job.config
-    if not config.warm_start or not config.valid_dataset:  # the checks refuse the one without the other
-        return
-    stream = PromptStream(job.train_prompts, shuffle=True, seed=config.seed)
-    steps, reward = await warm_start(
-        config.warm_start,
-        trainer,
-        examples(stream, job.tokenizer),
-        list(examples(job.valid_prompts, job.tokenizer)),
-        config.gconfig.temperature,
-        view,
-    )
-    view.say(f"warm start: expected held-out reward {reward:.3f} after {steps} steps")
 
 
 def _parts(
