@@ -49,7 +49,7 @@ def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, 
     if result.plan is not None:
         findings += _roles(config, result.plan)
         if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
-            findings += [replace(found, nearest=tuple(_narrower(config, compile))) for found in spread]
+            findings += [replace(found, nearest=tuple(_narrower(config, result.plan, compile))) for found in spread]
     return None if has_errors(findings) else result.plan, findings
 
 
@@ -145,15 +145,15 @@ def _spread(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             return
 
 
-def _narrower(config: RunConfig, compile: Callable[[str | dict[str, str]], allocation.Result]) -> Iterator[str]:
+def _narrower(
+    config: RunConfig, plan: Plan, compile: Callable[[str | dict[str, str]], allocation.Result]
+) -> Iterator[str]:
     """The same layout with the widest servers that fit in a node, on the same GPUs."""
     text = config.allocation_mode or config.rollout.backend or ""
     found = re.search(r"sglang(\[\w+\])?:[\w*]+", text)
-    wide = re.search(r"t(\d+)", found[0]) if found else None
-    servers = re.search(r"d(\d+)", found[0]) if found else None
+    total = plan.engine("rollout").sizes.dp * plan.engine("rollout").sizes.tp
     for gpus in range(config.cluster.n_gpus_per_node, 0, -1):
-        total = int(wide[1]) * int(servers[1] if servers else 1) if wide else 0
-        if found and total % gpus == 0 and total:
+        if found and total % gpus == 0:
             other = f"{text[: found.start()]}sglang{found[1] or ''}:d{total // gpus}t{gpus}{text[found.end() :]}"
             result = compile(other if config.allocation_mode else _backends(config) | {"rollout": other})
             if result.plan is not None and not [*_roles(config, result.plan), *_spread(config, result.plan)]:
