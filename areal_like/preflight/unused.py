@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.config.findings import finding
@@ -32,7 +32,9 @@ def check_unused(config: RunConfig, device: Device) -> Iterator[Finding]:
 def _is_set(config: RunConfig, key: str) -> bool:
     """Whether a key is there, with another value than its default."""
     *sections, name = key.split(".")
-    section = reduce(lambda node, part: getattr(node, part, None), sections, config)
+    section: Any = config
+    for part in sections:
+        section = getattr(section, part, None)
     return section is not None and bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
