@@ -17,10 +17,10 @@ def started(monkeypatch):
     """The configurations that would have been run."""
     runs = []
 
-    async def run(job, view):
+    async def pretend(job, view):
         runs.append(job.config)
 
-    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr("areal_like.train.run", pretend)
     return runs
 
 
