@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from allocation.readers import FileError
-from areal_like import cli, train
+from areal_like import cli
 from areal_like.preflight.reader import read
 
 OVERRIDE = "actor.megatron.override_transformer_config"
