@@ -38,11 +38,12 @@ format: $(VENV)/.dev-installed
 	@$(RUN) ruff check --fix
 	@$(RUN) ruff format
 
-# Pins to pins with hashes: resolves nothing. Then the pinned libraries' options, against which configurations are checked.
+# Pins to pins with hashes: resolves nothing. Then what the pinned libraries take, against which configurations are checked.
 lock: $(VENV)/.cpu-installed
 	@for set in cpu dev; do $(RUN) python -m uv pip compile -q --generate-hashes --no-deps --no-annotate --no-header \
 		--python-version 3.12 requirements/$$set.txt -o requirements/$$set.lock; done
-	@$(MAKE) -s setup && $(RUN) python -W ignore requirements/option_tables.py
+	@$(MAKE) -s setup && $(RUN) python -W ignore requirements/option_tables.py && \
+		$(RUN) python -W ignore requirements/bridge_registry.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from allocation import Plan
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
 from areal_like.errors import DirectoryTaken, RunError
 from areal_like.metrics.console import complain
+from areal_like.preflight import Job
 from areal_like.train import check, train
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
@@ -38,25 +38,23 @@ def main(
         loaded = load(config, overrides or [])
         if not dry_run:
             raise typer.Exit(_train(loaded))
-        checked = check(loaded, dry_run=True)
+        job = check(loaded, dry_run=True)
     except ConfigError as error:
         complain(error.findings)
         raise typer.Exit(INVALID) from error
     typer.echo(dump(loaded.config))
-    if checked.plan and checked.device:
-        Console().print(_describe_plan(checked.plan, checked.device, checked.steps))
+    Console().print(_describe_plan(job))
     typer.echo("everything was checked: the run may start")
 
 
-def _describe_plan(plan: Plan, device: str, steps: int) -> Table:
+def _describe_plan(job: Job) -> Table:
     """The layout as a table, one row per engine."""
-    table = Table(title=f"{plan.allocation} on {device}, {steps} steps", title_justify="left")
-    for column in ("role", "backend", "GPUs" if device == "cuda" else "slots", "dense grid", "expert grid"):
+    table = Table(title=f"{job.plan.allocation} on {job.device}, {job.steps} steps", title_justify="left")
+    for column in ("role", "backend", "GPUs" if job.device == "cuda" else "slots", "dense grid", "expert grid"):
         table.add_column(column)
-    for engine in plan.engines:
+    for engine in job.plan.engines:
         sizes = engine.sizes
-        dense = f"{sizes.dp} servers, tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}"
-        expert = ""
+        dense, expert = f"{sizes.dp} servers, tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}", ""
         if engine.dense and not engine.servers:
             dense = f"dp {sizes.dp}, tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, vpp {sizes.vpp}"
             expert = f"ep {sizes.ep}, etp {sizes.etp}, edp {sizes.edp}"

@@ -8,7 +8,7 @@ from typing import Literal
 from allocation import EnginePlan
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.job import Job
+from areal_like.preflight import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
@@ -47,31 +47,17 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
     """All servers, ready for requests, and their URLs."""
-    config, plan = job.config, job.plan.engine("rollout")
+    config, plan, limit = job.config, job.plan.engine("rollout"), job.config.rollout.startup_timeout_s
 
-    def spec(rank: int, host: str) -> dict[str, object]:
-        name = f"server-{rank}"
-        port = None if config.sglang.port is None else config.sglang.port + rank
+    def arguments(rank: int, host: str) -> dict[str, object]:
+        name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
+        command = server_arguments(config, model, plan.sizes, job.device, rank)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
-        return {
-            "spec": ServerSpec(
-                name=name,
-                arguments=server_arguments(config, model, plan.sizes, job.device, rank),
-                log_file=log_file,
-                token=cluster.token,
-                port=port,
-                startup_timeout_s=config.rollout.startup_timeout_s,
-            ),
-            "host": host,
-        }
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
-    servers = await cluster.start_group(
-        "rollout",
-        SGLangServer,
-        [server.devices for server in plan.servers],
-        spec,
-        call_timeout_s=config.rollout.startup_timeout_s + 10,  # the server's own limit speaks first
-    )
+    devices = [server.devices for server in plan.servers]
+    call_limit = limit + 10  # the server's own limit speaks first
+    servers = await cluster.start_group("rollout", SGLangServer, devices, arguments, call_timeout_s=call_limit)
     return servers, await servers.call_all("start", phase="start-up")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,3 +76,12 @@ class RewardsMissing(RunError):
 
 class RecordError(RunError):
     """A file of the run's record cannot be written; the message names it and gives the system's reason."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell an OSError of the body, such as a full disk, as a RecordError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror or error}") from error

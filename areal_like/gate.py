@@ -23,17 +23,12 @@ async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequ
     Raises LogprobMismatch where the mean distance is more than rounding (`rollout.max_logprob_diff`).
     """
     longest = sorted(trajectories, key=lambda item: len(item.tokens))[-RESPONSES:]
-    measured = await logprob_diff(trainer, longest, config.gconfig.temperature)
+    lengths = np.array([len(item.tokens) for item in longest], np.int32)
+    tokens, behaviour, generated = (
+        np.concatenate([getattr(item, name) for item in longest]) for name in ("tokens", "logprobs", "generated")
+    )
+    trained = await trainer.log_probs(Batch(lengths, tokens), config.gconfig.temperature)
+    measured = float(np.abs(trained - behaviour)[generated].mean())
     allowed = config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
     if not measured <= allowed:  # nan is not
         raise LogprobMismatch(len(longest), measured, allowed)
-
-
-async def logprob_diff(trainer: Trainer, trajectories: Sequence[Trajectory], temperature: float) -> float:
-    """Mean absolute difference between the trainer's log-probs of what was generated and the servers'."""
-    lengths = np.array([len(item.tokens) for item in trajectories], np.int32)
-    tokens, behaviour, generated = (
-        np.concatenate([getattr(item, name) for item in trajectories]) for name in ("tokens", "logprobs", "generated")
-    )
-    trained = await trainer.log_probs(Batch(lengths, tokens), temperature)
-    return float(np.abs(trained - behaviour)[generated].mean())

@@ -23,6 +23,7 @@ from areal_like.errors import RewardsMissing
 from areal_like.evaluation import Evaluator
 from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
+from areal_like.rewards import RewardPool
 from areal_like.rollout.collector import Collector
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, Trajectory
@@ -38,6 +39,7 @@ class Parts:
     sync: WeightSync
     collector: Collector
     evaluator: Evaluator
+    rewards: RewardPool
 
 
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
@@ -78,6 +80,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 with record.phase("saving"):
                     await parts.trainer.save_hf(record.checkpoint(done))
             stats |= await asyncio.to_thread(describe, trajectories, version)
+            stats["queue_seconds_mean"], stats["queue_seconds_max"] = parts.rewards.queue_seconds()
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -27,10 +28,9 @@ async def model_directory(config: RunConfig, directory: Path) -> Path:
     """Where the model lies, made or downloaded if it does not yet. Raises PreparationError."""
     if config.actor.init_model:
         made = directory / "initial_model"
+        write = partial(write_init_model, seed=config.seed, dtype=config.actor.dtype)
         try:
-            await asyncio.to_thread(
-                write_init_model, config.actor.init_model, made, seed=config.seed, dtype=config.actor.dtype
-            )
+            await asyncio.to_thread(write, config.actor.init_model, made)
         except (OSError, SafetensorError) as error:
             raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
         return made.absolute()

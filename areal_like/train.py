@@ -16,11 +16,10 @@ from areal_like.data.dataset import PromptStream
 from areal_like.engines import start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import Evaluator
-from areal_like.job import Job
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
-from areal_like.preflight import Preflight, preflight
+from areal_like.preflight import Job, preflight
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directory
 from areal_like.rewards import REWARDS, RewardPool
@@ -29,7 +28,7 @@ from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Ints, Prompt
-from areal_like.warm_start import examples, warm_start
+from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.single_turn import SingleTurn
@@ -42,28 +41,25 @@ def train(config: RunConfig | LoadedConfig) -> None:
     SystemExit after SIGTERM.
     """
     loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, Origins())
-    job = Job.of(loaded.config, check(loaded))
+    job = check(loaded)
     view = View(loaded.config.stats_logger.console)
     try:
         with view.live():
             asyncio.run(run(job, view))
     except ExceptionGroup as group:
-        raise _first_leaf(group) from group
+        first: Exception = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
 
 
-def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
+def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
     """All that can be known before a process starts; says warnings, raises ConfigError if there are errors."""
     checked = preflight(loaded, dry_run=dry_run)
-    if not checked.ok:
+    if checked.job is None:
         raise ConfigError(checked.findings)
     complain(checked.findings)
-    return checked
-
-
-def _first_leaf(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return checked.job
 
 
 async def run(job: Job, view: View) -> None:
@@ -78,13 +74,10 @@ async def run(job: Job, view: View) -> None:
     try:
         with view.doing("preparing the model"):
             model = await model_directory(config, directory)
-        view.say(f"starting {job}; output of every process: {directory / 'logs'}")
+        logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
+        view.say(f"starting {job}; output of every process: {logs}")
         async with run_cluster(
-            config.scheduler,
-            job.plan,
-            uses_gpus=job.device == "cuda",
-            log_dir=directory / "logs",
-            shared_dir=directory / ".weights",
+            config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared
         ) as cluster:
             await _run_on(cluster, job, model, record, view)
         record.finish()
@@ -101,9 +94,8 @@ def _open_record(config: RunConfig, directory: Path, view: View) -> Record:
             file.write(dump(config))
         return Record(directory, title, view, config.stats_logger.tensorboard)
     except FileExistsError as error:
-        raise DirectoryTaken(
-            f"{directory} belongs to a run that started at the same time; set trial_name to another name"
-        ) from error
+        problem = f"{directory} belongs to a run that started at the same time"
+        raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
     except OSError as error:
         reason = error.strerror or error
         raise PreparationError(f"{directory} (cluster.fileroot) cannot be written: {reason}") from error
@@ -115,7 +107,7 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
         starting = tasks.create_task(start_servers(cluster, job, model))
         with view.doing("starting the trainer"):
             trainer = await start_trainer(cluster, job, model)
-        await _warm_start(job, trainer, view)
+        await warm_start(job, trainer, view)
         with view.doing("starting the servers"):
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
@@ -139,47 +131,29 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
         watching.cancel()
 
 
-async def _warm_start(job: Job, trainer: Trainer, view: View) -> None:
-    config = job.config
-    if not config.warm_start or not config.valid_dataset:  # the checks refuse the one without the other
-        return
-    stream = PromptStream(job.train_prompts, shuffle=True, seed=config.seed)
-    steps, reward = await warm_start(
-        config.warm_start,
-        trainer,
-        examples(stream, job.tokenizer),
-        list(examples(job.valid_prompts, job.tokenizer)),
-        config.gconfig.temperature,
-        view,
-    )
-    view.say(f"warm start: expected held-out reward {reward:.3f} after {steps} steps")
-
-
 def _parts(
     job: Job, trainer: Trainer, pool: ServerPool, sync: WeightSync, rewards: RewardPool, tasks: asyncio.TaskGroup
 ) -> Parts:
-    config = job.config
-    longest, stop = config.gconfig.max_new_tokens, job.tokenizer.eos_token_ids
-    score = _score(job, rewards)
-    n_samples, most = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
-    workflow = SingleTurn(
-        pool,
-        score,
-        Sampling(config.gconfig.max_new_tokens, config.gconfig.temperature, config.gconfig.top_p, stop),
-        n_samples,
-        seed=config.seed if config.sglang.deterministic else None,
-    )
+    config, score = job.config, _score(job, rewards)
+    sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
+    most = config.rollout.max_concurrent_rollouts
     collector = Collector(
-        prompts=PromptStream(job.train_prompts, shuffle=config.train_dataset.shuffle, seed=config.seed),
-        groups=job.steps * config.train_dataset.batch_size,
-        workflow=workflow,
-        admission=Admission(config.train_dataset.batch_size, config.rollout.max_head_offpolicyness),
-        max_groups=max(1, most // n_samples) if most else None,
+        prompts=PromptStream(job.train_prompts, shuffle=train_data.shuffle, seed=config.seed),
+        groups=job.steps * train_data.batch_size,
+        workflow=SingleTurn(
+            pool,
+            score,
+            Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),
+            sampling.n_samples,
+            seed=config.seed if config.sglang.deterministic else None,
+        ),
+        admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness),
+        max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
     )
-    greedy_or_not = Sampling(longest, config.evaluator.temperature, stop_token_ids=stop)
+    greedy_or_not = Sampling(sampling.max_new_tokens, config.evaluator.temperature, stop_token_ids=stop)
     evaluator = Evaluator(config.evaluator, job.valid_prompts, greedy_or_not, pool, score)
-    return Parts(grpo(config.actor), trainer, sync, collector, evaluator)
+    return Parts(grpo(config.actor), trainer, sync, collector, evaluator, rewards)
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:

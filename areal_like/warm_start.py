@@ -9,36 +9,31 @@ import numpy as np
 
 from areal_like.algorithms.batch import supervised_batch
 from areal_like.algorithms.losses import sft
-from areal_like.config.schema import WarmStartConfig
+from areal_like.data.dataset import PromptStream
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.metrics.console import View
+from areal_like.preflight import Job
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, LossSpec, Prompt
 
-type Example = tuple[Sequence[int], Sequence[int]]
 
-
-async def warm_start(
-    config: WarmStartConfig,
-    trainer: Trainer,
-    examples: Iterator[Example],
-    held_out: Sequence[Example],
-    temperature: float,
-    view: View,
-) -> tuple[int, float]:
-    """Train until the held-out expected reward is reached; returns the optimizer steps taken and that reward."""
-    test = supervised_batch(held_out)
-    reward = 0.0
+async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
+    """Train until the held-out expected reward is reached, or for `warm_start.steps` optimizer steps."""
+    config, temperature = job.config.warm_start, job.config.gconfig.temperature
+    if config is None:
+        return
+    training = _examples(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed), job.tokenizer)
+    test = supervised_batch(list(_examples(job.valid_prompts, job.tokenizer)))
     with view.doing("warm start", config.steps) as advance:
         for step in range(1, config.steps + 1):
-            batch = supervised_batch(list(islice(examples, config.batch_size)))
+            batch = supervised_batch(list(islice(training, config.batch_size)))
             await trainer.train(batch, LossSpec(sft), temperature, learning_rate=config.lr)
             advance()
             if step % config.check_every == 0 or step == config.steps:
                 reward = await expected_reward(trainer, test, temperature)
                 if reward >= config.target_reward:
                     break
-    return step, reward
+    view.say(f"warm start: expected held-out reward {reward:.3f} after {step} steps")
 
 
 async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) -> float:
@@ -48,7 +43,7 @@ async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) ->
     return float(np.exp(np.bincount(sequence, logprobs)).mean())
 
 
-def examples(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> Iterator[Example]:
+def _examples(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """Prompts with their reference answers, end token included."""
     for prompt in prompts:
         yield prompt.tokens, tokenizer.encode_response(prompt.answer)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from areal_like.cluster.lifetime import uninterrupted
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
@@ -62,7 +60,7 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 _temp_dir=str(directory / "ray"),
             )
         else:
-            ray.init(_meant(scheduler.address), log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(_named(scheduler.address), log_to_driver=False, logging_level=logging.ERROR)
     except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
@@ -79,14 +77,15 @@ def _configure(settings: dict[str, str]) -> None:
 
 
 def address_problem(address: str) -> tuple[str, str] | None:
-    """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it."""
-    asked, address = address, _meant(address)
-    if address == "auto":
-        help = "start a cluster with `ray start --head`, set RAY_ADDRESS, or set scheduler.type=local"
-        return "RAY_ADDRESS is not set and no Ray cluster runs on this host", help
-    whose = f" (`auto`, from {'RAY_ADDRESS' if os.environ.get('RAY_ADDRESS') else 'this host'})"
-    name = address + (whose if asked == "auto" else "")
-    parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", address)
+    """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it.
+
+    Ray itself would look for minutes, or start a cluster. What `auto` means without RAY_ADDRESS, Ray is left to find.
+    """
+    named = _named(address)
+    if named == "auto":
+        return None
+    name = named + (" (`auto`, from RAY_ADDRESS)" if address == "auto" else "")
+    parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", named)
     if parts is None or int(parts["port"]) > 65535:
         return f"{name!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
     try:
@@ -97,28 +96,8 @@ def address_problem(address: str) -> tuple[str, str] | None:
     return None
 
 
-def _meant(address: str) -> str:
-    """The address that `auto` means: RAY_ADDRESS, what `ray start` has noted, or what a raylet here is told.
-
-    It is `auto` where there is none. Ray looks in the same places (ray/_private/services.py), but can only be asked
-    after it is imported.
-    """
-    if address != "auto":
-        return address
-    if (named := os.environ.get("RAY_ADDRESS", "auto")) not in ("", "auto"):
-        return named
-    noted = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray/ray_current_cluster")
-    if noted.is_file():
-        return noted.read_text(encoding="utf-8").strip()
-    return next(_raylet_addresses(), "auto")
-
-
-def _raylet_addresses() -> Iterator[str]:
-    """The cluster of each Ray node process on this host."""
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or [""]
-        if Path(command[0]).name == "raylet":
-            yield from (word.partition("=")[2] for word in command if word.startswith("--gcs-address="))
+def _named(address: str) -> str:
+    return os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
 
 
 def _reason(error: BaseException) -> str:
@@ -129,4 +108,6 @@ def _reason(error: BaseException) -> str:
             "its authentication token is not this process's; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or "
             "RAY_AUTH_TOKEN_PATH) to the cluster's"
         )
+    if "Could not find any running Ray instance" in text:
+        return "RAY_ADDRESS is not set and no Ray cluster runs on this host; start one with `ray start --head`"
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

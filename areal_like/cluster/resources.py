@@ -87,7 +87,7 @@ def shortage(asked: Sequence[Amounts], there: Mapping[str, Any]) -> str:
     )
 
 
-def check_existing(scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool) -> Iterator[tuple[str, str, str]]:
+def check_existing(scheduler: SchedulerConfig, plan: Plan | None, *, uses_gpus: bool) -> Iterator[tuple[str, str, str]]:
     """Key, message and help for what keeps an existing cluster from running the plan; starts nothing there.
 
     The nodes' totals decide: what others hold now may be free when the run starts, which then waits for it.
@@ -97,10 +97,9 @@ def check_existing(scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool) -
         return
     there = _ask(scheduler.address)
     if "problem" in there:
-        yield "scheduler.address", there["problem"], "give the address of a cluster that this host is a node of"
-        return
-    asked = bundles(plan, uses_gpus=uses_gpus)
-    if not fits(asked, there["nodes"], spread=names_gpus(plan)):
+        help = "give the address of a cluster that this host is a node of, or set scheduler.type=local"
+        yield "scheduler.address", there["problem"], help
+    elif plan and not fits(asked := bundles(plan, uses_gpus=uses_gpus), there["nodes"], spread=names_gpus(plan)):
         help = "add nodes with `ray start --address=...`, or write a layout and cluster.n_nodes for those there are"
         yield "cluster.n_nodes", f"the Ray cluster is too small: {shortage(asked, there)}", help
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -88,16 +88,11 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise _error(name, f"not a configuration: {_first_line(error)}", "correct it") from error
     if not isinstance(tree, DictConfig):
         raise _error(name, "not a mapping of keys to values", "begin with a line such as `experiment_name: demo`")
-    return _plain(tree), dict(_lines(node, "", name))
+    return _with_text_keys(OmegaConf.to_container(tree)), dict(_lines(node, "", name))
 
 
-def _plain(tree: DictConfig) -> dict[str, Any]:
-    """A configuration as plain mappings of texts to values, references as they are written."""
-    return _with_text_keys(cast("dict[Any, Any]", OmegaConf.to_container(tree)))
-
-
-def _with_text_keys(values: dict[Any, Any]) -> dict[str, Any]:
-    return {str(key): _with_text_keys(value) if isinstance(value, dict) else value for key, value in values.items()}
+def _with_text_keys(value: Any) -> Any:
+    return {str(key): _with_text_keys(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _first_line(error: Exception) -> str:
@@ -107,29 +102,21 @@ def _first_line(error: Exception) -> str:
 def _resolve(data: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
     """The values with `${...}` replaced by what it refers to; without those that have a finding, or get one here."""
     refused = {found.key for found in findings}
+    help = "refer to a key that is set by its full dotted name, such as ${gconfig.n_samples}"
 
     def values_of(node: DictConfig, prefix: str) -> dict[str, Any]:
         values = {}
-        for name in map(str, node):
-            key = prefix + name
+        for key, name in ((f"{prefix}{name}", name) for name in map(str, node) if f"{prefix}{name}" not in refused):
             try:
                 value = node[name]
                 if isinstance(value, ListConfig):
                     value = OmegaConf.to_container(value, resolve=True)
+                values[name] = values_of(value, f"{key}.") if isinstance(value, DictConfig) else value
             except OmegaConfBaseException as error:
-                if key not in refused:
-                    findings.append(_wrong_reference(key, error))
-            else:
-                if key not in refused:
-                    values[name] = values_of(value, f"{key}.") if isinstance(value, DictConfig) else value
+                findings.append(finding("CONFIG-REFERENCE", key, _first_line(error), help))
         return values
 
     return values_of(OmegaConf.create(data), "")
-
-
-def _wrong_reference(key: str, error: OmegaConfBaseException) -> Finding:
-    help = "refer to a key that is set by its full dotted name, such as ${gconfig.n_samples}"
-    return finding("CONFIG-REFERENCE", key, _first_line(error), help)
 
 
 def _error(place: str, message: str, help: str) -> ConfigError:
@@ -186,7 +173,7 @@ def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
 def _parse(value: str, annotation: Any) -> Any:
     """An override's value: text where the key takes text, else as YAML would read it."""
     if not takes_text(annotation):
-        return _plain(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+        return _with_text_keys(OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"])))["value"]
     if value == "null" and types.NoneType in members(annotation):
         return None
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":  # quotes that Hydra would have wanted

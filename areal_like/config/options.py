@@ -7,41 +7,27 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Len
+from pydantic import TypeAdapter, ValidationError
 
 from areal_like.config.findings import nearest_words
 
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or _is_whole(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _list_of(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(item, value))
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "null": lambda value: value is None,
-    "true or false": lambda value: isinstance(value, bool),
-    "a whole number": _is_whole,
-    "a number": _is_number,
-    "text": _is_text,
-    "a list": _list_of(lambda _: True),
-    "a list of 2": lambda value: isinstance(value, list) and len(value) == 2,
-    "a list of whole numbers": _list_of(_is_whole),
-    "a list of numbers": _list_of(_is_number),
-    "a list of texts": _list_of(_is_text),
+_KINDS: dict[str, Any] = {
+    "null": None,
+    "true or false": bool,
+    "a whole number": int,
+    "a number": float,
+    "text": str,
+    "a list": list,
+    "a list of 2": Annotated[list[Any], Len(2, 2)],
+    "a list of whole numbers": list[int],
+    "a list of numbers": list[float],
+    "a list of texts": list[str],
 }
 
 
@@ -55,8 +41,8 @@ class Option:
 
     def expected(self, value: Any) -> str | None:
         """What the option's value should be; None where `value` is that."""
-        fits = any(value == choice and type(value) is type(choice) for choice in self.choices)
-        if fits or any(_FITS.get(kind, lambda _: False)(value) for kind in self.types):
+        chosen = any(value == choice and type(value) is type(choice) for choice in self.choices)
+        if chosen or any(_is_of(kind, value) for kind in self.types):
             return None
         choices = [f"one of {', '.join(map(str, self.choices))}"] if self.choices else []
         return " or ".join([*choices, *self.types])
@@ -64,6 +50,14 @@ class Option:
     def nearest(self, value: Any) -> tuple[str, ...]:
         """The choice that is most like `value`."""
         return tuple(nearest_words(value, map(str, self.choices)))
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    try:
+        TypeAdapter(_KINDS[kind]).validate_python(value, strict=True)
+    except (KeyError, ValidationError):  # no value of YAML is a function
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -24,20 +24,16 @@ def _path(path: str | None) -> str | None:
     if not path.isprintable():
         raise ValueError("a path of printable characters")
     path = os.path.expanduser(path)
-    if len(path.encode()) > _LONGEST_PATH or not all(map(_short, path.split("/"))):
+    if len(path.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in path.split("/")):
         raise ValueError(f"a path of at most {_LONGEST_PATH} bytes, each name in it of at most {_LONGEST_NAME}")
     return path
 
 
 def _name(name: str) -> str:
     """The name of a directory."""
-    if not _short(name):
+    if len(name.encode()) > _LONGEST_NAME:
         raise ValueError(f"at most {_LONGEST_NAME} bytes, which is what file systems take")
     return name
-
-
-def _short(name: str) -> bool:
-    return len(name.encode()) <= _LONGEST_NAME
 
 
 PATH = AfterValidator(_path)
@@ -117,9 +113,7 @@ class GenerationConfig(Section):
     n_samples: int = Field(8, ge=1, description="Responses per prompt: the group that advantages are normalised over.")
     max_new_tokens: int = Field(512, ge=1, description="Longest response, in tokens.")
     temperature: float = Field(
-        1.0,
-        ge=LEAST_TEMPERATURE,
-        description="Softmax temperature; the trainer scales its log-probs the same way.",
+        1.0, ge=LEAST_TEMPERATURE, description="Softmax temperature; the trainer scales its log-probs the same way."
     )
     top_p: float = Field(
         1.0,

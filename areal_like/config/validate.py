@@ -37,8 +37,7 @@ def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
         by_key: dict[str, list[ErrorDetails]] = {}  # pydantic reports each alternative of a union on its own
         for problem in error.errors(include_url=False, include_context=False):
             if problem["type"] != "extra_forbidden":
-                parts = _location(problem["loc"], values, missing=problem["type"] == "missing")
-                by_key.setdefault(".".join(parts), []).append(problem)
+                by_key.setdefault(_key_of(problem, values), []).append(problem)
         return None, [_objection(key, problems) for key, problems in by_key.items()]
 
 
@@ -62,17 +61,16 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
     return list(dict.fromkeys(causes or findings))
 
 
-def unknown_key(key: str) -> Finding:
-    """There is no such key; the finding's `nearest` are keys that may have been meant."""
-    return finding(_UNKNOWN_KEY, key, "there is no such key", nearest=nearest_keys(key, all_keys()))
-
-
-def _dotted_key(key: str) -> Finding:
-    section, _, leaf = key.rpartition(".")
-    help = f"write `{leaf}: ...` in the section {section}, indented"
-    return finding(
-        _UNKNOWN_KEY, key, "a file's keys are nested, not dotted", help, nearest=nearest_keys(key, all_keys())
-    )
+def unknown_key(key: str, *, dotted: bool = False) -> Finding:
+    """There is no such key, or a file has it `dotted`; the finding's `nearest` are keys that may have been meant."""
+    message, help = "there is no such key", None
+    if dotted:
+        section, _, leaf = key.rpartition(".")
+        message, help = (
+            "a file's keys are nested, not dotted",
+            f"write `{leaf}: ...` in the section {section}, indented",
+        )
+    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, all_keys()))
 
 
 def _missing_key(key: str) -> Finding:
@@ -86,25 +84,23 @@ def wrong_keys(data: dict[str, Any], section: type[Section] | None = RunConfig, 
     for name, value in data.items():
         key, field = prefix + name, section.model_fields.get(name) if section else None
         if section is not None and field is None:
-            yield _dotted_key(key) if "." in name else unknown_key(key)
+            yield unknown_key(key, dotted="." in name)
         elif value == _ABSENT:
             yield _missing_key(key)
         elif isinstance(value, dict):
             yield from wrong_keys(value, section_of(field.annotation) if field else None, f"{key}.")
 
 
-def _location(parts: tuple[int | str, ...], values: Any, *, missing: bool) -> Iterator[str]:
-    """The keys of a pydantic location; what it appends for an alternative of a union is left out."""
-    for index, part in enumerate(parts):
-        inside = isinstance(values, dict) and part in values
-        if not inside and not (missing and index == len(parts) - 1):
-            return
-        yield str(part)
-        values = values[part] if inside else None
-
-
-def _expectation(message: str) -> str:
-    return message.removeprefix("Input should be ").removeprefix("Value error, ")
+def _key_of(problem: ErrorDetails, values: Any) -> str:
+    """The key that pydantic complains of; what it appends for an alternative of a union is left out."""
+    if problem["type"] == "missing":
+        return ".".join(map(str, problem["loc"]))
+    key = ""
+    for part in problem["loc"]:
+        if not isinstance(values, dict) or part not in values:
+            break
+        key, values = f"{key}.{part}", values[part]
+    return key.lstrip(".")
 
 
 def _objection(key: str, problems: Sequence[ErrorDetails]) -> Finding:
@@ -112,11 +108,11 @@ def _objection(key: str, problems: Sequence[ErrorDetails]) -> Finding:
         return _missing_key(key)
     annotation, value = annotation_of(key), problems[0]["input"]
     choices = [choice for member in members(annotation) for choice in get_args(member) if isinstance(choice, str)]
-    expected = [_EXPECTED.get(problem["type"]) or _expectation(problem["msg"]) for problem in problems]
+    said = [problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ") for problem in problems]
+    expected = [_EXPECTED.get(problem["type"], words) for problem, words in zip(problems, said, strict=True)]
     if type(None) in members(annotation):
         expected.append("null")
-    help = None
-    if isinstance(value, int | float) and takes_text(annotation):
-        help = f'write it in quotes: "{value}"'
+    unquoted = isinstance(value, int | float) and takes_text(annotation)
     message = f"{value!r} should be {' or '.join(dict.fromkeys(expected))}"
+    help = f'write it in quotes: "{value}"' if unquoted else None
     return finding("CONFIG-VALUE", key, message, help, nearest=nearest_words(value, choices))

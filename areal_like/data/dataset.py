@@ -57,17 +57,20 @@ def read_problems(config: DatasetConfig, check_answer: AnswerCheck | None) -> Se
         records = records[: config.max_samples]
     for row, record in enumerate(records):
         for field in ("prompt_field", "answer_field"):
-            name = getattr(config, field)
-            if not isinstance(record.get(name), str):
-                problem = f"{config.path}, row {row + 1} has no text in field {name!r}"
-                raise DatasetError(field, problem, f"its fields are {', '.join(map(str, record))}")
-            if not record[name].strip():
-                problem = f"{config.path}, row {row + 1} has nothing in field {name!r}"
-                raise DatasetError(field, problem, "fill it in or leave that row out")
-        if check_answer is not None and (fault := check_answer(record[config.answer_field])):
-            problem = f"{config.path}, row {row + 1} has {fault[0]} in field {config.answer_field!r}"
-            raise DatasetError("answer_field", problem, f"{fault[1]}, or leave that row out")
+            text, there, remedy = record.get(getattr(config, field)), None, "fill it in, or leave that row out"
+            if not isinstance(text, str):
+                there, remedy = "no text", f"its fields are {', '.join(map(str, record))}"
+            elif not text.strip():
+                there = "nothing"
+            elif field == "answer_field" and check_answer is not None and (fault := check_answer(text)):
+                there, remedy = fault[0], f"{fault[1]}, or leave that row out"
+            if there:
+                raise _row_error(config, row, field, f"has {there} in field {getattr(config, field)!r}", remedy)
     return records
+
+
+def _row_error(config: DatasetConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
+    return DatasetError(field, f"{config.path}, row {row + 1} {problem}", remedy)
 
 
 def read_records(config: DatasetConfig) -> Sequence[Record]:
@@ -78,14 +81,8 @@ def read_records(config: DatasetConfig) -> Sequence[Record]:
     if problem := _path_problem(path):
         remedy = "name a JSONL or Parquet file, or a dataset of the hub as owner/name"
         raise DatasetError("path", f"{path} {problem}", remedy)
-    records: Sequence[Record]
-    if path.endswith(".jsonl"):
-        records = _read_jsonl(path)
-    elif path.endswith(".parquet"):
-        records = _read_parquet(path)
-    else:
-        records = _read_hub(config)
-    if not records:
+    read = {"jsonl": _read_jsonl, "parquet": _read_parquet}.get(path.rpartition(".")[2])
+    if not (records := read(path) if read else _read_hub(config)):
         raise DatasetError("path", f"{path} has no rows", "give it at least one problem")
     return records
 
@@ -161,16 +158,13 @@ def _read_jsonl(path: str) -> list[Record]:
     except OSError as error:
         raise DatasetError("path", f"{path} cannot be read: {error}", "make it readable") from error
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
-            record = json.loads(line)
+            records += [json.loads(line)] if line.strip() else []
         except ValueError as error:  # not JSON, or not UTF-8
             problem = f"{path}, line {number} is not JSON: {error}"
             raise DatasetError("path", problem, "write one object per line") from error
-        if not isinstance(record, dict):
+        if records and not isinstance(records[-1], dict):
             raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
-        records.append(record)
     return records
 
 
@@ -192,10 +186,10 @@ def _read_hub(config: DatasetConfig) -> Sequence[Record]:
         return datasets.load_dataset(config.path, config.name, split=config.split).to_list()
     except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        problem = (
-            f"{config.path} is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
-        )
-        raise DatasetError("path", problem, "check the name, `name` and `split`, or prepare a Parquet file") from error
+        problem = f"is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
+        raise DatasetError(
+            "path", f"{config.path} {problem}", "check the name, `name` and `split`, or prepare a Parquet file"
+        ) from error
 
 
 def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool) -> Prompt:
@@ -204,12 +198,12 @@ def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Recor
         tokens = tokenizer.encode_prompt(record[config.prompt_field])
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except TokenizerError as error:
-        problem = f"{config.path}, row {row + 1} cannot be tokenised: {error}"
-        raise DatasetError("path", problem, "correct the row or the chat template") from error
+        remedy = "correct the row or the chat template"
+        raise _row_error(config, row, "path", f"cannot be tokenised: {error}", remedy) from error
     for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
         if tokenizer.unk_token_id in its_tokens:
-            problem = f"{config.path}, row {row + 1} has {words} that the tokenizer does not know"
-            raise DatasetError("path", problem, "choose a tokenizer that covers the text, such as `bytes`")
+            problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
+            raise _row_error(config, row, "path", problem, f"{remedy}, such as `bytes`")
     return Prompt(sample_id=row, tokens=tokens, answer=answer)
 
 
@@ -218,8 +212,7 @@ def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:
     if not too_long:
         return
     first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
-    problem = (
-        f"{config.path}, row {first.sample_id + 1} has {len(first.tokens)} tokens, more than {config.max_prompt_length}"
-        f" ({len(too_long)} of {len(prompts)} rows are too long)"
-    )
-    raise DatasetError("max_prompt_length", problem, f"set max_prompt_length to {longest} or leave those rows out")
+    share = f"{len(too_long)} of {len(prompts)} rows are too long"
+    problem = f"has {len(first.tokens)} tokens, more than {config.max_prompt_length} ({share})"
+    remedy = f"set max_prompt_length to {longest} or leave those rows out"
+    raise _row_error(config, first.sample_id, "max_prompt_length", problem, remedy)

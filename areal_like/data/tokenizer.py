@@ -67,11 +67,8 @@ class Tokenizer:
         with _LibraryErrors(f"{file} describes no tokenizer"):
             backend = tokenizers.Tokenizer.from_str(_read_text(file))
         settings = _read_json(directory / "tokenizer_config.json")
-        special = {
-            key: text
-            for key, value in settings.items()
-            if key.endswith("_token") and not key.startswith("add_") and (text := _text(value))
-        }
+        named = (key for key in settings if key.endswith("_token") and not key.startswith("add_"))
+        special = {key: text for key in named if (text := _text(settings[key]))}
         template = settings.get("chat_template")
         if (jinja := directory / "chat_template.jinja").is_file():
             template = _read_text(jinja)
@@ -147,9 +144,8 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TokenizerError(
-            f"{name} is neither a directory nor a model that the hub or its cache gives: {reason}"
-        ) from error
+        problem = f"{name} is neither a directory nor a model that the hub or its cache gives"
+        raise TokenizerError(f"{problem}: {reason}") from error
 
 
 def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
@@ -157,15 +153,13 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
     known = set(backend.get_vocab().values())
     for file in (directory / "generation_config.json", directory / "config.json"):
         ids = _read_json(file).get("eos_token_id")
-        if ids is None:
-            continue
-        ids = ids if isinstance(ids, list) else [ids]
-        for token in ids:
+        if ids == []:
+            raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
+        for token in ids if isinstance(ids, list) else () if ids is None else (ids,):
             if type(token) is not int or token not in known:
                 raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
-        if not ids:
-            raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
-        return tuple(ids)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
     token = backend.token_to_id(special.get("eos_token", ""))
     return () if token is None else (token,)
 

@@ -19,6 +19,7 @@ from areal_like.demo.tokenizers import BOS, EOS, PAD, UNK, make_tokenizer
 
 _INITIALIZER_RANGE = 0.02
 _ROPE_THETA = 1_000_000.0
+_EXPERTS = {"num_experts", "num_experts_per_tok", "moe_intermediate_size"}
 
 
 def write_init_model(
@@ -39,7 +40,16 @@ def write_init_model(
         directory / "generation_config.json", {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     )
     tokenizer.save(str(directory / "tokenizer.json"))
-    _write_json(directory / "tokenizer_config.json", _tokenizer_config(shape))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": shape.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+        "pad_token": PAD,
+        "bos_token": BOS,
+        "eos_token": EOS,
+        **({"unk_token": UNK} if shape.tokenizer == "arithmetic" else {}),
+    }
+    _write_json(directory / "tokenizer_config.json", settings)
 
 
 def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
@@ -51,14 +61,7 @@ def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
         "model_type": "qwen3_moe" if moe else "qwen3",
         "vocab_size": shape.vocab_size or tokenizer.get_vocab_size(),
-        "hidden_size": shape.hidden_size,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "tie_word_embeddings": shape.tie_word_embeddings,
+        **shape.model_dump(exclude={"tokenizer", "vocab_size", *_EXPERTS}),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "initializer_range": _INITIALIZER_RANGE,
@@ -75,27 +78,13 @@ def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
     }
     if moe:
         config |= {
-            "num_experts": shape.num_experts,
-            "num_experts_per_tok": shape.num_experts_per_tok,
-            "moe_intermediate_size": shape.moe_intermediate_size,
+            **shape.model_dump(include=_EXPERTS),
             "norm_topk_prob": True,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
             "router_aux_loss_coef": 0.0,
         }
     return config
-
-
-def _tokenizer_config(shape: InitModelConfig) -> dict[str, Any]:
-    special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
-    if shape.tokenizer == "arithmetic":
-        special["unk_token"] = UNK
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": shape.max_position_embeddings,
-        "clean_up_tokenization_spaces": False,
-        **special,
-    }
 
 
 def _tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -106,12 +95,11 @@ def _tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "self_attn.q_proj.weight", (query, hidden)
-        yield prefix + "self_attn.k_proj.weight", (key, hidden)
-        yield prefix + "self_attn.v_proj.weight", (key, hidden)
+        for part, size in (("q", query), ("k", key), ("v", key)):
+            yield f"{prefix}self_attn.{part}_proj.weight", (size, hidden)
         yield prefix + "self_attn.o_proj.weight", (hidden, query)
-        yield prefix + "self_attn.q_norm.weight", (head,)
-        yield prefix + "self_attn.k_norm.weight", (head,)
+        for part in ("q", "k"):
+            yield f"{prefix}self_attn.{part}_norm.weight", (head,)
         yield prefix + "post_attention_layernorm.weight", (hidden,)
         if "num_experts" not in config:
             yield from _feed_forward(prefix + "mlp.", hidden, config["intermediate_size"])

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from areal_like.errors import writing
 from areal_like.metrics.console import View
-from areal_like.metrics.files import writing
 from areal_like.metrics.phases import Phases
 from areal_like.metrics.tensorboard import TensorBoard
 
@@ -69,12 +69,9 @@ class Record:
             self._view.say(f"step {step} was skipped: all of its rewards are missing")
         if stats.get("skipped"):
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
-        self._write(
-            step,
-            {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}
-            | throughput
-            | {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()},
-        )
+        tagged = {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}
+        phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
+        self._write(step, tagged | throughput | phases)
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
         row |= {column: stats[name] for column, name in _COLUMNS.items() if name in stats}
         if evaluating and step not in self._held_out:
@@ -89,8 +86,7 @@ class Record:
         picture = self.directory / "rewards.png"
         with writing(picture):
             draw_rewards(picture, self._title, self._rewards, self._held_out)
-        last = self._last
-        summary = self.directory / "summary.json"
+        summary, last = self.directory / "summary.json", self._last
         numbers = {"steps": last, "held_out": self._held_out, "rewards": self._rewards}
         with writing(summary):
             summary.write_text(json.dumps(numbers, indent=1) + "\n")
@@ -133,6 +129,8 @@ _TAGS = {
     "reward": "reward/mean",
     "reward_missing": "reward/missing",
     "skipped_batches": "reward/skipped_batches",
+    "queue_seconds_mean": "reward/queue_seconds_mean",
+    "queue_seconds_max": "reward/queue_seconds_max",
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
     "response_length": "rollout/response_length",

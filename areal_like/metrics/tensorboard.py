@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_like.metrics.files import writing
+from areal_like.errors import writing
 
 
 class TensorBoard:

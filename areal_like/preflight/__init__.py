@@ -7,11 +7,13 @@ Within a round all checks are made, so that the first finding never hides the re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allocation import Plan
 from allocation.diagnostics import Finding, has_errors
 from areal_like.config.load import LoadedConfig
+from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.data import check_data, find_prompts
@@ -24,21 +26,33 @@ from areal_like.types import Prompt
 
 
 @dataclass(frozen=True)
+class Job:
+    """A run that may start: all that was decided before its first process; `steps` is the number of training steps."""
+
+    config: RunConfig
+    device: Device
+    plan: Plan
+    tokenizer: Tokenizer
+    train_prompts: Sequence[Prompt]
+    valid_prompts: Sequence[Prompt]
+    steps: int
+
+    def __str__(self) -> str:
+        engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
+        return f"{engines} on {len(self.plan.devices)} {'GPUs' if self.device == 'cuda' else 'CPU slots'}"
+
+
+@dataclass(frozen=True)
 class Preflight:
-    """What the checks found and what they made on the way; all parts are there when `ok`."""
+    """What the checks found, and the run where there are no errors among it."""
 
     findings: tuple[Finding, ...]
-    device: Device
-    plan: Plan | None
-    tokenizer: Tokenizer | None
-    train_prompts: tuple[Prompt, ...]
-    valid_prompts: tuple[Prompt, ...]
-    steps: int
+    job: Job | None
 
     @property
     def ok(self) -> bool:
         """Whether the run may start: there may be warnings, but no errors."""
-        return not has_errors(self.findings)
+        return self.job is not None
 
 
 def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
@@ -61,12 +75,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_options(config, device, spec, plan),
         *check_unused(config, device),
     ]
-    return Preflight(
-        findings=tuple(map(loaded.origins.locate, findings)),
-        device=device,
-        plan=plan,
-        tokenizer=tokenizer,
-        train_prompts=prompts["train_dataset"],
-        valid_prompts=prompts["valid_dataset"],
-        steps=training_steps(config, len(prompts["train_dataset"])),
-    )
+    job = None
+    if plan is not None and tokenizer is not None and not has_errors(findings):
+        train, valid = prompts["train_dataset"], prompts["valid_dataset"]
+        job = Job(config, device, plan, tokenizer, train, valid, training_steps(config, len(train)))
+    return Preflight(tuple(map(loaded.origins.locate, findings)), job)

@@ -17,14 +17,18 @@ from areal_like.types import Prompt
 Prompts = Mapping[str, Sequence[Prompt]]
 
 
-def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[dict[str, tuple[Prompt, ...]], list[Finding]]:
+def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompts, list[Finding]]:
     """The prompts of each dataset, by its key; none of one that a finding is about, or without a tokenizer."""
-    prompts: dict[str, tuple[Prompt, ...]] = {}
+    prompts: dict[str, Sequence[Prompt]] = {"train_dataset": (), "valid_dataset": ()}
     findings = []
-    for key, dataset in (("train_dataset", config.train_dataset), ("valid_dataset", config.valid_dataset)):
-        prompts[key] = ()
+    check_answer, on_answers = REWARDS[config.reward.type].check, config.warm_start is not None
+    for key in prompts:
+        dataset: DatasetConfig | None = getattr(config, key)
         try:
-            prompts[key] = _prompts(config, dataset, tokenizer)
+            if dataset is not None and tokenizer is not None:
+                prompts[key] = load_prompts(dataset, tokenizer, check_answer, train_on_answers=on_answers)
+            elif dataset is not None:
+                read_problems(dataset, check_answer)
         except DatasetError as error:
             findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
         except ModuleNotFoundError as error:
@@ -32,22 +36,11 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[dict[s
     return prompts, findings
 
 
-def _prompts(config: RunConfig, dataset: DatasetConfig | None, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
-    if dataset is None:
-        return ()
-    check_answer = REWARDS[config.reward.type].check
-    if tokenizer is None:
-        read_problems(dataset, check_answer)
-        return ()
-    return tuple(load_prompts(dataset, tokenizer, check_answer, train_on_answers=config.warm_start is not None))
-
-
 def check_data(
     config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None, plan: Plan | None, prompts: Prompts
 ) -> Iterator[Finding]:
     """Numbers of prompts, samples and steps, and lengths in tokens."""
-    yield from _sampling(config)
-    yield from _batches(config)
+    yield from _samples(config)
     yield from _held_out(config)
     yield from _context(config, spec)
     yield from _steps(config, len(prompts["train_dataset"]))
@@ -57,23 +50,19 @@ def check_data(
             yield from _warm_start(config, key, prompts[key], tokenizer, sequence_alignment(sizes.tp, sizes.cp))
 
 
-def _sampling(config: RunConfig) -> Iterator[Finding]:
-    """Behaviour log-probs have to be those of the distribution that was sampled from (sglang/srt/layers/sampler.py)."""
-    if config.gconfig.top_p != 1:
+def _samples(config: RunConfig) -> Iterator[Finding]:
+    """What is sampled, and batch arithmetic beyond the allocation's."""
+    samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
+    if config.gconfig.top_p != 1:  # sglang/srt/layers/sampler.py
         message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
         yield finding("RUN-SAMPLING", "gconfig.top_p", message, "write gconfig.top_p=1.0")
-
-
-def _batches(config: RunConfig) -> Iterator[Finding]:
-    """Batch arithmetic beyond the allocation's."""
-    samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
     if samples < 2:
         message = "one sample per prompt has advantage 0: a group is compared with itself"
         yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
-        help = f"write rollout.max_concurrent_rollouts={samples} or more"
-        yield finding("RUN-BATCH", "rollout.max_concurrent_rollouts", message, help)
+        key = "rollout.max_concurrent_rollouts"
+        yield finding("RUN-BATCH", key, message, f"write {key}={samples} or more")
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
@@ -123,25 +112,14 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
 def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
     if n_prompts == 0:  # why, another finding says
         return
-
-    steps = training_steps(config, n_prompts)
+    steps, batch, warmup = training_steps(config, n_prompts), "train_dataset.batch_size", "actor.optimizer.warmup_steps"
     if steps < 1:
         message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
-        yield finding(
-            "RUN-STEPS",
-            "train_dataset.batch_size",
-            message,
-            f"write train_dataset.batch_size={n_prompts} or less, or raise total_train_epochs",
-        )
+        yield finding("RUN-STEPS", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs")
     elif config.total_train_steps is not None and steps < config.total_train_steps:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
         yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
     updates = steps * config.actor.ppo_n_minibatches
     if 0 < updates <= config.actor.optimizer.warmup_steps:
         message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
-        yield finding(
-            "RUN-STEPS",
-            "actor.optimizer.warmup_steps",
-            message,
-            f"write actor.optimizer.warmup_steps={updates - 1} or less",
-        )
+        yield finding("RUN-STEPS", warmup, message, f"write {warmup}={updates - 1} or less")

@@ -49,7 +49,7 @@ def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, 
     if result.plan is not None:
         findings += _roles(config, result.plan)
         if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
-            findings += [replace(found, nearest=tuple(_narrower(config, compile))) for found in spread]
+            findings += [replace(found, nearest=tuple(_narrower(config, result.plan, compile))) for found in spread]
     return None if has_errors(findings) else result.plan, findings
 
 
@@ -106,14 +106,14 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
 
 def _fields(config: RunConfig) -> Iterator[Finding]:
     """The layout is said once: for the whole run, or by each role."""
-    backends = {"actor.backend": config.actor.backend, "rollout.backend": config.rollout.backend}
-    for key, backend in backends.items():
-        if config.allocation_mode is None and backend is None:
-            help = f"write for example {key}={'megatron:d2' if key == 'actor.backend' else 'sglang:d1'}"
-            yield finding("RUN-LAYOUT", key, "no layout is given, and no allocation_mode either", help)
-        if config.allocation_mode is not None and backend is not None:
-            message = "allocation_mode gives the layout already"
+    whole, backends = config.allocation_mode is not None, _backends(config)
+    for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
+        key, message = f"{role}.backend", "allocation_mode gives the layout already"
+        if whole and role in backends:
             yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
+        elif not whole and role not in backends:
+            message = "no layout is given, and no allocation_mode either"
+            yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
@@ -125,11 +125,11 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     for role, engine in present.items():
         if role not in _BACKENDS:
             yield about(role, f"this run has no {role}; its roles are actor and rollout", "leave it out")
-        elif engine.kind != _KINDS[role]:
-            message = f"{engine.backend} cannot be the {role}: it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
-            yield about(role, message, f"write {_BACKENDS[role]}:…")
         elif engine.backend != _BACKENDS[role]:
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {_BACKENDS[role]}"
+            if engine.kind != _KINDS[role]:
+                kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
+                message = f"{engine.backend} cannot be the {role}: {kinds}"
             yield about(role, message, f"write {_BACKENDS[role]}:…")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
@@ -145,15 +145,15 @@ def _spread(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             return
 
 
-def _narrower(config: RunConfig, compile: Callable[[str | dict[str, str]], allocation.Result]) -> Iterator[str]:
+def _narrower(
+    config: RunConfig, plan: Plan, compile: Callable[[str | dict[str, str]], allocation.Result]
+) -> Iterator[str]:
     """The same layout with the widest servers that fit in a node, on the same GPUs."""
     text = config.allocation_mode or config.rollout.backend or ""
     found = re.search(r"sglang(\[\w+\])?:[\w*]+", text)
-    wide = re.search(r"t(\d+)", found[0]) if found else None
-    servers = re.search(r"d(\d+)", found[0]) if found else None
+    total = plan.engine("rollout").sizes.dp * plan.engine("rollout").sizes.tp
     for gpus in range(config.cluster.n_gpus_per_node, 0, -1):
-        total = int(wide[1]) * int(servers[1] if servers else 1) if wide else 0
-        if found and total % gpus == 0 and total:
+        if found and total % gpus == 0:
             other = f"{text[: found.start()]}sglang{found[1] or ''}:d{total // gpus}t{gpus}{text[found.end() :]}"
             result = compile(other if config.allocation_mode else _backends(config) | {"rollout": other})
             if result.plan is not None and not [*_roles(config, result.plan), *_spread(config, result.plan)]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from allocation import Plan
 from allocation.diagnostics import Finding, Severity
-from areal_like.cluster.ray_cluster import address_problem
+from areal_like.cluster.resources import check_existing
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig
 
@@ -32,7 +32,7 @@ def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_r
     yield from _packages(config, device)
     yield from _directory(config)
     if config.scheduler.type == "ray":
-        yield from _existing(config, plan, dry_run=dry_run)
+        yield from _existing(config, device, plan, dry_run=dry_run)
     else:
         yield from _private(config, device, plan)
         yield from _ports(config, plan)
@@ -44,25 +44,22 @@ def _gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    return min(present, len(list(takewhile(_names_gpu, visible.split(",")))))
-
-
-def _names_gpu(entry: str) -> bool:
-    return entry.strip() != "" and not entry.strip().startswith("-")
+    named = takewhile(lambda entry: entry and entry[0] != "-", map(str.strip, visible.split(",")))
+    return min(present, len(list(named)))
 
 
 def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
+    bridge = config.actor.megatron.bridge_type
     needed = [
         ("scheduler.type", "ray", "ray"),
         ("actor.backend", "torch", "torch"),
         ("actor.backend", "megatron.core", "megatron-core"),
+        ("actor.megatron.bridge_type", bridge.replace("-", "."), bridge),
         ("rollout.backend", "sglang", "sglang"),
         ("reward.type", "math_verify", "math-verify"),
         ("stats_logger", "matplotlib", "matplotlib"),
     ]
-    bridge = config.actor.megatron.bridge_type
-    needed.append(("actor.megatron.bridge_type", bridge.replace("-", "."), bridge))
     if config.stats_logger.tensorboard:
         needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
     if device == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
@@ -118,11 +115,12 @@ def _port_problem(port: int) -> str | None:
     return None
 
 
-def _existing(config: RunConfig, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
-    """An existing cluster answers."""
-    if problem := address_problem(config.scheduler.address):
-        severity = Severity.WARNING if dry_run and config.scheduler.address == "auto" else Severity.ERROR
-        yield finding("RUN-MACHINE", "scheduler.address", *problem, severity=severity)
+def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
+    """An existing cluster answers and holds the plan."""
+    for key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda"):
+        elsewhere = dry_run and key == "scheduler.address" and config.scheduler.address == "auto"
+        severity = Severity.WARNING if elsewhere else Severity.ERROR
+        yield finding("RUN-MACHINE", key, message, help, severity=severity)
 
 
 def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from allocation import Finding, Plan
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
-from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import ActorConfig, InitModelConfig, RunConfig
+from areal_like.config.findings import ConfigError, finding, missing_package
+from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
-from areal_like.preflight.weights import WeightsError, check_weights
+from areal_like.preflight.weights import check_weights
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
@@ -21,21 +21,27 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
 
     The spec or the tokenizer is None where a finding says why.
     """
-    spec, findings = _find_spec(config.actor)
+    actor = config.actor
+    if actor.path is not None and actor.init_model is None:
+        spec, findings = _spec(actor.path)
+    elif actor.path is None and actor.init_model is not None:
+        findings = list(_shape(actor.init_model))
+        made = model_config(actor.init_model, "float32")  # the same for any dtype
+        spec = None if findings else from_config(made, "actor.init_model")
+    else:
+        neither = actor.path is None
+        message = f"the model comes from path or init_model, and {'neither is' if neither else 'both are'} set"
+        help = "name a model directory" if neither else "set one to null"
+        spec, findings = None, [finding("RUN-MODEL", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
     return spec, tokenizer, findings + problems
 
 
 def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """Models that the bridge cannot carry between trainer and servers, or that SGLang computes in another way."""
-    if spec is None:
+    """Models that the bridge does not compute or export as the servers do."""
+    if spec is None or plan is None:
         return
-    if plan is not None:
-        yield from _bridge(config.actor, plan)
-
-
-def _bridge(actor: ActorConfig, plan: Plan) -> Iterator[Finding]:
-    """What the bridge does not compute or export as the servers do."""
+    actor = config.actor
     if actor.init_model is not None:
         model = model_config(actor.init_model, "float32")
     elif (file := Path(str(actor.path), "config.json")).is_file():
@@ -53,22 +59,9 @@ def _bridge(actor: ActorConfig, plan: Plan) -> Iterator[Finding]:
         yield finding("RUN-BRIDGE", key, message, help)
 
 
-def _find_spec(actor: ActorConfig) -> tuple[ModelSpec | None, list[Finding]]:
-    path, shape = actor.path, actor.init_model
-    if path is None and shape is not None:
-        if findings := list(_shape(shape)):
-            return None, findings
-        return from_config(model_config(shape, "float32"), "actor.init_model"), []  # the same for any dtype
-    if path is None or shape is not None:
-        which, help = (
-            ("neither is set", "name a model directory") if path is None else ("both are set", "set one to null")
-        )
-        message = f"the model comes from path or init_model, and {which}"
-        return None, [finding("RUN-MODEL", "actor.path", message, help)]
-    spec, findings = _spec(path)
-    if spec is not None and is_local(path):
-        findings += _weights(Path(path), spec)
-    return spec, findings
+def is_local(path: str) -> bool:
+    """Whether a model path means a directory rather than a name on the Hugging Face hub (`owner/name`)."""
+    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
@@ -81,29 +74,20 @@ def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenize
     return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
-def is_local(path: str) -> bool:
-    """Whether a model path means a directory rather than a name on the Hugging Face hub (`owner/name`)."""
-    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1
-
-
 def _spec(path: str) -> tuple[ModelSpec | None, list[Finding]]:
     if is_local(path) and not Path(path, "config.json").is_file():
-        message, help = (
-            f"{path} is not a model directory: it has no config.json",
-            "name a directory in Hugging Face form",
-        )
-        return None, [finding("RUN-MODEL", "actor.path", message, help)]
+        message = f"{path} is not a model directory: it has no config.json"
+        return None, [finding("RUN-MODEL", "actor.path", message, "name a directory in Hugging Face form")]
     try:
-        return load_model(path), []
+        spec = load_model(path)
     except ModelError as error:
         return None, [finding("RUN-MODEL", "actor.path", str(error))]
-
-
-def _weights(directory: Path, spec: ModelSpec) -> Iterator[Finding]:
     try:
-        check_weights(directory, spec)
-    except WeightsError as error:
-        yield finding("RUN-MODEL", "actor.path", error.problem, error.remedy)
+        if is_local(path):
+            check_weights(Path(path), spec)
+    except ConfigError as error:
+        return spec, list(error.findings)
+    return spec, []
 
 
 def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
@@ -123,20 +107,21 @@ def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer 
 
 def _shape(shape: InitModelConfig) -> Iterator[Finding]:
     """What the sizes of a Qwen3 model owe each other."""
-    section, entries = "actor.init_model", Tokenizer.make(shape.tokenizer).vocab_size
-    if shape.num_attention_heads % shape.num_key_value_heads:
-        message = f"{shape.num_attention_heads} query heads do not divide among {shape.num_key_value_heads} key heads"
-        fitting = max(n for n in range(1, shape.num_key_value_heads) if shape.num_attention_heads % n == 0)
-        key = f"{section}.num_key_value_heads"
-        yield finding("RUN-MODEL", key, message, f"write {key}={fitting}")
+
+    def wrong(name: str, message: str, right: object) -> Finding:
+        return finding("RUN-MODEL", f"actor.init_model.{name}", message, f"write actor.init_model.{name}={right}")
+
+    heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+    if heads % groups:
+        fitting = max(n for n in range(1, groups) if heads % n == 0)
+        yield wrong("num_key_value_heads", f"{heads} query heads do not divide among {groups} key heads", fitting)
     if shape.head_dim % 2:
-        key = f"{section}.head_dim"
-        yield finding("RUN-MODEL", key, "rotary embeddings need an even head_dim", f"write {key}={shape.head_dim + 1}")
-    if shape.num_experts is not None and shape.num_experts_per_tok > shape.num_experts:
-        message = f"{shape.num_experts_per_tok} experts per token, but only {shape.num_experts} experts"
-        key = f"{section}.num_experts_per_tok"
-        yield finding("RUN-MODEL", key, message, f"write {key}={shape.num_experts} or less")
-    if shape.vocab_size is not None and shape.vocab_size < entries:
-        message = f"{shape.vocab_size} rows cannot hold the tokenizer's {entries} entries"
-        key = f"{section}.vocab_size"
-        yield finding("RUN-MODEL", key, message, f"write {key}={entries} or more, or null")
+        yield wrong("head_dim", "rotary embeddings need an even head_dim", shape.head_dim + 1)
+    experts, each = shape.num_experts, shape.num_experts_per_tok
+    if experts is not None and each > experts:
+        message = f"{each} experts per token, but only {experts} experts"
+        yield wrong("num_experts_per_tok", message, f"{experts} or less")
+    rows, entries = shape.vocab_size, Tokenizer.make(shape.tokenizer).vocab_size
+    if rows is not None and rows < entries:
+        message = f"{rows} rows cannot hold the tokenizer's {entries} entries"
+        yield wrong("vocab_size", message, f"{entries} or more, or null")

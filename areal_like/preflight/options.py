@@ -30,18 +30,19 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     if plan is not None:
         yield from _layout(overrides, plan.engine("actor").sizes)
     if spec is not None and not spec.experts:
-        yield from _dense(overrides)
+        set_ones = (name for name, value in overrides.items() if value is not None)
+        yield from (_unused(name, "the model has no experts") for name in set_ones if name.startswith("moe_"))
     yield from _dispatcher(overrides)
 
 
 def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
-    attention, key = sglang.attention_backend, "sglang.attention_backend"
-    if device == "cpu" and attention not in (None, "torch_native"):
+    attention, key, on_cpu = sglang.attention_backend, "sglang.attention_backend", device == "cpu"
+    if on_cpu and attention not in (None, "torch_native"):
         yield finding("RUN-CPU", key, f"SGLang has no {attention} attention on CPU", nearest=["torch_native"])
-    if device == "cpu" and sglang.deterministic:
+    if on_cpu and sglang.deterministic:
         message = "SGLang has no deterministic inference on CPU"
         yield finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
-    if device == "cuda" and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
+    if not on_cpu and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
         message = f"SGLang's {attention} attention is not deterministic"
         yield finding("RUN-SGLANG", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
@@ -69,12 +70,6 @@ def _layout(overrides: dict[str, Any], sizes: ParallelSizes) -> Iterator[Finding
     if overrides.get("fp8") is not None and rows % _FP8_ROWS:
         message = f"FP8 needs micro-batches of {_FP8_ROWS} rows or a multiple; this layout pads to {rows}"
         yield finding("RUN-MEGATRON", f"{_OVERRIDES}.fp8", message, f"write {_OVERRIDES}.fp8=null")
-
-
-def _dense(overrides: dict[str, Any]) -> Iterator[Finding]:
-    for name, value in overrides.items():
-        if name.startswith("moe_") and value is not None:
-            yield _unused(name, "the model has no experts")
 
 
 def _dispatcher(overrides: dict[str, Any]) -> Iterator[Finding]:

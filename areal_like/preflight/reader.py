@@ -21,7 +21,7 @@ def read(file: str, overrides: Sequence[str] = ()) -> ReadFile:
             raise FileError("\n".join(f"{found.key}: {found.message}; {found.help}" for found in unreadable)) from error
         return ReadFile(error.findings, None, "keys and types only")
     checked = preflight(loaded, dry_run=True)
-    return ReadFile(checked.findings, checked.plan if checked.ok else None, _describe(loaded.config))
+    return ReadFile(checked.findings, checked.job.plan if checked.job else None, _describe(loaded.config))
 
 
 def _describe(config: RunConfig) -> str:

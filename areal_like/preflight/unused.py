@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.config.findings import finding
@@ -31,12 +32,10 @@ def check_unused(config: RunConfig, device: Device) -> Iterator[Finding]:
 def _is_set(config: RunConfig, key: str) -> bool:
     """Whether a key is there, with another value than its default."""
     *sections, name = key.split(".")
-    section = config
+    section: Any = config
     for part in sections:
-        section = getattr(section, part)
-        if section is None:
-            return False
-    return bool(getattr(section, name) != type(section).model_fields[name].default)
+        section = getattr(section, part, None)
+    return section is not None and bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
 def _datasets(names: Iterable[str], read: Callable[[DatasetConfig], bool], why: str) -> Iterator[Rule]:

@@ -8,25 +8,21 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from allocation.model_spec import ModelSpec
+from areal_like.config.findings import ConfigError, finding
 
 _INDEX = "model.safetensors.index.json"
 _EMBEDDING = "embed_tokens.weight"  # of every family of model that the compiler knows
 
 
-class WeightsError(Exception):
-    """The weights are missing, torn or another model's; `problem` names the file, `remedy` what would do."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(problem)
-        self.problem, self.remedy = problem, remedy
-
-
 def check_weights(directory: Path, model: ModelSpec) -> None:
-    """Files are whole, and their embedding and layers are those of config.json, `model`; raises WeightsError."""
+    """Files are whole, and their embedding and layers are those of config.json, `model`.
+
+    Raises ConfigError with a finding about `actor.path`.
+    """
     shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
     embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
     if embedding is None:
-        raise WeightsError(f"{directory} has no {_EMBEDDING} in its weights", "save the whole model there")
+        raise _wrong(f"{directory} has no {_EMBEDDING} in its weights", "save the whole model there")
     found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
     if found != wanted:
         raise _mismatch(directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
@@ -38,21 +34,18 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
 
 def _files(directory: Path) -> list[Path]:
     """Those that the index names, or all if there is none."""
-    index = directory / _INDEX
+    index, remedy = directory / _INDEX, "save the model's weights there"
     if not index.is_file():
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise WeightsError(f"{directory} has no weights: no *.safetensors file", "save the model's weights there")
-        return files
+        if files := sorted(directory.glob("*.safetensors")):
+            return files
+        raise _wrong(f"{directory} has no weights: no *.safetensors file", remedy)
     try:
-        files = sorted(
-            {directory / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        )
+        files = sorted(directory / name for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise WeightsError(f"{index} cannot be read: {error}", "save the model's weights there") from error
+        raise _wrong(f"{index} cannot be read: {error}", remedy) from error
     for file in files:
         if not file.is_file():
-            raise WeightsError(f"{directory} lacks {file.name}, which {_INDEX} names", "save the model's weights there")
+            raise _wrong(f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
     return files
 
 
@@ -62,12 +55,16 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{file} is torn, or no safetensors file: {error}", "copy or download it again") from error
+        raise _wrong(f"{file} is torn, or no safetensors file: {error}", "copy or download it again") from error
 
 
-def _mismatch(directory: Path, found: str, wanted: str) -> WeightsError:
+def _wrong(problem: str, remedy: str) -> ConfigError:
+    return ConfigError([finding("RUN-MODEL", "actor.path", problem, remedy)])
+
+
+def _mismatch(directory: Path, found: str, wanted: str) -> ConfigError:
     remedy = "keep config.json and the weights of one model together"
-    return WeightsError(f"{directory}: {found}, but config.json has {wanted}", remedy)
+    return _wrong(f"{directory}: {found}, but config.json has {wanted}", remedy)
 
 
 def _size(shape: tuple[int, ...]) -> str:

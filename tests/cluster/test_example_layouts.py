@@ -70,10 +70,10 @@ def assert_as_planned(plan: Plan, seen: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_layout_of_every_example(file: Path, four_nodes: ExistingCluster, tmp_path: Path) -> None:
-    config = load(file).config
-    plan, findings = find_plan(config, None)
+    loaded = load(file)
+    plan, findings = find_plan(loaded.config, None)
     assert plan is not None, findings
-    if config.device == "cpu":
+    if loaded.config.device == "cpu":
         (seen,) = start(tmp_path, None, plan, uses_gpus=False)
         processes = {engine.role: len(engine.servers) or len(engine.devices) for engine in plan.engines}
         assert {role: len(members) for role, members in seen.items()} == processes
@@ -155,3 +155,15 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
     monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
     ((key, message, _),) = check(four_nodes, plan)
     assert key == "scheduler.address" and "did not say within 0.1 s what nodes it has" in message
+
+
+def test_a_host_without_a_cluster(tmp_path: Path) -> None:
+    code = (
+        "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.cluster.resources import main"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
+    answer = subprocess.run([sys.executable, "-c", f"{code}; main()", "auto"], env=env, capture_output=True, text=True)
+    problem = json.loads(answer.stdout.splitlines()[-1])["problem"]
+    assert problem.endswith(
+        "RAY_ADDRESS is not set and no Ray cluster runs on this host; start one with `ray start --head`"
+    )

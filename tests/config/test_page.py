@@ -1,11 +1,15 @@
 import re
+import runpy
+from pathlib import Path
 
 from areal_like.config.keys import all_keys
-from areal_like.config.page import PAGE, page
+
+GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "docs/generate/configuration.py"))
+PAGE, page = GENERATOR["PAGE"], GENERATOR["page"]
 
 
 def test_the_page_is_current():
-    assert PAGE.read_text() == page(), "run `python -m areal_like.config.page`"
+    assert PAGE.read_text() == page(), "run `python docs/generate/configuration.py`"
 
 
 def test_every_key_is_there_once_and_has_a_meaning():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +21,9 @@ from transformers import CONFIG_MAPPING
 
 from allocation import ParallelSizes, model_spec
 from areal_like.trainer.megatron.bridges import support
-from areal_like.trainer.megatron.bridges.registry import FILE, registry
 from areal_like.trainer.megatron.bridges.support import BRIDGES, bridge_problems
 
+REGISTRY = runpy.run_path(str(Path(__file__).parents[2] / "requirements/bridge_registry.py"))
 TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' original lengths
 ONE = ParallelSizes()
@@ -188,7 +189,9 @@ def test_mbridge_names_the_layout_that_it_cannot_export():
 
 
 def test_the_registry_is_current():
-    assert json.loads(FILE.read_text()) == registry(), "run python -m areal_like.trainer.megatron.bridges.registry"
+    assert json.loads(REGISTRY["FILE"].read_text()) == REGISTRY["registry"](), (
+        "run `python requirements/bridge_registry.py`"
+    )
 
 
 def test_no_field_of_a_supported_family_is_overlooked():
@@ -206,6 +209,6 @@ def test_no_field_of_a_supported_family_is_overlooked():
         *("max_window_layers", "sliding_window"),  # without use_sliding_window
     }
     checked = {line.rpartition(".")[2] for line in support._ALLOWED}
-    families = json.loads(FILE.read_text())["families"]
+    families = json.loads(REGISTRY["FILE"].read_text())["families"]
     for family in support.FAMILIES:
         assert set(families[family]["defaults"]) <= sizes | without_effect | checked, family

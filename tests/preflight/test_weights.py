@@ -4,11 +4,12 @@ import shutil
 import pytest
 
 from allocation.model_spec import load_model
+from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
-from areal_like.preflight.weights import WeightsError, check_weights
+from areal_like.preflight.weights import check_weights
 
 
 @pytest.fixture
@@ -23,9 +24,9 @@ def edit(model, **changes):
 
 
 def problem(model):
-    with pytest.raises(WeightsError) as raised:
+    with pytest.raises(ConfigError) as raised:
         check_weights(model, load_model(model))
-    return raised.value.problem
+    return raised.value.findings[0].message
 
 
 def test_a_whole_model_passes(model):

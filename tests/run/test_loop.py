@@ -78,6 +78,9 @@ class Stage:
     async def save_hf(self, path: Path) -> None:
         self.did.append("save")
 
+    def queue_seconds(self) -> tuple[float, float]:
+        return 0.25, float(self._version)
+
 
 class HeldOut:
     """A pool that answers held-out prompts, and their rewards; `wait` comes first."""
@@ -103,7 +106,7 @@ async def train(stage: Stage, folder: Path, *overrides: str, steps: int = 3, hel
     prompts = [Prompt(0, [1, 2], "3")] * 100 if held_out else []
     pool = held_out or HeldOut(stage)
     evaluator = Evaluator(config.evaluator, prompts, Sampling(1), cast(Any, pool), pool.score)
-    record, parts = Notes(folder), Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator)
+    record, parts = Notes(folder), Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage))
     async with asyncio.timeout(LIMIT_S):
         await reinforce(config, parts, steps, record)
     return record
@@ -124,6 +127,8 @@ def test_batches_without_a_reward_are_skipped_and_their_versions_published(
     assert [record.scalars[step]["reward/skipped_batches"] for step in range(1, 6)] == [1, 0, 1, 1, 0]
     assert [record.scalars[step].get("reward/mean") for step in range(1, 6)] == [None, 0.5, None, None, 1.0]
     assert [record.scalars[step]["reward/missing"] for step in range(1, 6)] == [2, 0, 2, 2, 1]
+    assert [record.scalars[step]["reward/queue_seconds_mean"] for step in range(1, 6)] == [0.25] * 5
+    assert [record.scalars[step]["reward/queue_seconds_max"] for step in range(1, 6)] == [1, 2, 3, 4, 5]
     assert "step 4 was skipped: all of its rewards are missing" in capsys.readouterr().out
 
 

@@ -17,7 +17,6 @@ from running import CONFIG, ROOT, SCRIPT
 
 from areal_like.config.load import load
 from areal_like.errors import DirectoryTaken, PreparationError
-from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.preflight import preflight
 from areal_like.prepare import model_directory
@@ -50,8 +49,8 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
 
 def test_of_runs_that_start_together_one_has_the_directory(tmp_path: Path) -> None:
     loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "trial_name=t"])
-    checked = preflight(loaded)
-    job = Job.of(loaded.config, checked)
+    job = preflight(loaded).job
+    assert job
     loaded.config.run_dir.mkdir(parents=True)
     (loaded.config.run_dir / "config.yaml").write_text("of the other run")
     with pytest.raises(DirectoryTaken, match="set trial_name to another name"):

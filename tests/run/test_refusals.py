@@ -136,7 +136,7 @@ def test_another_run_s_directory(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text("precious")
     message = refusal("cluster.fileroot=mine", "trial_name=first")
-    assert "trial_name (command line): mine/gsm8k-grpo-cpu/first holds the results of another run" in message
+    assert f"trial_name (command line): {directory} holds the results of another run" in message
     assert [path.name for path in directory.iterdir()] == ["config.yaml"]
     assert (directory / "config.yaml").read_text() == "precious"
 
@@ -145,16 +145,21 @@ def test_no_such_file() -> None:
     assert "none.yaml cannot be read" in refusal(config=Path("none.yaml"))
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
-    wrong = {
-        "actor.bckend=megatron:d2": "actor.backend",  # the nearest right spelling
-        "gconfig.n_samples=0": "greater than or equal to 1",
-        "device=tpu": "'auto', 'cpu' or 'cuda'",
-        "rollout.backend=sglang:d9": "the cluster has 3",
-        "train_dataset.path=none.jsonl": "none.jsonl does not exist",
-        "actor.path=/nowhere": "no config.json",
-        "sglang.extra_args.no_such_option=1": "no option no_such_option",
-    }
+KEYS_AND_TYPES = {
+    "actor.bckend=megatron:d2": "actor.backend",  # the nearest right spelling
+    "gconfig.n_samples=0": "greater than or equal to 1",
+    "device=tpu": "'auto', 'cpu' or 'cuda'",
+}
+WHAT_THEY_MEAN = {
+    "rollout.backend=sglang:d9": "the cluster has 3",
+    "train_dataset.path=none.jsonl": "none.jsonl does not exist",
+    "actor.path=/nowhere": "no config.json",
+    "sglang.extra_args.no_such_option=1": "no option no_such_option",
+}
+
+
+@pytest.mark.parametrize("wrong", [KEYS_AND_TYPES, WHAT_THEY_MEAN], ids=["first round", "second round"])
+def test_everything_that_is_wrong_is_told_at_once(wrong: dict[str, str]) -> None:
     result = call(*wrong)
     assert result.exit_code == 2
     assert result.stderr.count("error[") == len(wrong), result.stderr
@@ -173,8 +178,10 @@ def test_a_dry_run_prints_plan_and_configuration() -> None:
     assert "everything was checked: the run may start" in result.stdout
 
 
-def test_areal_s_published_command_line(tmp_path: Path) -> None:
-    """On a checkpoint that has the model's proportions but not its size, and a data set that is there."""
+def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a checkpoint with the model's proportions but not its size, a data set and a cluster that are there."""
+    there = {"nodes": [{"CPU": 8.0, "GPU": 8.0}] * 4, "free": {}}
+    monkeypatch.setattr("areal_like.cluster.resources._ask", lambda address: there)
     shape = InitModelConfig(
         tokenizer="bytes",
         num_hidden_layers=4,

@@ -168,8 +168,8 @@ def contents(finished: Run) -> set[str]:
 def held_out(finished: Run):
     """Tokenizer, held-out problems and longest response of a run."""
     loaded = load(finished.directory / "config.yaml", ["trial_name=other"])
-    checked = preflight(loaded)
-    return checked.tokenizer, checked.valid_prompts, loaded.config.gconfig.max_new_tokens
+    job = preflight(loaded).job
+    return job.tokenizer, job.valid_prompts, loaded.config.gconfig.max_new_tokens
 
 
 def summary(finished: Run) -> dict:

@@ -101,5 +101,5 @@ def test_ranks_listen_on_loopback_alone(ranks, models):
 
 
 def test_mbridge_names_the_layout_that_it_cannot_export(ranks, models):
-    with pytest.raises(AssertionError, match="bridge_type to megatron-bridge"):
+    with pytest.raises(AssertionError, match="bridge_type=megatron-bridge"):
         ranks.run(three_steps, 2, Setting(models["moe"], ParallelSizes(tp=2, edp=2)))

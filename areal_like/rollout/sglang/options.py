@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from areal_like.config.findings import nearest_words
-from areal_like.config.options import Option, OptionProblem, read_options
+from areal_like.config.options import OptionProblem, read_options
 from areal_like.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -61,17 +61,12 @@ _OWNED_ON_CPU = frozenset({"max_total_tokens"})
 _POSITIVE = frozenset(  # the server divides by these, or stops
     {"page_size", "max_total_tokens", "stream_interval", "decode_log_interval", "num_continuous_decode_steps"}
 )
-_WHY = {  # the beginning of a field, and why a server that gets new weights cannot have it
-    "quantiz": "new weights come unquantized",
-    "modelopt": "new weights come unquantized",
-    "torchao": "new weights come unquantized",
-    "rl_quant": "new weights come unquantized",
-    "kv_cache_dtype": "log-probs from a rounded cache are not the trainer's",
-    "speculative": "the draft model gets no new weights",
-    "enable_hierarchical_cache": "what it keeps outside the GPU was computed with older weights",
-    "hicache": "what it keeps outside the GPU was computed with older weights",
-    "enable_lora": "the trainer trains whole weights",
-    "lora": "the trainer trains whole weights",
+_WHY = {  # how a field begins, and why a server that gets new weights cannot have it
+    ("quantiz", "modelopt", "torchao", "rl_quant"): "new weights come unquantized",
+    ("kv_cache_dtype",): "log-probs from a rounded cache are not the trainer's",
+    ("speculative",): "the draft model gets no new weights",
+    ("enable_hierarchical_cache", "hicache"): "what it keeps outside the GPU was computed with older weights",
+    ("enable_lora", "lora"): "the trainer trains whole weights",
 }
 
 
@@ -88,28 +83,21 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
             where = "" if option.field in _OWNED else " on CPU"
             yield OptionProblem(name, f"{name} is set by the run itself{where}", f"leave out {name}")
         elif option.field not in ALLOWED:
-            why = next((f": {why}" for start, why in _WHY.items() if option.field.startswith(start)), "")
+            why = next((f": {why}" for starts, why in _WHY.items() if option.field.startswith(starts)), "")
             message = f"{name} is not known to work with weight updates{why}"
             yield OptionProblem(name, message, f"leave out {name}")
-        elif expected := _expected(option, value):
-            help = f"write sglang.extra_args.{name}=1 or more" if expected == "positive" else None
-            yield OptionProblem(name, f"{value!r} should be {expected}", help, values=option.nearest(value))
+        elif option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
+            help = f"write sglang.extra_args.{name}=1 or more"
+            yield OptionProblem(name, f"{value!r} should be positive", help, values=option.nearest(value))
+        elif expected := option.expected(value):
+            yield OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
 
 
 def is_on(options: Mapping[str, object], field: str) -> bool:
     """Whether `sglang.extra_args` switch on a flag, in whichever spelling."""
     known = read_options(TABLE)
-    return any(
-        value is True and (option := known.get(name.replace("-", "_"))) is not None and option.field == field
-        for name, value in options.items()
-    )
-
-
-def _expected(option: Option, value: object) -> str | None:
-    """What the option's value should be, in a user's words; None where it is that."""
-    if option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
-        return "positive"
-    return option.expected(value)
+    named = (known.get(name.replace("-", "_")) for name, value in options.items() if value is True)
+    return any(option is not None and option.field == field for option in named)
 
 
 def server_arguments(
@@ -117,6 +105,8 @@ def server_arguments(
 ) -> tuple[str, ...]:
     """SGLang's arguments for server `index` of the run; each draws its own random numbers."""
     sglang, context_length = config.sglang, config.context_length
+    # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
+    fuses = any("flashinfer_allreduce_fusion" in name.replace("-", "_") for name in sglang.extra_args)
     options: dict[str, object] = {
         "model-path": model,
         "dtype": config.actor.dtype,
@@ -132,20 +122,17 @@ def server_arguments(
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
-        # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
-        "enforce-disable-flashinfer-allreduce-fusion": not _fuses(sglang.extra_args),
+        "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }
     if device == "cpu":
-        in_flight = (
-            config.train_dataset.batch_size * config.gconfig.n_samples * (1 + config.rollout.max_head_offpolicyness)
-        )
+        groups = config.train_dataset.batch_size * (1 + config.rollout.max_head_offpolicyness)
         options |= {
             "device": "cpu",
             "attention-backend": "torch_native",
             "disable-cuda-graph": True,
             "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
             "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
-            "max-total-tokens": context_length * min(in_flight, MOST_SEQUENCES_ON_CPU),
+            "max-total-tokens": context_length * min(groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU),
         }
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
@@ -157,8 +144,3 @@ def server_arguments(
         elif value is not None and value is not False:
             flags += [f"--{name}", str(value)]
     return tuple(flags)
-
-
-def _fuses(options: Mapping[str, object]) -> bool:
-    """Whether the user says something about FlashInfer's all-reduce fusion."""
-    return any("flashinfer_allreduce_fusion" in name.replace("-", "_") for name in options)

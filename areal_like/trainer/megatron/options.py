@@ -13,37 +13,21 @@ TABLE = Path(__file__).with_name("options.json")
 _SECTION = "actor.megatron.override_transformer_config"
 
 _FROM_ALLOCATION = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "sequence_parallel",
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
 )
-_FROM_ENGINE = {
-    "params_dtype": "actor.dtype",
-    "pipeline_dtype": "actor.dtype",
-    "bf16": "actor.dtype",
-    "fp16": "actor.dtype",
+_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+_BY_KEY = {
+    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "actor.dtype"),
     "deterministic_mode": "actor.megatron.use_deterministic_algorithms",
-    "recompute_granularity": "actor.megatron.recompute_granularity",
-    "recompute_method": "actor.megatron.recompute_method",
-    "recompute_num_layers": "actor.megatron.recompute_num_layers",
-    "calculate_per_token_loss": None,
-    "variable_seq_lengths": None,
-    "hidden_dropout": None,
-    "attention_dropout": None,
-    "tensor_parallel_num_weight_shards": None,
-    "expert_tensor_parallel_num_weight_shards": None,
-    "gtp_weight_remat_size": None,
-    "expert_gtp_weight_remat_size": None,
-    "hierarchical_context_parallel_sizes": None,
-    "hybrid_context_parallel": None,
-    "perform_initialization": None,
-    "use_cpu_initialization": None,
-    "init_model_with_meta_device": None,
+    **{name: f"actor.megatron.{name}" for name in _RECOMPUTE},
 }
+_FIXED = (
+    *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
+    *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards", "gtp_weight_remat_size"),
+    *("expert_gtp_weight_remat_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
+    *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device"),
+)
 # What the model computes; the servers compute it too, from the same config.json.
 _FROM_MODEL = frozenset(
     {
@@ -62,29 +46,29 @@ _FROM_MODEL = frozenset(
     }
 )
 _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
-_WITHOUT_EFFECT_PREFIXES = {
-    "inference_": "SGLang generates",
-    "cross_entropy_": "the trainer computes log-probs itself",
-}
+_WITHOUT_EFFECT_PREFIXES = {"inference_": "SGLang generates", "cross_entropy_": "the trainer computes log-probs itself"}
+_FUSED_ON_GPU = (
+    *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
+    *("persist_layer_norm", "moe_permute_fusion"),
+)
 _GPU_ONLY = (
-    "apply_rope_fusion",
-    "attention_backend",
-    "bias_activation_fusion",
-    "bias_dropout_fusion",
-    "cpu_offloading",
-    "cuda_graph_impl",
-    "enable_cuda_graph",
-    "external_cuda_graph",
-    "fp4",
-    "fp8",
-    "gradient_accumulation_fusion",
-    "masked_softmax_fusion",
-    "moe_enable_deepep",
-    "moe_permute_fusion",
-    "moe_router_fusion",
-    "persist_layer_norm",
-    "tp_comm_overlap",
-    "use_te_rng_tracker",
+    *_FUSED_ON_GPU,
+    *(
+        "attention_backend",
+        "cpu_offloading",
+        "cuda_graph_impl",
+        "enable_cuda_graph",
+        "external_cuda_graph",
+        "fp4",
+        "fp8",
+    ),
+    *(
+        "gradient_accumulation_fusion",
+        "moe_enable_deepep",
+        "moe_router_fusion",
+        "tp_comm_overlap",
+        "use_te_rng_tracker",
+    ),
 )
 
 
@@ -107,10 +91,9 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
         near = nearest_words(name, (other for other in options if not _decided_elsewhere(other)))
         return OptionProblem(name, f"Megatron-core's TransformerConfig has no field {name}", names=tuple(near))
     option = options[name]
-    if "a function" in option.types:
-        return OptionProblem(name, f"{name} is a function, which the trainer sets", f"leave out {name}")
-    if "a Python object" in option.types:
-        return OptionProblem(name, f"{name} is a Python object, which no YAML holds", f"leave out {name}")
+    for kind, why in {"a function": "which the trainer sets", "a Python object": "which no YAML holds"}.items():
+        if kind in option.types:
+            return OptionProblem(name, f"{name} is {kind}, {why}", f"leave out {name}")
     if expected := option.expected(value):
         return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
@@ -122,9 +105,10 @@ def _decided_elsewhere(name: str) -> str | None:
     """Why a field is not the user's to set, if it is not."""
     if name in _FROM_ALLOCATION:
         return f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
-    if name in _FROM_ENGINE:
-        key = _FROM_ENGINE[name]
-        return f"{name} is set by {key}" if key else f"{name} is fixed by the trainer"
+    if name in _BY_KEY:
+        return f"{name} is set by {_BY_KEY[name]}"
+    if name in _FIXED:
+        return f"{name} is fixed by the trainer"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
         return f"{name} follows from the model's config.json, which the servers read as well"
     return next(
@@ -144,7 +128,7 @@ def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved
     if problems := list(check_overrides(overrides, device=device)):
         raise ValueError("; ".join(f"{_SECTION}.{problem.name}: {problem.message}" for problem in problems))
     on_gpu = device == "cuda"
-    options = {
+    options: dict[str, Any] = {
         "variable_seq_lengths": True,
         "calculate_per_token_loss": True,
         "hidden_dropout": 0.0,
@@ -157,19 +141,12 @@ def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",
         "deterministic_mode": megatron.use_deterministic_algorithms,
-        "recompute_granularity": megatron.recompute_granularity,
-        "recompute_method": megatron.recompute_method,
-        "recompute_num_layers": megatron.recompute_num_layers,
         "use_cpu_initialization": not on_gpu,
         "gradient_accumulation_fusion": False,
-        "masked_softmax_fusion": on_gpu,
-        "bias_activation_fusion": on_gpu,
-        "bias_dropout_fusion": on_gpu,
-        "apply_rope_fusion": on_gpu,
-        "persist_layer_norm": on_gpu,
-        "moe_permute_fusion": on_gpu,
+        **{name: getattr(megatron, name) for name in _RECOMPUTE},
+        **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
+        **overrides,
     }
-    options |= overrides
     if "attention_backend" in overrides:
         from megatron.core.transformer.enums import AttnBackend
 

@@ -1,7 +1,7 @@
-"""What the installed bridges register and how transformers fills in what a config.json leaves out.
+"""Writes what the pinned bridges register and what transformers fills in for a family: part of `make lock`.
 
-`python -m areal_like.trainer.megatron.bridges.registry` writes `registry.json`, which the checks before a run read
-without importing any of the three libraries. Write it again when their versions change.
+The checks before a run read that table, areal_like/trainer/megatron/bridges/registry.json, without importing any of the
+three libraries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from allocation.model_spec import FAMILIES
 from areal_like.trainer.megatron.cpu import cuda as cpu
 
-FILE = Path(__file__).with_name("registry.json")
+FILE = Path(__file__).parents[1] / "areal_like/trainer/megatron/bridges/registry.json"
 
 
 def registry() -> dict[str, Any]:

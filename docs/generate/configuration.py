@@ -1,4 +1,4 @@
-"""Writes `docs/configuration.md`, every key of a run's YAML, from the schema: `python -m areal_like.config.page`."""
+"""Writes `docs/configuration.md`, every key of a run's YAML, from the schema."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic.fields import FieldInfo
 from areal_like.config.keys import members, section_of
 from areal_like.config.schema import RunConfig, Section
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[1] / "configuration.md"
 
 HEAD = """\
 # Configuration of a run
 
-Generated from `areal_like/config/schema.py` by `python -m areal_like.config.page`; do not edit.
+Generated from `areal_like/config/schema.py` by `python docs/generate/configuration.py`; do not edit.
 
 A key is written `section.key`; on the command line `section.key=value` after the options. `null` unsets a key that may be
 empty. [run.md](run.md) says what the sections mean together.
