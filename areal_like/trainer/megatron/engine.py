@@ -184,7 +184,8 @@ class MegatronEngine:
             load_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
 
     def shutdown(self) -> None:
-        """Leaves the process group."""
+        """Leaves the other ranks, and is of no use from then on."""
+        vars(self).clear()
         parallel.shutdown()
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:

@@ -54,7 +54,6 @@ def make_optimizer(
     )
     config = get_model_config(models[0])
     config.finalize_model_grads_func = finalize_model_grads
-    config.grad_scale_func = made.scale_loss
     no_sync = [model.no_sync for model in models]
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
     return made

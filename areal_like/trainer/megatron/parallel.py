@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from areal_like.trainer.rendezvous import Rendezvous
 
@@ -67,9 +69,12 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leaves Megatron's groups and the process group."""
+    """Leaves all process groups; gloo's threads end with the last object that holds a group, so models come first."""
     parallel_state.destroy_model_parallel()
+    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # left out there
+    RotaryEmbedding.forward.cache_clear()
     dist.destroy_process_group()
+    gc.collect()
 
 
 def is_data_source() -> bool:
