@@ -10,8 +10,7 @@ from socket import socket
 from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.lifetime import listen
-from areal_like.trainer.engine import EngineSpec, make_engine
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.types import Batch, Floats, LossSpec
 from areal_like.weights.sync import WeightSender, make_sender
 
@@ -34,9 +33,13 @@ class TrainerRank:
         return self._address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec) -> None:
-        """Meet the other ranks and build the engine."""
-        rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s)
-        self._engine = make_engine(spec, rendezvous, self._listener)
+        """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
+        if spec.backend != "megatron":
+            raise ValueError(f"no trainer runs on {spec.backend}; megatron is the one there is")
+        from areal_like.trainer.megatron.engine import MegatronEngine
+
+        rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
+        self._engine: TrainEngine = MegatronEngine(spec, rendezvous)
 
     def log_probs(self, batch: Batch, temperature: float) -> tuple[NDArray[np.int64], Floats] | None:
         """This rank's share of the batch's log-probs."""

@@ -11,7 +11,7 @@ from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import LossInputs, TokenLoss
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import Rendezvous
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 ORDER = "tp-cp-ep-dp-pp"
 
 
-def initialize(
-    rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int, listener: socket.socket | None
-) -> None:
+def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int) -> None:
     """Joins the process group and builds Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
 
     Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
@@ -41,7 +38,7 @@ def initialize(
             is_master=rendezvous.rank == 0,
             timeout=timeout,
             wait_for_workers=False,
-            master_listen_fd=None if listener is None else os.dup(listener.fileno()),
+            master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
         )
         on_gpu = device.type == "cuda"
         if on_gpu:

@@ -12,9 +12,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from areal_like.trainer.megatron.bridges import ModelSource
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
+from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge
@@ -36,17 +36,14 @@ class MegatronBridge:
         self._provider = self._configure(source)
 
     def build(self) -> list[torch.nn.Module]:
-        """See Bridge.build."""
         self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         return build_chunks(self._provider.provide, self._vpp, self._config)
 
     def load(self, models: list[torch.nn.Module]) -> None:
-        """See Bridge.load."""
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # it draws a progress bar
             self._bridge.load_hf_weights(models)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """See Bridge.export."""
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
             yield name, weight[: self._vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
