@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.types import Batch, Floats, LossSpec
-from areal_like.weights.sync import WeightSender, make_sender
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from areal_like.weights.collective.rank import CollectiveSender
 
 
 class TrainerRank:
@@ -25,7 +26,7 @@ class TrainerRank:
     def __init__(self, rank: int, world_size: int, address: str) -> None:
         self._rank, self._world_size, self._address = rank, world_size, address
         self._listener: socket | None = None
-        self._senders: dict[str, WeightSender] = {}
+        self._sender: CollectiveSender | None = None
 
     def listen(self) -> tuple[str, int]:
         """Open the socket at which the ranks will meet; returns its address and port. Rank 0 only."""
@@ -53,8 +54,10 @@ class TrainerRank:
         """Write a Hugging Face checkpoint."""
         self._engine.save_hf(path)
 
-    def transfer(self, mode: str, step: str, *arguments: Any) -> Any:
-        """One step of the weight transport `mode`: a method of its WeightSender."""
-        if mode not in self._senders:
-            self._senders[mode] = make_sender(mode, self._engine, self._rank, self._address)
-        return getattr(self._senders[mode], step)(*arguments)
+    def transfer(self, step: str, *arguments: Any) -> Any:
+        """One step of a CollectiveSender, which lasts as long as the engine."""
+        from areal_like.weights.collective.rank import CollectiveSender
+
+        if self._sender is None:
+            self._sender = CollectiveSender(self._engine, self._rank, self._address)
+        return getattr(self._sender, step)(*arguments)

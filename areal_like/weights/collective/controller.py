@@ -37,7 +37,7 @@ class CollectiveSync:
             await self._disconnect()
             servers, limit = self._pool.servers, Deadline(self._spec.timeout_s)
             world_size = 1 + self._spec.ranks_per_server * len(servers)
-            address, port = await self._step("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
+            address, port = await self._trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
             body = {
                 "master_address": address,
                 "master_port": port,
@@ -46,7 +46,7 @@ class CollectiveSync:
                 "backend": self._spec.backend,
             }
             await _together(
-                self._step("join", self._spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
+                self._trainer.transfer("join", self._spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
                 *(
                     server.update(
                         "/init_weights_update_group",
@@ -57,14 +57,14 @@ class CollectiveSync:
                 ),
             )
             self._joined = servers
-            self._buckets = await self._step("layout", self._spec.bucket_mb, timeout_s=limit.left)
+            self._buckets = await self._trainer.transfer("layout", self._spec.bucket_mb, timeout_s=limit.left)
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
         if self._pool.servers != self._joined:
             await self.connect()
         deadline = Deadline(self._spec.timeout_s)
-        await self._step("prepare", 0, timeout_s=deadline.left)
+        await self._trainer.transfer("prepare", 0, timeout_s=deadline.left)
         async with self._pool.interrupted(version, deadline):
             for number in range(len(self._buckets)):
                 body = self._body(number, version)
@@ -78,9 +78,9 @@ class CollectiveSync:
 
     async def _send_bucket(self, number: int, deadline: Deadline) -> None:
         late = deadline.left + 2 * AFTERMATH_S  # a server that does not receive is named first, by its own limit
-        await self._step("send", timeout_s=late)
+        await self._trainer.transfer("send", timeout_s=late)
         if number + 1 < len(self._buckets):
-            await self._step("prepare", number + 1, timeout_s=deadline.left)
+            await self._trainer.transfer("prepare", number + 1, timeout_s=deadline.left)
 
     def _body(self, number: int, version: int) -> dict[str, Any]:
         bucket, last = self._buckets[number], number + 1 == len(self._buckets)
@@ -98,14 +98,11 @@ class CollectiveSync:
         """End the process group, which has a server too many or too few."""
         if self._joined:
             limit = self._spec.timeout_s
-            await self._step("close", timeout_s=limit)
+            await self._trainer.transfer("close", timeout_s=limit)
             for server in self._joined:
                 if server in self._pool.servers:
                     await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
             self._joined = []
-
-    async def _step(self, name: str, *arguments: object, timeout_s: float) -> Any:
-        return await self._trainer.transfer("collective", name, *arguments, timeout_s=timeout_s)
 
 
 async def _together(*ends: Awaitable[None]) -> None:

@@ -27,7 +27,7 @@ class DiskSync:
         deadline = Deadline(self._spec.timeout_s)
         path = self._spec.directory / str(version)
         try:
-            await self._trainer.transfer("disk", "send", path, timeout_s=deadline.left)
+            await self._trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
             async with self._pool.interrupted(version, deadline):
                 await asyncio.gather(
