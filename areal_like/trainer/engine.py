@@ -37,7 +37,7 @@ class TrainEngine(Protocol):
         """
 
     def train(
-        self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
+        self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
         """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
 

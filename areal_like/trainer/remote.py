@@ -19,7 +19,7 @@ class Trainer:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Log-probs of the batch's tokens under the current weights, `[tokens]`."""
-        parts = await self._ranks.call_all("log_probs", batch, temperature, phase="log-probs")
+        parts = await self._ranks.call_all("engine", "log_probs", batch, temperature, phase="log-probs")
         result = np.zeros(len(batch.tokens), np.float32)
         for indices, values in filter(None, parts):
             result[indices] = values
@@ -29,11 +29,12 @@ class Trainer:
         self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None = None
     ) -> dict[str, float]:
         """One optimizer step on the whole batch; returns loss, grad_norm, lr and the loss's own statistics."""
-        return (await self._ranks.call_all("train", batch, loss, temperature, learning_rate, phase="training"))[0]
+        arguments = (batch, loss, temperature, learning_rate)
+        return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
 
     async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write a Hugging Face checkpoint that transformers loads."""
-        await self._ranks.call_all("save_hf", path, phase=phase, timeout=timeout_s)
+        await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """One step of a CollectiveSender on every rank; returns rank 0's answer.

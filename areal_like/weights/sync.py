@@ -54,6 +54,16 @@ def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> 
     return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode])(trainer, pool, spec)
 
 
+@dataclass(frozen=True)
+class TensorSpec:
+    """A Hugging Face tensor that the trainer sends; `dtype` as torch spells it without `torch.`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
     """Send the weights within `timeout_s`; raises WeightUpdateError where a server did not get all of them."""
     async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s):

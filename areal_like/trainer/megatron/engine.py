@@ -71,7 +71,7 @@ class MegatronEngine:
         return micro_batches.targets, torch.cat(values).cpu().numpy()
 
     def train(
-        self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
+        self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token

@@ -30,27 +30,26 @@ def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.devic
     if rendezvous.world_size != world_size:
         raise ValueError(f"the layout takes {world_size} ranks, but {rendezvous.world_size} were started")
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    if not dist.is_initialized():
-        store = dist.TCPStore(
-            rendezvous.address,
-            rendezvous.port,
-            world_size,
-            is_master=rendezvous.rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
-        )
-        on_gpu = device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            rank=rendezvous.rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=device if on_gpu else None,
-        )
+    store = dist.TCPStore(
+        rendezvous.address,
+        rendezvous.port,
+        world_size,
+        is_master=rendezvous.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
+    )
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rendezvous.rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
