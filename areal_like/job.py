@@ -9,7 +9,7 @@ from typing import Literal, Self
 from allocation import Plan
 from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.preflight.checks import Preflight
+from areal_like.preflight import Preflight
 from areal_like.types import Prompt
 
 

@@ -39,6 +39,7 @@ from areal_like.types import Batch, LossSpec
 from benchmarks.report import save
 
 # isort: split
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 
@@ -52,6 +53,7 @@ class Tensors:
     """A micro-batch as the bare loop takes it."""
 
     inputs: DeviceBatch
+    packed: PackedSeqParams
     labels: torch.Tensor
     mask: torch.Tensor
 
@@ -169,7 +171,7 @@ def forward_step(data: Iterator[Tensors], model: torch.nn.Module) -> tuple[torch
         position_ids=micro_batch.inputs.positions,
         attention_mask=None,
         labels=micro_batch.labels,
-        packed_seq_params=micro_batch.inputs.packed,
+        packed_seq_params=micro_batch.packed,
     )
 
     def loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
@@ -184,7 +186,11 @@ def tensors(batch: Batch, micro_batch: packing.MicroBatch, device: torch.device)
     labels = np.where(real, batch.tokens[micro_batch.targets], 0).astype(np.int64)
     mask = np.where(real, batch.fields["loss_mask"][micro_batch.targets], 0).astype(np.float32)
     inputs = to_device(micro_batch, batch, batch.fields["loss_mask"] > 0, device)
-    return Tensors(inputs, *(torch.from_numpy(array)[None].to(device) for array in (labels, mask)))
+    longest, ends = inputs.max_seqlen, inputs.cu_seqlens
+    packed = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    return Tensors(inputs, packed, *(torch.from_numpy(array)[None].to(device) for array in (labels, mask)))
 
 
 def seconds(step: Callable[[], object]) -> float:

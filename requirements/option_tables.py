@@ -47,7 +47,7 @@ def sglang_options() -> dict[str, dict[str, Any]]:
     for action in parser._actions:
         row: dict[str, Any] = {}
         if action.choices:
-            row["choices"] = list(action.choices)
+            row["choices"] = sorted(action.choices) if isinstance(action.choices, set) else list(action.choices)
         else:
             named = getattr(action.type, "__name__", "str")
             row["types"] = ["true or false"] if action.nargs == 0 else _PARSED.get(named, ["text", "a number"])

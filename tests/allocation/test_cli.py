@@ -191,7 +191,7 @@ def test_convert_tells_of_losses_beside_the_settings():
 def test_help_teaches_by_example(tmp_path, monkeypatch):
     """Every example in every --help is a command that works; those with files get one."""
     monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(Path(MOE).read_text())
+    Path("run.yaml").write_text((ROOT / "examples/math/gsm8k_grpo_cpu.yaml").read_text())
     Path("run.sh").write_text(ask("convert", FOLDED, "--to", "megatron").stdout)
     for command in ("check", "explain", "count", "groups", "convert", "format"):
         text = ask(command, "--help").stdout

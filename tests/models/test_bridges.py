@@ -130,7 +130,7 @@ def test_what_a_problem_suggests_works(name, bridge):
     config = CONFIG_MAPPING[variant.family](**fields).to_dict()
     for problem in bridge_problems(bridge, config, ONE):
         if problem.field == "actor.megatron.bridge_type":
-            other = problem.remedy.removeprefix("set actor.megatron.bridge_type to ")
+            other = problem.remedy.removeprefix("write actor.megatron.bridge_type=")
             assert not [p for p in bridge_problems(other, config, ONE) if p.field in ("model_type", problem.field)]
         elif " = " in problem.remedy:
             value = problem.remedy.partition(" = ")[2].split(" or ")[0].split(",")[0]
@@ -177,7 +177,7 @@ def test_the_field_and_what_would_do_are_named(config, bridge, field, words):
 def test_mbridge_names_the_layout_that_it_cannot_export():
     config = {"model_type": "qwen3_moe"}
     (problem,) = bridge_problems("mbridge", config, ParallelSizes(tp=2, edp=2))
-    assert problem.remedy == "set actor.megatron.bridge_type to megatron-bridge"
+    assert problem.remedy == "write actor.megatron.bridge_type=megatron-bridge"
     assert not list(bridge_problems("megatron-bridge", config, ParallelSizes(tp=2, edp=2)))
     assert not list(bridge_problems("mbridge", {"model_type": "qwen3"}, ParallelSizes(tp=2, edp=2)))
     (problem,) = bridge_problems("mbridge", {"model_type": "mixtral"}, ParallelSizes(tp=2, edp=2))

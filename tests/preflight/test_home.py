@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from allocation.run_file import read_run_file
 
 from areal_like.config.keys import value_at
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
+from areal_like.preflight.reader import read
 
 PATHS = ["cluster.fileroot", "actor.path", "tokenizer_path", "train_dataset.path", "valid_dataset.path"]
 
@@ -34,8 +34,6 @@ def test_other_names_stay_as_they_are(write, name):
 def test_a_model_at_home_is_found_by_the_run_and_the_compiler(write, home):
     write_init_model(InitModelConfig(num_hidden_layers=1), home / "model", seed=0)
     assert preflight(load(write(), ["actor.path=~/model", "cluster.fileroot=~/runs"])).ok
-    from allocation import check
-
-    result = check(**read_run_file(write(), ["actor.path=~/model"]).arguments)
+    result = read(str(write()), ["actor.path=~/model", "cluster.fileroot=~/runs"])
     assert result.plan is not None, list(map(str, result.findings))
     assert not Path("~").exists()

@@ -122,7 +122,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (
             ["actor.init_model.num_experts=4"],
             "actor.init_model.tie_word_embeddings",
-            "does not share embeddings",
+            "tie_word_embeddings = true alike",
         ),
         (
             ["actor.init_model.num_experts=4", "actor.backend=megatron:t2"],
@@ -389,7 +389,8 @@ def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
 
 def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
     nodes = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray"]
+    model = ["actor.init_model.num_attention_heads=16", "actor.init_model.num_key_value_heads=16"]
     layout = ["train_dataset.batch_size=16", "actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
-    (finding,) = [f for f in errors(write(), *nodes, *layout) if f.code == "RUN-ROLE"]
+    (finding,) = [f for f in errors(write(), *nodes, *model, *layout) if f.code == "RUN-ROLE"]
     assert "span nodes" in finding.message
     assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")

@@ -16,7 +16,11 @@ OVERRIDE = "actor.megatron.override_transformer_config"
 def started(monkeypatch):
     """The configurations that would have been run."""
     runs = []
-    monkeypatch.setattr(cli, "_run", lambda config, checked: runs.append(config) or 0)
+
+    async def pretend(job, view):
+        runs.append(job.config)
+
+    monkeypatch.setattr("areal_like.train.run", pretend)
     return runs
 
 

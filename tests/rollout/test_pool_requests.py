@@ -327,7 +327,7 @@ def test_a_dead_server_is_named():
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
 
         async def run() -> None:
-            async with ServerPool([url], "token", 300) as pool, pool.interrupted(0, Deadline(300)):
+            async with ServerPool([url], "token", 5) as pool, pool.interrupted(0, Deadline(1)):
                 pass
 
         with pytest.raises(ServerError, match=f"server 0 at {url}/model_info failed: "):

