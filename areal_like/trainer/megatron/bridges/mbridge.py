@@ -16,7 +16,7 @@ class MBridge:
     """Builds, loads and exports models of the families that mbridge registers."""
 
     def __init__(self, source: ModelSource) -> None:
-        self._path, self._vpp, self._config = str(source.path), source.sizes.vpp, source.config
+        self._source = source
         config = source.config.for_bridge
         # mbridge pads the vocabulary only when asked; each tensor-parallel rank needs an equal share
         self._bridge = AutoBridge.from_config(config, dtype=source.dtype, make_vocab_size_divisible_by=source.sizes.tp)
@@ -29,11 +29,11 @@ class MBridge:
         self._bridge.set_extra_args(**source.options)
 
     def build(self) -> list[torch.nn.Module]:
-        return build_chunks(self._bridge._model_provider([]), self._vpp, self._config)
+        return build_chunks(self._bridge._model_provider([]), self._source)
 
     def load(self, models: list[torch.nn.Module]) -> None:
         with torch.no_grad():
-            self._bridge.load_weights(models, self._path)
+            self._bridge.load_weights(models, str(self._source.path))
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         seen = set()
