@@ -83,9 +83,20 @@ class Fleet:
             member.lose("left the run", for_good=True)
         self._dispatch()
 
-    def close(self) -> None:
-        """Send no further request."""
+    async def close(self, deadline: Deadline, *, abort: bool) -> None:
+        """Send no further request, and have those on their way given back, or with `abort` cut off.
+
+        Raises ServerError, which names the servers that are late.
+        """
         self._is_open = False
+        while busy := self.busy:
+            if deadline.passed:
+                names = ", ".join(server.name for server in busy)
+                raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
+            if abort:
+                await asyncio.gather(*(_abort(server, deadline) for server in busy))
+            with suppress(TimeoutError):  # a request that was on its way missed the abort: ask again
+                await asyncio.wait_for(self._idle.wait(), 0.2)
 
     async def open(self, deadline: Deadline) -> None:
         """Send requests, from now on also to those who wanted to join."""
@@ -93,11 +104,6 @@ class Fleet:
             member.room = AHEAD * await member.server.most_running(deadline.left)
         self._is_open = True
         self._dispatch()
-
-    async def idle(self, timeout_s: float) -> None:
-        """Wait until no request is on its way, or for the time given."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     @asynccontextmanager
     async def place(self, sequences: int, priority: int) -> AsyncIterator[Member]:
@@ -181,3 +187,8 @@ class Fleet:
                 member.work_done, member.progressed = done, time.monotonic()
         if time.monotonic() - member.progressed >= self._stall_s:
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
+
+
+async def _abort(server: Server, deadline: Deadline) -> None:
+    with suppress(Unavailable):  # it is asked again
+        await server.post("/abort_request", {"abort_all": True}, deadline.left)
