@@ -18,7 +18,7 @@ from allocation import Cluster, Device, Plan
 from areal_like.cluster.resources import check_existing
 from areal_like.config.load import load
 from areal_like.config.schema import SchedulerConfig
-from areal_like.preflight.layout import check_layout
+from areal_like.preflight.layout import find_plan
 
 EXAMPLES = sorted((ROOT / "examples/math").glob("*.yaml"))
 FIRST = 10  # the id of each node's first GPU, so that an id is not an index
@@ -70,10 +70,10 @@ def assert_as_planned(plan: Plan, seen: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_the_layout_of_every_example(file: Path, four_nodes: ExistingCluster, tmp_path: Path) -> None:
-    loaded = load(file)
-    findings, plan = check_layout(loaded, None)
+    config = load(file).config
+    plan, findings = find_plan(config, None)
     assert plan is not None, findings
-    if loaded.config.device == "cpu":
+    if config.device == "cpu":
         (seen,) = start(tmp_path, None, plan, uses_gpus=False)
         processes = {engine.role: len(engine.servers) or len(engine.devices) for engine in plan.engines}
         assert {role: len(members) for role, members in seen.items()} == processes
