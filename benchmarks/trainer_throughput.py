@@ -32,9 +32,9 @@ from areal_like.config.schema import RunConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, to_device
+from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, LossSpec
 from benchmarks.report import save
 
@@ -126,16 +126,9 @@ def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
         write_init_model(run.actor.init_model, folder / "model", seed=run.seed, dtype=run.actor.dtype)
     path = folder / "model" if run.actor.init_model else Path(str(run.actor.path))
     listener = listen("127.0.0.1")
-    return MegatronEngine(
-        run.actor,
-        path,
-        ParallelSizes(),
-        Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1]),
-        device=device,
-        seed=run.seed,
-        total_steps=run.actor.optimizer.warmup_steps + 1000,  # more than are timed
-        listener=listener,
-    )
+    steps = run.actor.optimizer.warmup_steps + 1000  # more than are timed
+    spec = EngineSpec(run.actor, path, ParallelSizes(), device, run.seed, steps)
+    return MegatronEngine(spec, Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener))
 
 
 class BareLoop:
@@ -144,7 +137,7 @@ class BareLoop:
     def __init__(self, engine: MegatronEngine, batch: Batch) -> None:
         self._model, self._optimizer, self._scheduler = engine._wrapped[0], engine._optimizer, engine._scheduler
         schedule = packing.make_schedule(
-            batch.lengths, dp=1, max_tokens=engine.actor.mb_spec.max_tokens_per_mb, alignment=1
+            batch.lengths, dp=1, max_tokens=engine._spec.actor.mb_spec.max_tokens_per_mb, alignment=1
         )
         self.micro_batches = [
             tensors(batch, packing.pack(batch.tokens, batch.lengths, members, schedule.alignment), engine.device)

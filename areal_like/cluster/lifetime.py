@@ -48,9 +48,11 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
     directory.mkdir(mode=0o700, exist_ok=True)
     variables = _variables(run_id)
     before = {name: os.environ.get(name) for name in variables}
+    # the janitor of one node is no member that another's may end
+    environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
     keeper = subprocess.Popen(
         [sys.executable, "-P", "-m", janitor.__name__, run_id, directory, *shared_dirs],
-        env=_without_run({**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}),
+        env={**environment, "PYTHONPATH": str(PACKAGE_ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -78,11 +80,6 @@ def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
             return
         except subprocess.TimeoutExpired:
             print(f"areal-like: the clean-up of {directory} is {what} (process {keeper.pid})", file=sys.stderr)
-
-
-def _without_run(environment: dict[str, str]) -> dict[str, str]:
-    """The janitor of one node is no member that another's may end."""
-    return {name: value for name, value in environment.items() if name != RUN_VARIABLE}
 
 
 def temporary_directory(run_id: str) -> Path:
@@ -147,7 +144,7 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
     there too. Raises OSError if it cannot be opened.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_file, "ab", opener=_private) as log:
+    with open(log_file, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
             env={**os.environ, **env},
@@ -156,10 +153,6 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def reserve_port(host: str, port: int = 0) -> socket.socket:

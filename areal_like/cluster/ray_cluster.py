@@ -30,6 +30,8 @@ _LOCAL_SETTINGS = {
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_metrics_collection": "0",
+    "RAY_gcs_server_port_wait_time_s": "300",  # of a busy machine
+    "RAY_raylet_start_wait_time_s": "300",
 }
 _EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for 20 minutes
 
@@ -61,7 +63,7 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
             )
         else:
             ray.init(_named(scheduler.address), log_to_driver=False, logging_level=logging.ERROR)
-    except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises this very class where its node is not up within 30 s
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
         yield

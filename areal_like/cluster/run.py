@@ -95,37 +95,35 @@ async def run_cluster(
     ):
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
             cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s)
-            try:
-                async with nullcontext() if local else _caretakers(cluster):
-                    yield cluster
-            finally:
-                for group in (
-                    [] if local else cluster.groups
-                ):  # a private cluster ends as a whole, and may be dead already
-                    group.kill()
+            # a private cluster ends as a whole, and may be dead already
+            async with nullcontext() if local else _caretakers(cluster):
+                yield cluster
 
 
 @asynccontextmanager
 async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
-    """Keep the run's lifetime on every node of the plan; `run_lifetime` does so only where this process is."""
+    """Keep the run's lifetime on every node of the plan, and end its groups; `run_lifetime` does so here alone."""
     # An id of its own: the end of one node's caretaker is not the end of the processes that the controller started.
     cluster.run_id += "w"
     one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
-    caretakers = await cluster.start_group(
-        "node",
-        Caretaker,
-        [(device,) for device in one_each.values()],
-        lambda rank, host: {"run_id": cluster.run_id, "shared_dir": cluster.shared_dir},
-        call_timeout_s=JANITOR_LIMIT_S,
-    )
     try:
-        yield
+        caretakers = await cluster.start_group(
+            "node",
+            Caretaker,
+            [(device,) for device in one_each.values()],
+            lambda rank, host: {"run_id": cluster.run_id, "shared_dir": cluster.shared_dir},
+            call_timeout_s=JANITOR_LIMIT_S,
+        )
+        try:
+            yield
+        finally:
+            for group in cluster.groups[1:]:
+                group.kill()
+            with suppress(WorkerError):  # a node that was lost took its caretaker with it
+                await caretakers.call_all("close", phase="clean-up")
     finally:
         for group in cluster.groups:
-            if group is not caretakers:
-                group.kill()
-        with suppress(WorkerError):  # a node that was lost took its caretaker with it
-            await caretakers.call_all("close", phase="clean-up")
+            group.kill()
 
 
 @contextmanager

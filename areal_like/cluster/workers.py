@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import inspect
-import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,11 +116,9 @@ class WorkerGroup:
 
     async def _results(self, calls: Mapping[Member, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
         limit = self._timeout_s if timeout is None else timeout
-        waits = {member: asyncio.ensure_future(_result(call)) for member, call in calls.items()}
+        waits = {member: asyncio.ensure_future(call) for member, call in calls.items()}
         try:
-            await asyncio.wait(
-                waits.values(), timeout=None if math.isinf(limit) else limit, return_when=asyncio.FIRST_EXCEPTION
-            )
+            await asyncio.wait(waits.values(), timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
             if first := _failures(waits):
                 await asyncio.wait(waits.values(), timeout=AFTERMATH_S)
                 raise self._explain(first, _failures(waits), phase)
@@ -151,10 +148,6 @@ class WorkerGroup:
 def _failures(waits: Mapping[Member, asyncio.Future[Any]]) -> Failures:
     failures = {member: wait.exception() for member, wait in waits.items() if wait.done()}
     return {member: error for member, error in failures.items() if error is not None}
-
-
-async def _result(call: Awaitable[Any]) -> Any:
-    return await call
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from areal_like.rollout.admission import Admission
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.protocol import Workflow
 
 
+@dataclass(eq=False, kw_only=True)
 class Collector:
     """A workflow for each of `groups` prompts, as many at once as the staleness bound and `max_groups` admit.
 
@@ -17,32 +19,22 @@ class Collector:
     ends the run.
     """
 
-    def __init__(
-        self,
-        *,
-        prompts: Iterator[Prompt],
-        groups: int,
-        workflow: Workflow,
-        admission: Admission,
-        max_groups: int | None,
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._prompts = prompts
-        self._groups = groups
-        self._workflow = workflow
-        self._admission = admission
-        self._max_groups = max_groups
-        self._tasks = tasks
-        self._started = 0
-        self._running = 0
-        self._finished: dict[int, list[Trajectory]] = {}
-        self.tokens_generated = 0  # in the trajectories of finished groups
-        self._progress = asyncio.Event()
+    prompts: Iterator[Prompt]
+    groups: int
+    workflow: Workflow
+    admission: Admission
+    max_groups: int | None
+    tasks: asyncio.TaskGroup
+    tokens_generated: int = field(default=0, init=False)  # in the trajectories of finished groups
+    _started: int = field(default=0, init=False)
+    _running: int = field(default=0, init=False)
+    _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
+    _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def next_batch(self) -> list[Trajectory]:
         """Wait for the next batch; its groups are complete, in order of age."""
         self._fill()
-        while (groups := self._admission.take(self._finished)) is None:
+        while (groups := self.admission.take(self._finished)) is None:
             self._progress.clear()
             await self._progress.wait()
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
@@ -51,19 +43,19 @@ class Collector:
 
     def publish(self, version: int) -> None:
         """Every server holds `version`: start what that admits."""
-        self._admission.publish(version)
+        self.admission.publish(version)
         self._fill()
 
     def _fill(self) -> None:
-        while self._started < self._groups and self._admission.capacity and self._running != self._max_groups:
-            group_id, prompt = self._started, next(self._prompts)
-            self._admission.start(group_id)
+        while self._started < self.groups and self.admission.capacity and self._running != self.max_groups:
+            group_id, prompt = self._started, next(self.prompts)
+            self.admission.start(group_id)
             self._started += 1
             self._running += 1
-            self._tasks.create_task(self._run(group_id, prompt), name=f"group {group_id}")
+            self.tasks.create_task(self._run(group_id, prompt), name=f"group {group_id}")
 
     async def _run(self, group_id: int, prompt: Prompt) -> None:
-        trajectories = await self._workflow(prompt, group_id)
+        trajectories = await self.workflow(prompt, group_id)
         self._finished[group_id] = trajectories
         self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
         self._running -= 1

@@ -26,7 +26,7 @@ PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long e
 
 @dataclass(eq=False)
 class Member:
-    """A server and what is known of it; `in_flight` and `room` count sequences."""
+    """A server and what is known of it; `in_flight` and `room` count sequences, of which there are 0 until it joins."""
 
     server: Server
     room: int = 0
@@ -40,9 +40,9 @@ class Member:
 
     def takes(self, sequences: int) -> bool:
         """Whether a request may go there; one that is larger than the room goes alone."""
-        if self.resting or not self.in_flight:
-            return not self.resting
-        return not self.failures and self.in_flight + sequences <= self.room
+        if self.resting or not self.room:
+            return False
+        return not self.in_flight or (not self.failures and self.in_flight + sequences <= self.room)
 
     def lose(self, cause: str, *, for_good: bool) -> None:
         """Give all requests back, and with `for_good` those too that are on their way to it."""
@@ -57,7 +57,6 @@ class Fleet:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._members: list[Member] = []
-        self._joining: list[Member] = []
         self._queue: list[tuple[int, int, int, asyncio.Future[Member]]] = []
         self._arrivals = itertools.count()
         self._is_open = False
@@ -66,7 +65,7 @@ class Fleet:
     @property
     def servers(self) -> list[Server]:
         """Everybody who has to have the next weights."""
-        return [member.server for member in self._members + self._joining]
+        return [member.server for member in self._members]
 
     @property
     def busy(self) -> list[Server]:
@@ -75,32 +74,36 @@ class Fleet:
 
     def join(self, server: Server) -> None:
         """Have a server take part from the next opening on."""
-        self._joining.append(Member(server))
+        self._members.append(Member(server))
 
     def leave(self, server: Server) -> None:
         """Take a server out at once; its requests go on elsewhere, or end in ServerError where nobody is left."""
-        for members in (self._members, self._joining):
-            for member in [member for member in members if member.server is server]:
-                members.remove(member)
-                member.lose("left the run", for_good=True)
+        for member in [member for member in self._members if member.server is server]:
+            self._members.remove(member)
+            member.lose("left the run", for_good=True)
         self._dispatch()
 
-    def close(self) -> None:
-        """Send no further request."""
+    async def close(self, deadline: Deadline, *, abort: bool) -> None:
+        """Send no further request, and have those on their way given back, or with `abort` cut off.
+
+        Raises ServerError, which names the servers that are late.
+        """
         self._is_open = False
+        while busy := self.busy:
+            if deadline.passed:
+                names = ", ".join(server.name for server in busy)
+                raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
+            if abort:
+                await asyncio.gather(*(_abort(server, deadline) for server in busy))
+            with suppress(TimeoutError):  # a request that was on its way missed the abort: ask again
+                await asyncio.wait_for(self._idle.wait(), 0.2)
 
     async def open(self, deadline: Deadline) -> None:
         """Send requests, from now on also to those who wanted to join."""
-        for member in self._joining:
+        for member in [member for member in self._members if not member.room]:
             member.room = AHEAD * await member.server.most_running(deadline.left)
-        self._members, self._joining = self._members + self._joining, []
         self._is_open = True
         self._dispatch()
-
-    async def idle(self, timeout_s: float) -> None:
-        """Wait until no request is on its way, or for the time given."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     @asynccontextmanager
     async def place(self, sequences: int, priority: int) -> AsyncIterator[Member]:
@@ -184,3 +187,8 @@ class Fleet:
                 member.work_done, member.progressed = done, time.monotonic()
         if time.monotonic() - member.progressed >= self._stall_s:
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
+
+
+async def _abort(server: Server, deadline: Deadline) -> None:
+    with suppress(Unavailable):  # it is asked again
+        await server.post("/abort_request", {"abort_all": True}, deadline.left)

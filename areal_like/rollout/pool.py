@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Self
@@ -156,23 +156,11 @@ class ServerPool:
         Raises ServerError if a server does not give back its requests in time, or does not say afterwards that it
         holds `version`.
         """
-        self._fleet.close()
-        while busy := self._fleet.busy:
-            if deadline.passed:
-                names = ", ".join(server.name for server in busy)
-                raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
-            if self._partial_rollout:
-                await asyncio.gather(*(_abort(server, deadline) for server in busy))
-            await self._fleet.idle(0.2)  # a request that was on its way missed the abort: ask again
+        await self._fleet.close(deadline, abort=self._partial_rollout)
         yield
         await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
         self.version = version
         await self._fleet.open(deadline)
-
-
-async def _abort(server: Server, deadline: Deadline) -> None:
-    with suppress(Unavailable):  # it is asked again
-        await server.post("/abort_request", {"abort_all": True}, deadline.left)
 
 
 async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""What a training backend does for one rank, and how a rank gets one."""
+"""What a training backend does for one rank, and what it has to know. No torch here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, Floats, LossSpec
 
 if TYPE_CHECKING:
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
 
     from allocation import ParallelSizes
     from areal_like.config.schema import ActorConfig
+
+
+class NonFiniteError(ArithmeticError):
+    """Loss or gradient norm was inf or nan in too many steps in a row; the weights are those of the last good one."""
 
 
 class TrainEngine(Protocol):
@@ -34,12 +37,15 @@ class TrainEngine(Protocol):
         """
 
     def train(
-        self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
+        self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the loss's mean over the tokens of the whole batch whose `loss_mask` is 1.
+        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
 
-        Returns `loss`, `grad_norm`, `lr`, `loss_tokens` and the mean of each statistic of the loss, the same on every
-        rank. `learning_rate` replaces the schedule's, in which the step then does not count.
+        Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
+        on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
+        A step whose loss or gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
+        stay as they are. Raises ValueError when no token is trained on, and NonFiniteError when more than
+        `actor.optimizer.max_skipped_steps` in a row are skipped.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -58,7 +64,7 @@ class TrainEngine(Protocol):
         """Continue from what `save` wrote. Raises FileNotFoundError when nothing is there."""
 
     def shutdown(self) -> None:
-        """Leave the other ranks."""
+        """Leave the other ranks; the engine is of no use from then on."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +75,27 @@ class EngineSpec:
     `total_steps` is the number of optimizer steps that the learning-rate schedule spans.
     """
 
-    backend: str
     actor: ActorConfig
     path: Path
-    tokenizer: Path | None
-    scratch: Path | None
     sizes: ParallelSizes
     device: Literal["cpu", "cuda"]
     seed: int
-    total_steps: int | None
+    total_steps: int | None = None
+    tokenizer: Path | None = None
+    scratch: Path | None = None
+    backend: str = "megatron"
 
 
-def make_engine(spec: EngineSpec, rendezvous: Rendezvous, listener: socket | None) -> TrainEngine:
-    """Join the other ranks and build this rank's part; `listener` is rank 0's socket at the rendezvous.
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of an engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
 
-    Raises ValueError for a backend that nobody wrote.
+    `listener` is rank 0's socket there, which nobody else listens at (`cluster.lifetime.listen`).
     """
-    if spec.backend != "megatron":
-        raise ValueError(f"no trainer runs on {spec.backend}; megatron is the one there is")
-    from areal_like.trainer.megatron.engine import MegatronEngine
 
-    return MegatronEngine(
-        spec.actor,
-        spec.path,
-        spec.sizes,
-        rendezvous,
-        device=spec.device,
-        seed=spec.seed,
-        total_steps=spec.total_steps,
-        tokenizer=spec.tokenizer,
-        scratch=spec.scratch,
-        listener=listener,
-    )
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    timeout_s: float = 600.0
+    listener: socket | None = None

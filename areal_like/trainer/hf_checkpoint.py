@@ -54,8 +54,9 @@ def write_checkpoint(
     index, total = {}, 0
     for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
         shard = dict(bucket)
-        save_file(shard, partial / _shard_name(number), metadata={"format": "pt"})
-        (partial / _shard_name(number)).chmod(0o644)  # safetensors makes it readable by its owner alone
+        file = partial / f"{number}.safetensors"
+        save_file(shard, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # safetensors makes it readable by its owner alone
         index.update(dict.fromkeys(shard, number))
         total += sum(tensor.nbytes for tensor in shard.values())
         shard.clear()
@@ -95,18 +96,15 @@ def _is_tokenizers(file: Path) -> bool:
     return any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES)
 
 
-def _shard_name(number: int, count: int | None = None) -> str:
-    return f"model-{number:05d}.safetensors" if count is None else f"model-{number:05d}-of-{count:05d}.safetensors"
-
-
 def _name_shards(folder: Path, index: dict[str, int], total: int) -> None:
     """Gives the shards the names that transformers looks for, now that their number is known."""
     count = max(index.values())
     if count == 1:
-        (folder / _shard_name(1)).rename(folder / "model.safetensors")
+        (folder / "1.safetensors").rename(folder / "model.safetensors")
         return
-    for number in range(1, count + 1):
-        (folder / _shard_name(number)).rename(folder / _shard_name(number, count))
-    weight_map = {name: _shard_name(number, count) for name, number in sorted(index.items())}
+    names = {number: f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)}
+    for number, name in names.items():
+        (folder / f"{number}.safetensors").rename(folder / name)
+    weight_map = {name: names[number] for name, number in sorted(index.items())}
     content = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")

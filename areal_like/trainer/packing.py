@@ -38,11 +38,6 @@ class Schedule:
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
     alignment: int
 
-    @property
-    def n_micro_batches(self) -> int:
-        """Micro-batches per data-parallel rank."""
-        return len(self.micro_batches[0])
-
 
 @dataclass(frozen=True)
 class MicroBatch:

@@ -5,19 +5,11 @@ The controller imports this to start actors, so torch is imported inside the met
 
 from __future__ import annotations
 
-from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal_like.cluster.lifetime import listen
-from areal_like.trainer.engine import EngineSpec, make_engine
-from areal_like.trainer.rendezvous import Rendezvous
-from areal_like.types import Batch, Floats, LossSpec
-from areal_like.weights.sync import WeightSender, make_sender
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 
 
 class TrainerRank:
@@ -26,7 +18,6 @@ class TrainerRank:
     def __init__(self, rank: int, world_size: int, address: str) -> None:
         self._rank, self._world_size, self._address = rank, world_size, address
         self._listener: socket | None = None
-        self._senders: dict[str, WeightSender] = {}
 
     def listen(self) -> tuple[str, int]:
         """Open the socket at which the ranks will meet; returns its address and port. Rank 0 only."""
@@ -34,24 +25,20 @@ class TrainerRank:
         return self._address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec) -> None:
-        """Meet the other ranks and build the engine."""
-        rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s)
-        self._engine = make_engine(spec, rendezvous, self._listener)
+        """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
+        if spec.backend != "megatron":
+            raise ValueError(f"no trainer runs on {spec.backend}; megatron is the one there is")
+        from areal_like.trainer.megatron.engine import MegatronEngine
+        from areal_like.weights.collective.rank import CollectiveSender
 
-    def log_probs(self, batch: Batch, temperature: float) -> tuple[NDArray[np.int64], Floats] | None:
-        """This rank's share of the batch's log-probs."""
-        return self._engine.log_probs(batch, temperature)
+        rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
+        self._engine: TrainEngine = MegatronEngine(spec, rendezvous)
+        self._sender = CollectiveSender(self._engine, self._rank, self._address)
 
-    def train(self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None) -> dict[str, float]:
-        """One optimizer step."""
-        return self._engine.train(batch, loss, temperature=temperature, learning_rate=learning_rate)
+    def engine(self, method: str, *arguments: Any) -> Any:
+        """One method of the engine."""
+        return getattr(self._engine, method)(*arguments)
 
-    def save_hf(self, path: Path) -> None:
-        """Write a Hugging Face checkpoint."""
-        self._engine.save_hf(path)
-
-    def transfer(self, mode: str, step: str, *arguments: Any) -> Any:
-        """One step of the weight transport `mode`: a method of its WeightSender."""
-        if mode not in self._senders:
-            self._senders[mode] = make_sender(mode, self._engine, self._rank, self._address)
-        return getattr(self._senders[mode], step)(*arguments)
+    def transfer(self, step: str, *arguments: Any) -> Any:
+        """One step of the CollectiveSender."""
+        return getattr(self._sender, step)(*arguments)

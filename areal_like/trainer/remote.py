@@ -19,7 +19,7 @@ class Trainer:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Log-probs of the batch's tokens under the current weights, `[tokens]`."""
-        parts = await self._ranks.call_all("log_probs", batch, temperature, phase="log-probs")
+        parts = await self._ranks.call_all("engine", "log_probs", batch, temperature, phase="log-probs")
         result = np.zeros(len(batch.tokens), np.float32)
         for indices, values in filter(None, parts):
             result[indices] = values
@@ -29,18 +29,17 @@ class Trainer:
         self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None = None
     ) -> dict[str, float]:
         """One optimizer step on the whole batch; returns loss, grad_norm, lr and the loss's own statistics."""
-        return (await self._ranks.call_all("train", batch, loss, temperature, learning_rate, phase="training"))[0]
+        arguments = (batch, loss, temperature, learning_rate)
+        return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
 
-    async def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write a Hugging Face checkpoint that transformers loads."""
-        await self._ranks.call_all("save_hf", path, phase="saving")
+        await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
 
-    async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
-        """One step of the weight transport `mode` on every rank; returns rank 0's answer.
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
+        """One step of a CollectiveSender on every rank; returns rank 0's answer.
 
         Raises WorkerError, which names the ranks that did not end it in time.
         """
-        answers = await self._ranks.call_all(
-            "transfer", mode, step, *arguments, phase=f"weight update ({step})", timeout=timeout_s
-        )
-        return answers[0]
+        phase = f"weight update ({step})"
+        return (await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s))[0]

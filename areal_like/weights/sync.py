@@ -1,7 +1,6 @@
 """How new weights reach the servers: all of them acknowledge version v, or the update fails in time, with a cause.
 
-A transport is a folder `weights/MODE/` with two halves: `controller.py` has a WeightSync, `rank.py` the WeightSender
-that the trainer's ranks run for it.
+A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank.py` what trainer ranks do for it.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError
 from areal_like.rollout.sglang.http import AFTERMATH_S
 
 if TYPE_CHECKING:
     from areal_like.rollout.pool import ServerPool
-    from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
 
-TRANSPORTS = {"collective": ("CollectiveSync", "CollectiveSender"), "disk": ("DiskSync", "DiskSender")}
+TRANSPORTS = {"collective": "CollectiveSync", "disk": "DiskSync"}
 MARGIN_S = 2 * AFTERMATH_S + 2  # the steps' own limits, which name who is late, speak first
 
 
@@ -34,22 +32,6 @@ class WeightSync(Protocol):
 
     async def send(self, version: int) -> None:
         """Bring the trainer's current weights to every server, labelled `version`; they acknowledge it."""
-
-
-class WeightSender(Protocol):
-    """The trainer's end of a transport, one on each rank.
-
-    Its other half calls it by way of `Trainer.transfer`, each step on every rank, and may give it further steps.
-    """
-
-    def open(self, *request: Any) -> Any:
-        """Prepare what lasts longer than one version; returns what the other half has to know."""
-
-    def send(self, *request: Any) -> Any:
-        """Give the weights away."""
-
-    def close(self) -> None:
-        """End what `open` began."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +50,18 @@ class SyncSpec:
 
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:
-    """The controller's half of a transport."""
-    return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode][0])(trainer, pool, spec)
+    """The transport that `weight_update.mode` names."""
+    return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode])(trainer, pool, spec)
 
 
-def make_sender(mode: str, engine: TrainEngine, rank: int, address: str) -> WeightSender:
-    """A trainer rank's half of a transport; `address` is the rank's own."""
-    return getattr(import_module(f"areal_like.weights.{mode}.rank"), TRANSPORTS[mode][1])(engine, rank, address)
+@dataclass(frozen=True)
+class TensorSpec:
+    """A Hugging Face tensor that the trainer sends; `dtype` as torch spells it without `torch.`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:

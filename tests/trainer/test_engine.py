@@ -5,7 +5,16 @@ import re
 import numpy as np
 import pytest
 import torch
-from trainer_jobs import Machine, Setting, bad_steps, complaints, learning_rates, store_addresses, three_steps
+from trainer_jobs import (
+    Machine,
+    Setting,
+    bad_steps,
+    complaints,
+    learning_rates,
+    store_addresses,
+    threads_left,
+    three_steps,
+)
 from transformers import get_scheduler
 
 from allocation import ParallelSizes
@@ -98,6 +107,13 @@ def test_ranks_listen_on_loopback_alone(ranks, models):
     for addresses in ranks.run(store_addresses, 2, Setting(models["tied"], ParallelSizes(dp=2, edp=2))):
         assert addresses
         assert set(addresses) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_takes_its_threads_with_it(ranks, models, dtype):
+    setting = Setting(models["tied"], ParallelSizes(dp=2, edp=2), machine=Machine("cpu", dtype))
+    for first, *later in ranks.run(threads_left, 2, setting):
+        assert max(later) <= first
 
 
 def test_mbridge_names_the_layout_that_it_cannot_export(ranks, models):

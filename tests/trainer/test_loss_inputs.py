@@ -11,7 +11,7 @@ from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import LossInputs, TokenLoss
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
 
@@ -42,7 +42,7 @@ def test_loss_weights_count_and_sequences_are_numbered_as_in_the_batch(ranks, mo
     trained = batch.fields["loss_mask"] > 0
     trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts them
     last = (sequence == 7).astype(np.float32)
-    for steps in ranks.run(losses_by_weight, sizes.world_size, Setting(models["tied"], sizes), [None, last]):
+    for steps in ranks.run(losses_by_weight, sizes.cp, Setting(models["tied"], sizes), [None, last]):
         assert [step["sequence"] for step in steps] == pytest.approx([sequence[trained].mean()] * 2)
         assert steps[0]["loss"] == pytest.approx(3.0)
         assert steps[1]["loss"] == pytest.approx(3.0 * last[trained].mean())

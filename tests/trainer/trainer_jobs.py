@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +16,8 @@ import psutil
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
 from areal_like.config.schema import ActorConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig
-from areal_like.trainer.megatron.engine import MegatronEngine, NonFiniteError
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous
+from areal_like.trainer.megatron.engine import MegatronEngine
 from areal_like.types import Batch, LossSpec
 
 VOCABULARY = 101
@@ -84,14 +84,10 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
     )
     made = MegatronEngine(
-        actor,
-        setting.model,
-        setting.sizes,
-        rendezvous,
-        device=setting.machine.device,
-        seed=1,
-        total_steps=setting.total_steps,
-        listener=listener,
+        EngineSpec(
+            actor, setting.model, setting.sizes, setting.machine.device, seed=1, total_steps=setting.total_steps
+        ),
+        replace(rendezvous, listener=listener),
     )
     try:
         yield made
@@ -225,6 +221,16 @@ def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, sett
         made.train(make_batch(), LossSpec(sft))
         connections = psutil.Process().net_connections("inet")
         return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+def threads_left(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[int]:
+    """How many threads this process has after each of three engines."""
+    counts = []
+    for _ in range(3):
+        with engine(rendezvous, listener, setting) as made:
+            made.train(make_batch(), LossSpec(sft))
+        counts.append(psutil.Process().num_threads())
+    return counts
 
 
 def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> tuple[list, list[bytes]]:

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from areal_like.cluster.lifetime import listen
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import Rendezvous
 
 _LIMIT_S = 900
 

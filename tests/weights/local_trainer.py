@@ -11,23 +11,21 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_like.weights.sync import make_sender
+from areal_like.weights.collective.rank import CollectiveSender
 
 
 class LocalTrainer:
     def __init__(self, model: Path) -> None:
         self.model = model
         self.saved: list[Path] = []
-        self._senders: dict[str, Any] = {}
+        self._sender = CollectiveSender(self, 0, "127.0.0.1")
 
-    async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
-        if mode not in self._senders:
-            self._senders[mode] = make_sender(mode, self, 0, "127.0.0.1")
-        return await asyncio.to_thread(getattr(self._senders[mode], step), *arguments)
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
+        return await asyncio.to_thread(getattr(self._sender, step), *arguments)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from load_file(self.model / "model.safetensors").items()
 
-    def save_hf(self, path: Path) -> None:
+    async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
         shutil.copytree(self.model, path)
         self.saved.append(path)

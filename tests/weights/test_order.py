@@ -49,7 +49,7 @@ class FakeTrainer:
         self._hangs_in = hangs_in
         self._sender = CollectiveSender(Engine(), 0, "127.0.0.1")
 
-    async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         self.steps.append((step, *arguments) if step == "prepare" else (step,))
         if self.steps[-1] == self._hangs_in:
             await asyncio.sleep(timeout_s)
@@ -91,10 +91,10 @@ def test_the_first_bucket_is_gathered_while_the_servers_generate():
     trainer, server, aborted_before = FakeTrainer(), busy_server(), []
     transfer = trainer.transfer
 
-    async def watched(mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+    async def watched(step: str, *arguments: Any, timeout_s: float) -> Any:
         if server.busy.is_set():
             aborted_before.append(((step, *arguments), bool(server.bodies("/abort_request"))))
-        return await transfer(mode, step, *arguments, timeout_s=timeout_s)
+        return await transfer(step, *arguments, timeout_s=timeout_s)
 
     trainer.transfer = watched
     asyncio.run(update(trainer, server))

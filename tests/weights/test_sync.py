@@ -47,7 +47,7 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
             yield bound, pool
         finally:
             if mode == "collective":
-                await trainer.transfer("collective", "close", timeout_s=60)
+                await trainer.transfer("close", timeout_s=60)
                 await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, 60)
 
 
@@ -125,11 +125,11 @@ def test_one_server_without_the_weights_fails_the_update(models, tmp_path, mode,
 
 def test_a_trainer_that_dies_is_told_before_what_that_does_to_the_servers(models, tmp_path):
     class Dying(LocalTrainer):
-        async def transfer(self, mode: str, step: str, *arguments: Any, timeout_s: float) -> Any:
+        async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
             if step == "send":
                 await asyncio.sleep(0.3)  # noticed later than the broken connection
                 raise WorkerError("actor", 0, "weight update", "the process died", tmp_path)
-            return None if step == "join" else await super().transfer(mode, step, *arguments, timeout_s=timeout_s)
+            return None if step == "join" else await super().transfer(step, *arguments, timeout_s=timeout_s)
 
     async def broken() -> Any:
         return web.Response(status=400, text="connection closed by peer")
@@ -172,7 +172,7 @@ def test_a_trainer_that_is_late_fails_the_update(models, tmp_path, monkeypatch):
     monkeypatch.setattr(sync, "MARGIN_S", 0.2)
 
     class Late(LocalTrainer):
-        async def transfer(self, *_: Any, timeout_s: float) -> Any:
+        async def save_hf(self, *_: Any, **__: Any) -> None:
             await asyncio.sleep(600)
 
     async def update() -> None:

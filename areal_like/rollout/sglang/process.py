@@ -8,14 +8,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 
 import aiohttp
 
-from areal_like.cluster.lifetime import reserve_port, spawn
+from areal_like.cluster.lifetime import local_interface, reserve_port, spawn
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
-from areal_like.trainer.environment import local_interface
 
+POLL_S = 0.2
 # what SGLang writes in its log on the way, in order
 STAGES = {
     "server_args=": "read its arguments",
@@ -83,12 +82,13 @@ class SGLangServer:
                     raise self._death(
                         f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s); it last {stage}"
                     )
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(POLL_S)
         return url
 
     async def watch(self) -> None:
         """Return never; raises ServerDied when the process ends."""
-        await ended(self._process)
+        while self._process.poll() is None:
+            await asyncio.sleep(POLL_S)
         raise self._death(f"ended with exit code {self._process.returncode}")
 
     def _death(self, what: str) -> ServerDied:
@@ -104,19 +104,6 @@ async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
-
-
-async def ended(process: Popen[bytes]) -> None:
-    """Wait for a child to end; needs neither polling nor a thread, which a cancelled wait would leave behind."""
-    end, loop = asyncio.Event(), asyncio.get_running_loop()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, end.set)
-    try:
-        await end.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    process.poll()
 
 
 def reached(log: str) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,6 @@ from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 
 # saves are synchronous: Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed
 filesystem_async.get_write_results_queue = queue.Queue
-
-_RESHARDABLE = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "chained_optim_avoid_prefix": True,
-}
 
 
 def save_checkpoint(
@@ -54,36 +45,32 @@ def load_checkpoint(
 
 def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
     state: dict[str, Any] = {}
+    reshardable = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "chained_optim_avoid_prefix": True,
+    }
+    metadata = ensure_metadata_has_dp_cp_group(reshardable)
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
     for name, model in zip(_chunk_names(models), models, strict=True):
-        state[name] = model.sharded_state_dict(metadata=_metadata())
-    with _gaps_between_buckets(optimizer):
-        state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+        state[name] = model.sharded_state_dict(metadata=metadata)
+    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
     return state
 
 
-@contextlib.contextmanager
-def _gaps_between_buckets(optimizer: MegatronOptimizer) -> Iterator[None]:
-    """Lets the distributed optimizer gather its state with the padding that ends each bucket.
+_gather_state = DistributedOptimizer.get_parameter_state_dp_zero
+
+
+def _gather_state_with_gaps(self: DistributedOptimizer, **kwargs: Any) -> Any:
+    """The distributed optimizer's state with the padding that ends each bucket.
 
     megatron-core 0.19.2 leaves it out but then looks for parameters where they are with it, so that everything behind
     a bucket of odd length, such as a tied embedding's, is saved shifted (`get_parameter_state_dp_zero`,
     `sharded_param_state_fully_reshardable`).
     """
-    parts = [p for p in getattr(optimizer, "chained_optimizers", [optimizer]) if isinstance(p, DistributedOptimizer)]
-    for part in parts:
-        part.get_parameter_state_dp_zero = partial(_state_with_gaps, part, part.get_parameter_state_dp_zero)
-    try:
-        yield
-    finally:
-        for part in parts:
-            del part.get_parameter_state_dp_zero
-
-
-def _state_with_gaps(optimizer: DistributedOptimizer, gather: Callable[..., Any], **kwargs: Any) -> Any:
-    state = gather(**kwargs)
-    for number, buffer in enumerate(optimizer.buffers):
+    state = _gather_state(self, **kwargs)
+    for number, buffer in enumerate(self.buffers):
         for tensors in state[number].values():
             for name in [name for name, value in tensors.items() if torch.is_tensor(value)]:
                 padded, at = torch.zeros(buffer.numel), 0
@@ -95,9 +82,8 @@ def _state_with_gaps(optimizer: DistributedOptimizer, gather: Callable[..., Any]
     return state
 
 
+DistributedOptimizer.get_parameter_state_dp_zero = _gather_state_with_gaps
+
+
 def _chunk_names(models: list[torch.nn.Module]) -> list[str]:
     return ["model"] if len(models) == 1 else [f"model{i}" for i in range(len(models))]
-
-
-def _metadata() -> dict[str, Any]:
-    return ensure_metadata_has_dp_cp_group(dict(_RESHARDABLE))

@@ -1,18 +1,12 @@
-"""One rank of the Megatron trainer.
-
-Every rank is given the same global batch and finds its own share (`trainer/packing.py`). All methods are collective:
-every rank of the engine calls them in the same order, with the same arguments.
-"""
+"""One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,11 +16,11 @@ from numpy.typing import NDArray
 from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous
 from areal_like.trainer.environment import apply_environment, rank_environment
 from areal_like.trainer.hf_checkpoint import write_checkpoint
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
-from areal_like.trainer.rendezvous import Rendezvous
 from areal_like.types import Batch, Floats, LossSpec
 
 cpu.install()  # before anything imports megatron.core
@@ -38,95 +32,47 @@ from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
-from areal_like.trainer.megatron.forward import forward, forward_backward  # noqa: E402
+from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
-
-if TYPE_CHECKING:
-    from allocation import ParallelSizes
-    from areal_like.config.schema import ActorConfig
-
-
-class NonFiniteError(ArithmeticError):
-    """Loss or gradient norm was inf or nan in too many steps in a row; the weights are those of the last good one."""
 
 
 class MegatronEngine:
-    """Log-probs, optimizer steps, weights and checkpoints of one model in one layout."""
+    """A TrainEngine in one layout of Megatron-core."""
 
-    def __init__(
-        self,
-        actor: ActorConfig,
-        path: str | Path,
-        sizes: ParallelSizes,
-        rendezvous: Rendezvous,
-        *,
-        device: str,
-        seed: int,
-        total_steps: int | None = None,
-        tokenizer: Path | None = None,
-        scratch: Path | None = None,
-        listener: socket.socket | None = None,
-    ) -> None:
-        """Joins the other ranks, builds this rank's part of the model at `path` (Hugging Face form) and loads it.
-
-        `device` is "cpu" or "cuda" (the current one); `total_steps` is the number of optimizer steps that the
-        learning-rate schedule spans; `tokenizer` and `scratch` are `write_checkpoint`'s; `listener` is the socket at
-        the rendezvous, rank 0's alone (`cluster.lifetime.listen`).
-        """
-        self.actor, self.sizes, self.path = actor, sizes, Path(path)
-        self._tokenizer, self._scratch = tokenizer, scratch
-        self.device = _prepare_process(device, actor, sizes, rendezvous.address)
-        options = transformer_options(actor, device=device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
-        source = ModelSource(self.path, getattr(torch, actor.dtype), sizes, options)
-        steps = optimizer.schedule_steps(actor.optimizer, total_steps)
-        sharded = actor.megatron.use_distributed_optimizer
+    def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
+        actor, sizes = spec.actor, spec.sizes
+        self._spec = spec
+        self.device = _prepare_process(spec, rendezvous.address)
+        options = transformer_options(actor, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
+        source = ModelSource(spec.path, getattr(torch, actor.dtype), sizes, options)
+        steps = optimizer.schedule_steps(actor, spec.total_steps)
         with cpu.cpu_as_cuda():
-            parallel.initialize(rendezvous, sizes, self.device, seed, listener)
+            parallel.initialize(rendezvous, sizes, self.device, spec.seed)
             self._bridge = make_bridge(actor.megatron.bridge_type, source)
             self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
             self._bridge.load(self._models)
-            self._wrapped = optimizer.wrap_models(
-                self._models,
-                dtype=source.dtype,
-                distributed_optimizer=sharded,
-                overlap=device == "cuda" and sizes.dp * sizes.cp > 1,
-            )
-            self._optimizer = optimizer.make_optimizer(
-                self._wrapped, actor.optimizer, dtype=source.dtype, distributed_optimizer=sharded
-            )
-            self._scheduler = optimizer.make_schedule(self._optimizer, actor.optimizer, steps)
+            overlap = spec.device == "cuda" and sizes.dp * sizes.cp > 1
+            self._wrapped = optimizer.wrap_models(self._models, actor, overlap=overlap)
+            self._optimizer = optimizer.make_optimizer(self._wrapped, actor)
+            self._scheduler = optimizer.make_schedule(self._optimizer, actor, steps)
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
-        """log p(token | tokens before it in its sequence) of every token but each sequence's first.
-
-        Returns places in `batch.tokens` and the values there, of this rank's share, on the last pipeline stage's
-        first tensor-parallel ranks, and None elsewhere. Together the results cover the batch.
-        """
-
         micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
 
         def read(micro_batch: DeviceBatch, logits: torch.Tensor) -> torch.Tensor:
             return self._log_probs_at(micro_batch, logits, temperature)[0]
 
         with cpu.cpu_as_cuda():
-            values = forward(self._wrapped, micro_batches, read)
+            values = forward_backward(self._wrapped, micro_batches, read, forward_only=True)
             if not parallel.is_data_source():
                 return None
         return micro_batches.targets, torch.cat(values).cpu().numpy()
 
     def train(
-        self, batch: Batch, loss: LossSpec, *, temperature: float = 1.0, learning_rate: float | None = None
+        self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
-
-        Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
-        on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
-        A step whose loss or gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
-        stay as they are. Raises ValueError when no token is trained on, and NonFiniteError when more than
-        `actor.optimizer.max_skipped_steps` in a row are skipped.
-        """
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not trained.any():
@@ -151,49 +97,43 @@ class MegatronEngine:
             return {**result, **self._step(result["loss"], learning_rate)}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All weights under their Hugging Face names, one after another; rank 0's count.
+        weights = iter(self._bridge.export(self._models))
+        while True:
+            with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
+                item = next(weights, None)
+            if item is None:
+                return
+            yield item
+            del item  # a gathered weight lives on the device until the next one is made
 
-        Tensors may share the model's memory: use each before the next training step.
-        """
-        return iter(self._exported())
-
-    def save_hf(self, path: str | Path) -> None:
-        """Writes a Hugging Face checkpoint that transformers loads; it appears when it is complete."""
+    def save_hf(self, path: Path) -> None:
+        spec, weights = self._spec, self.weights()
         if dist.get_rank() == 0:
-            write_checkpoint(
-                Path(path),
-                self._exported(),
-                self.path,
-                self.actor.dtype,
-                tokenizer=self._tokenizer,
-                scratch=self._scratch,
-            )
-        else:
-            for _ in self._exported():
-                pass
+            dtype = spec.actor.dtype
+            write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
+        for _ in weights:  # the other ranks take part
+            pass
         dist.barrier()
 
-    def save(self, path: str | Path) -> None:
-        """Writes model, optimizer and schedule to the directory `path`; any layout can load it."""
+    def save(self, path: Path) -> None:
         with cpu.cpu_as_cuda():
-            save_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
+            save_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
 
-    def load(self, path: str | Path) -> None:
-        """Continues from what `save` wrote. Raises FileNotFoundError when nothing is there."""
+    def load(self, path: Path) -> None:
         with cpu.cpu_as_cuda():
-            load_checkpoint(Path(path), self._wrapped, self._optimizer, self._scheduler)
+            load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
 
     def shutdown(self) -> None:
-        """Leaves the process group."""
+        vars(self).clear()  # process groups end with all that holds them
         parallel.shutdown()
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""
-        sizes = self.sizes
+        sizes = self._spec.sizes
         schedule = packing.make_schedule(
             batch.lengths,
             dp=sizes.dp,
-            max_tokens=self.actor.mb_spec.max_tokens_per_mb,
+            max_tokens=self._spec.actor.mb_spec.max_tokens_per_mb,
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp),
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
@@ -226,37 +166,28 @@ class MegatronEngine:
         finite = math.isfinite(grad_norm)
         self._scheduler.step(1 if finite and learning_rate is None else 0)
         self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped > (limit := self.actor.optimizer.max_skipped_steps):
+        if self._skipped > (limit := self._spec.actor.optimizer.max_skipped_steps):
             what, value = ("gradient norm", grad_norm) if math.isfinite(loss) else ("loss", loss)
             raise NonFiniteError(
                 f"the {what} is {value}; more than {limit} steps in a row were skipped (actor.optimizer.max_skipped_steps)"
             )
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
 
-    def _exported(self) -> Iterable[tuple[str, torch.Tensor]]:
-        weights = iter(self._bridge.export(self._models))
-        while True:
-            with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
-                item = next(weights, None)
-            if item is None:
-                return
-            yield item
-            del item  # a gathered weight lives on the device until the next one is made
 
-
-def _prepare_process(device: str, actor: ActorConfig, sizes: ParallelSizes, master_address: str) -> torch.device:
+def _prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
     """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
-    if (device == "cuda") != torch.cuda.is_available():
+    on_gpu, deterministic = spec.device == "cuda", spec.actor.megatron.use_deterministic_algorithms
+    if on_gpu != torch.cuda.is_available():
         raise ValueError(
             "the trainer is to run on cuda, but this process sees no GPU"
-            if device == "cuda"
+            if on_gpu
             else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
         )
-    deterministic = actor.megatron.use_deterministic_algorithms
-    variables = rank_environment(device=device, deterministic=deterministic, model_parallel=sizes.tp * sizes.cp > 1)
+    model_parallel = spec.sizes.tp * spec.sizes.cp > 1
+    variables = rank_environment(device=spec.device, deterministic=deterministic, model_parallel=model_parallel)
     apply_environment(variables, master_address)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.use_deterministic_algorithms(deterministic)
     if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
         logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
-    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

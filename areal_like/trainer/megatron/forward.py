@@ -13,63 +13,44 @@ from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 
-TokenLoss = Callable[[DeviceBatch, Tensor], tuple[Tensor, Tensor, Any]]
-"""From a micro-batch and its logits `[t, vocabulary / tp]` to summed loss, number of loss tokens and statistics."""
 
-
-def forward_backward(models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, loss: TokenLoss) -> list:
-    """Runs all micro-batches forward and backward; the statistics of each, on the last pipeline stage, else []."""
-
-    def scalar_loss(micro_batch: DeviceBatch, output: Tensor) -> tuple[Tensor, Tensor, Any]:
-        return loss(micro_batch, output[0])
-
-    return _run(models, micro_batches, scalar_loss, forward_only=False)
-
-
-@torch.no_grad()
-def forward(
-    models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, read: Callable[[DeviceBatch, Tensor], Any]
+def forward_backward(
+    models: Sequence[torch.nn.Module],
+    micro_batches: DeviceBatches,
+    function: Callable[[DeviceBatch, Tensor], Any],
+    *,
+    forward_only: bool = False,
 ) -> list:
-    """Runs all micro-batches forward; what `read` makes of each one's logits, on the last pipeline stage, else []."""
+    """Runs all micro-batches forward and backward; gives a list on the last pipeline stage, [] elsewhere.
 
-    def output_only(micro_batch: DeviceBatch, output: Tensor, non_loss_data: bool) -> Any:
-        return read(micro_batch, output[0])
-
-    return _run(models, micro_batches, output_only, forward_only=True, collect_non_loss_data=True)
-
-
-def _run(models: Sequence[torch.nn.Module], micro_batches: DeviceBatches, loss_func: Callable, **kwargs: Any) -> list:
+    `function` makes of a micro-batch and its logits `[t, vocabulary / tp]` the summed loss, the number of loss tokens
+    and statistics, which are listed; with `forward_only` it makes anything, which is listed itself.
+    """
     iterators = [iter(micro_batches) for _ in models]
-    return get_forward_backward_func()(
-        forward_step_func=partial(_forward_step, loss_func),
-        data_iterator=iterators if len(models) > 1 else iterators[0],
-        model=list(models) if len(models) > 1 else models[0],
-        num_microbatches=len(micro_batches),
-        seq_length=len(micro_batches.packs[0].tokens),  # unused: shapes travel with the activations
-        micro_batch_size=1,
-        **kwargs,
-    )
+    with torch.set_grad_enabled(not forward_only):
+        return get_forward_backward_func()(
+            forward_step_func=partial(_forward_step, function),
+            data_iterator=iterators if len(models) > 1 else iterators[0],
+            model=list(models) if len(models) > 1 else models[0],
+            num_microbatches=len(micro_batches),
+            seq_length=len(micro_batches.packs[0].tokens),  # unused: shapes travel with the activations
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
 
 
-def _forward_step(loss_func: Callable, data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Callable]:
+def _forward_step(function: Callable, data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
     options = {"fp32_output": False} if model.config.bf16 else {}  # float32 logits would double the largest tensor
+    ends, longest = micro_batch.cu_seqlens, micro_batch.max_seqlen
     output = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         attention_mask=None,
-        packed_seq_params=_packed(micro_batch),
+        packed_seq_params=PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+        ),
         **options,
     )
-    return output, partial(loss_func, micro_batch)
-
-
-def _packed(micro_batch: DeviceBatch) -> PackedSeqParams:
-    cu_seqlens, longest = micro_batch.cu_seqlens, micro_batch.max_seqlen
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
+    return output, lambda output, non_loss_data=False: function(micro_batch, output[0])

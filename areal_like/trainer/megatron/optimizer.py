@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -12,29 +11,31 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 
+from areal_like.config.schema import ActorConfig
 
-def wrap_models(
-    models: list[torch.nn.Module], *, dtype: torch.dtype, distributed_optimizer: bool, overlap: bool
-) -> list[torch.nn.Module]:
+
+def wrap_models(models: list[torch.nn.Module], actor: ActorConfig, *, overlap: bool) -> list[torch.nn.Module]:
     """Wraps the chunks for mixed precision and data parallelism; `overlap` sends gradients while more are computed."""
     config = get_model_config(models[0])
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=distributed_optimizer,
+        use_distributed_optimizer=actor.megatron.use_distributed_optimizer,
         overlap_grad_reduce=overlap,
         bucket_size=40_000_000 if overlap else None,
     )
     wrapped = []
     for i, model in enumerate(models):
-        chunk = Float16Module(config, model) if dtype == torch.bfloat16 else model
+        chunk = Float16Module(config, model) if actor.dtype == "bfloat16" else model
         wrapped.append(DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0))
     return wrapped
 
 
-def make_optimizer(
-    models: list[torch.nn.Module], optimizer: Any, *, dtype: torch.dtype, distributed_optimizer: bool
-) -> MegatronOptimizer:
-    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it; `optimizer` is the section."""
+def make_optimizer(models: list[torch.nn.Module], actor: ActorConfig) -> MegatronOptimizer:
+    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
+
+    There is nothing to scale, and a `grad_scale_func` of the optimizer's would keep all of it alive for ever.
+    """
+    optimizer = actor.optimizer
     made = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=optimizer.type,
@@ -45,16 +46,15 @@ def make_optimizer(
             adam_beta2=optimizer.beta2,
             adam_eps=optimizer.eps,
             clip_grad=optimizer.gradient_clipping,
-            bf16=dtype == torch.bfloat16,
-            params_dtype=dtype,
-            use_distributed_optimizer=distributed_optimizer,
+            bf16=actor.dtype == "bfloat16",
+            params_dtype=getattr(torch, actor.dtype),
+            use_distributed_optimizer=actor.megatron.use_distributed_optimizer,
         ),
         models,
         use_gloo_process_groups=False,
     )
     config = get_model_config(models[0])
     config.finalize_model_grads_func = finalize_model_grads
-    config.grad_scale_func = made.scale_loss
     no_sync = [model.no_sync for model in models]
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
     return made
@@ -72,11 +72,12 @@ def step_if_finite(optimizer: MegatronOptimizer) -> float:
     return norm
 
 
-def schedule_steps(section: Any, total_steps: int | None) -> int:
+def schedule_steps(actor: ActorConfig, total_steps: int | None) -> int:
     """Optimizer steps that the learning-rate schedule spans.
 
     Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
     """
+    section = actor.optimizer
     if total_steps is None:
         if section.lr_scheduler_type != "constant":
             raise ValueError(
@@ -90,12 +91,13 @@ def schedule_steps(section: Any, total_steps: int | None) -> int:
     return total_steps
 
 
-def make_schedule(optimizer: MegatronOptimizer, section: Any, steps: int) -> OptimizerParamScheduler:
+def make_schedule(optimizer: MegatronOptimizer, actor: ActorConfig, steps: int) -> OptimizerParamScheduler:
     """Warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each of them.
 
     Of steps 0, 1, ..., the w of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, which step w has; from there on
     rates are those of transformers' `get_scheduler`: the final rate is what the step behind the last one would have.
     """
+    section = actor.optimizer
     return OptimizerParamScheduler(
         optimizer,
         init_lr=section.lr / (section.warmup_steps + 1),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
-from areal_like.trainer.rendezvous import Rendezvous
+from areal_like.trainer.engine import Rendezvous
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 ORDER = "tp-cp-ep-dp-pp"
 
 
-def initialize(
-    rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int, listener: socket.socket | None
-) -> None:
+def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int) -> None:
     """Joins the process group and builds Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
 
     Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
@@ -31,27 +30,26 @@ def initialize(
     if rendezvous.world_size != world_size:
         raise ValueError(f"the layout takes {world_size} ranks, but {rendezvous.world_size} were started")
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    if not dist.is_initialized():
-        store = dist.TCPStore(
-            rendezvous.address,
-            rendezvous.port,
-            world_size,
-            is_master=rendezvous.rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=None if listener is None else os.dup(listener.fileno()),
-        )
-        on_gpu = device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            rank=rendezvous.rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=device if on_gpu else None,
-        )
+    store = dist.TCPStore(
+        rendezvous.address,
+        rendezvous.port,
+        world_size,
+        is_master=rendezvous.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
+    )
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rendezvous.rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -67,9 +65,12 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leaves Megatron's groups and the process group."""
+    """Leaves all process groups; gloo's threads end with the last object that holds a group, so models come first."""
     parallel_state.destroy_model_parallel()
+    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # left out there
+    RotaryEmbedding.forward.cache_clear()
     dist.destroy_process_group()
+    gc.collect()
 
 
 def is_data_source() -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from areal_like.errors import WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.collective import TensorSpec
-from areal_like.weights.sync import SyncSpec, limited
+from areal_like.weights.sync import SyncSpec, TensorSpec, limited
 
 GROUP = "areal_like_weights"
 
 
+@dataclass(eq=False)
 class CollectiveSync:
     """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise.
 
@@ -24,48 +25,47 @@ class CollectiveSync:
     while the servers generate, each further one while they load the one before.
     """
 
-    def __init__(self, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> None:
-        self._trainer = trainer
-        self._pool = pool
-        self._spec = spec
-        self._joined: list[Server] = []
-        self._buckets: Sequence[Sequence[TensorSpec]] = ()
+    trainer: Trainer
+    pool: ServerPool
+    spec: SyncSpec
+    _joined: list[Server] = field(default_factory=list, init=False)
+    _buckets: Sequence[Sequence[TensorSpec]] = field(default=(), init=False)
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
-        async with limited(f"connecting trainer and servers over {type(self).__name__}", self._spec.timeout_s):
+        async with limited(f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s):
             await self._disconnect()
-            servers, limit = self._pool.servers, Deadline(self._spec.timeout_s)
-            world_size = 1 + self._spec.ranks_per_server * len(servers)
-            address, port = await self._step("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
+            servers, limit = self.pool.servers, Deadline(self.spec.timeout_s)
+            world_size = 1 + self.spec.ranks_per_server * len(servers)
+            address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
             body = {
                 "master_address": address,
                 "master_port": port,
                 "world_size": world_size,
                 "group_name": GROUP,
-                "backend": self._spec.backend,
+                "backend": self.spec.backend,
             }
             await _together(
-                self._step("join", self._spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
+                self.trainer.transfer("join", self.spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
                 *(
                     server.update(
                         "/init_weights_update_group",
-                        body | {"rank_offset": 1 + place * self._spec.ranks_per_server},
+                        body | {"rank_offset": 1 + place * self.spec.ranks_per_server},
                         limit.left,
                     )
                     for place, server in enumerate(servers)
                 ),
             )
             self._joined = servers
-            self._buckets = await self._step("layout", self._spec.bucket_mb, timeout_s=limit.left)
+            self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit.left)
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
-        if self._pool.servers != self._joined:
+        if self.pool.servers != self._joined:
             await self.connect()
-        deadline = Deadline(self._spec.timeout_s)
-        await self._step("prepare", 0, timeout_s=deadline.left)
-        async with self._pool.interrupted(version, deadline):
+        deadline = Deadline(self.spec.timeout_s)
+        await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
+        async with self.pool.interrupted(version, deadline):
             for number in range(len(self._buckets)):
                 body = self._body(number, version)
                 await _together(
@@ -78,9 +78,9 @@ class CollectiveSync:
 
     async def _send_bucket(self, number: int, deadline: Deadline) -> None:
         late = deadline.left + 2 * AFTERMATH_S  # a server that does not receive is named first, by its own limit
-        await self._step("send", timeout_s=late)
+        await self.trainer.transfer("send", timeout_s=late)
         if number + 1 < len(self._buckets):
-            await self._step("prepare", number + 1, timeout_s=deadline.left)
+            await self.trainer.transfer("prepare", number + 1, timeout_s=deadline.left)
 
     def _body(self, number: int, version: int) -> dict[str, Any]:
         bucket, last = self._buckets[number], number + 1 == len(self._buckets)
@@ -97,15 +97,12 @@ class CollectiveSync:
     async def _disconnect(self) -> None:
         """End the process group, which has a server too many or too few."""
         if self._joined:
-            limit = self._spec.timeout_s
-            await self._step("close", timeout_s=limit)
+            limit = self.spec.timeout_s
+            await self.trainer.transfer("close", timeout_s=limit)
             for server in self._joined:
-                if server in self._pool.servers:
+                if server in self.pool.servers:
                     await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
             self._joined = []
-
-    async def _step(self, name: str, *arguments: object, timeout_s: float) -> Any:
-        return await self._trainer.transfer("collective", name, *arguments, timeout_s=timeout_s)
 
 
 async def _together(*ends: Awaitable[None]) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.engine import TrainEngine
-from areal_like.weights.collective import TensorSpec
+from areal_like.weights.sync import TensorSpec
 
 
 class CollectiveSender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import dataclass
 
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
@@ -11,27 +12,27 @@ from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec
 
 
+@dataclass(eq=False)
 class DiskSync:
     """`weight_update.mode: disk`. Generation goes on while the checkpoint is written, below the spec's directory."""
 
-    def __init__(self, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> None:
-        self._trainer = trainer
-        self._pool = pool
-        self._spec = spec
+    trainer: Trainer
+    pool: ServerPool
+    spec: SyncSpec
 
     async def connect(self) -> None:
         """Nothing lasts longer than one update here."""
 
     async def send(self, version: int) -> None:
         """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
-        deadline = Deadline(self._spec.timeout_s)
-        path = self._spec.directory / str(version)
+        deadline = Deadline(self.spec.timeout_s)
+        path = self.spec.directory / str(version)
         try:
-            await self._trainer.transfer("disk", "send", path, timeout_s=deadline.left)
+            await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
-            async with self._pool.interrupted(version, deadline):
+            async with self.pool.interrupted(version, deadline):
                 await asyncio.gather(
-                    *(server.update("/update_weights_from_disk", body, deadline.left) for server in self._pool.servers)
+                    *(server.update("/update_weights_from_disk", body, deadline.left) for server in self.pool.servers)
                 )
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

@@ -3,58 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
+from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.bridges.support import bridge_problems
-
-if TYPE_CHECKING:  # the checks before a run read `support` without torch
-    import torch
-    from torch import Tensor
-
-    from allocation import ParallelSizes
-    from areal_like.trainer.megatron.bridges.config import ModelConfig
-
-
-class Bridge(Protocol):
-    """What the engine knows of a bridge. A model is a list of chunks, several with a virtual pipeline."""
-
-    def build(self) -> list[torch.nn.Module]:
-        """This rank's GPTModel chunks in the engine's data type, on its device, neither wrapped nor loaded."""
-
-    def load(self, models: list[torch.nn.Module]) -> None:
-        """Copies the Hugging Face checkpoint into `models`."""
-
-    def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its Hugging Face name, each once, whole and without vocabulary padding.
-
-        A collective: all ranks iterate together, and all see the same names; rank 0's tensors count.
-        """
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """What a bridge builds: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields."""
-
-    path: Path
-    dtype: torch.dtype
-    sizes: ParallelSizes
-    settings: Mapping[str, Any]
-
-    @cached_property
-    def config(self) -> ModelConfig:
-        """The model's config, as far as `make_bridge` lets it pass."""
-        from areal_like.trainer.megatron.bridges.config import read_config
-
-        return read_config(self.path)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Fields of TransformerConfig that the bridge is to set, the model's first."""
-        return {**self.config.options, **self.settings}
 
 
 def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:

@@ -8,11 +8,12 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.enums import ModelType
 
-from areal_like.trainer.megatron.bridges.config import ModelConfig
+from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
-def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int, config: ModelConfig) -> list[torch.nn.Module]:
-    """`provide(pre_process, post_process, vp_stage)` on this rank's device: once, or `vpp` times if that is above 1."""
+def build_chunks(provide: Callable[..., torch.nn.Module], source: ModelSource) -> list[torch.nn.Module]:
+    """`provide(pre_process, post_process, vp_stage)` on this rank's device: once, or for each virtual stage."""
+    vpp = source.sizes.vpp
     chunks = []
     for stage in range(vpp) if vpp > 1 else [None]:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=stage is None, vp_stage=stage)
@@ -22,5 +23,5 @@ def build_chunks(provide: Callable[..., torch.nn.Module], vpp: int, config: Mode
         for parameter in chunk.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         chunks.append(chunk.cuda(torch.cuda.current_device()))
-    config.set_frequencies(chunks)
+    source.config.set_frequencies(chunks)
     return chunks

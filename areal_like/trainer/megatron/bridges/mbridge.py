@@ -8,15 +8,15 @@ import torch
 from mbridge import AutoBridge
 from torch import Tensor
 
-from areal_like.trainer.megatron.bridges import ModelSource
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
+from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
 class MBridge:
     """Builds, loads and exports models of the families that mbridge registers."""
 
     def __init__(self, source: ModelSource) -> None:
-        self._path, self._vpp, self._config = str(source.path), source.sizes.vpp, source.config
+        self._source = source
         config = source.config.for_bridge
         # mbridge pads the vocabulary only when asked; each tensor-parallel rank needs an equal share
         self._bridge = AutoBridge.from_config(config, dtype=source.dtype, make_vocab_size_divisible_by=source.sizes.tp)
@@ -29,16 +29,13 @@ class MBridge:
         self._bridge.set_extra_args(**source.options)
 
     def build(self) -> list[torch.nn.Module]:
-        """See Bridge.build."""
-        return build_chunks(self._bridge._model_provider([]), self._vpp, self._config)
+        return build_chunks(self._bridge._model_provider([]), self._source)
 
     def load(self, models: list[torch.nn.Module]) -> None:
-        """See Bridge.load."""
         with torch.no_grad():
-            self._bridge.load_weights(models, self._path)
+            self._bridge.load_weights(models, str(self._source.path))
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """See Bridge.export."""
         seen = set()
         for name, weight in self._bridge.export_weights(models):
             if name not in seen:  # a tied embedding lives on the first and on the last pipeline stage

@@ -12,9 +12,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from areal_like.trainer.megatron.bridges import ModelSource
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
+from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge
@@ -29,31 +29,28 @@ class MegatronBridge:
     """Builds, loads and exports models of the families that Megatron Bridge registers."""
 
     def __init__(self, source: ModelSource) -> None:
-        self._vpp, self._config = source.sizes.vpp, source.config
+        self._source = source
         self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
         self._bridge.hf_pretrained.config = source.config.for_bridge
-        self._vocab_size = source.config.for_bridge.vocab_size
-        self._provider = self._configure(source)
+        self._provider = self._configure()
 
     def build(self) -> list[torch.nn.Module]:
-        """See Bridge.build."""
         self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-        return build_chunks(self._provider.provide, self._vpp, self._config)
+        return build_chunks(self._provider.provide, self._source)
 
     def load(self, models: list[torch.nn.Module]) -> None:
-        """See Bridge.load."""
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # it draws a progress bar
             self._bridge.load_hf_weights(models)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """See Bridge.export."""
+        vocab_size = self._source.config.for_bridge.vocab_size
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
-            yield name, weight[: self._vocab_size] if name in _VOCABULARY_WEIGHTS else weight
+            yield name, weight[:vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
-    def _configure(self, source: ModelSource) -> GPTModelProvider:
+    def _configure(self) -> GPTModelProvider:
         """A provider that builds the layers, sizes and types that mbridge's config says by itself."""
         provider = self._bridge.to_megatron_provider(load_weights=False)
-        sizes = source.sizes
+        source, sizes = self._source, self._source.sizes
         settings = {
             "tensor_model_parallel_size": sizes.tp,
             "pipeline_model_parallel_size": sizes.pp,

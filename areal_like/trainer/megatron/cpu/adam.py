@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim.adamw import adamw
 
 
@@ -30,32 +29,29 @@ class FusedAdam(torch.optim.Optimizer):
             raise ValueError("Adam on the CPU has decoupled weight decay only, and no CUDA graphs")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
+    @torch.no_grad()
     def step(self, closure: None = None) -> None:
         """One update of every parameter that has a gradient."""
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
+            beta1, beta2 = group["betas"]
             params = [p for p in group["params"] if p.grad is not None]
             for p in params:
                 if not self.state[p]:
                     self.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-            self._update(params, group)
-
-    @torch.no_grad()
-    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            [p.grad for p in params],
-            [self.state[p]["exp_avg"] for p in params],
-            [self.state[p]["exp_avg_sq"] for p in params],
-            [],
-            [torch.tensor(float(group["step"] - 1)) for _ in params],
-            fused=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+            adamw(
+                params,
+                [p.grad for p in params],
+                [self.state[p]["exp_avg"] for p in params],
+                [self.state[p]["exp_avg_sq"] for p in params],
+                [],
+                [torch.tensor(float(group["step"] - 1)) for _ in params],
+                fused=True,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
