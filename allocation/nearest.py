@@ -15,7 +15,7 @@ from allocation.diagnostics import Finding, Severity, Source, has_errors
 from allocation.language.reading import parse, read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member
-from allocation.resolve import ATTN_LETTERS, BACKENDS, FFN_LETTERS, count
+from allocation.resolve import BACKENDS, SIZE_OF, count
 from allocation.rules.registry import RULES
 
 OFFERED = 2
@@ -27,12 +27,11 @@ CURABLE = {"engine", "trainer", "server", "request", "placed", "room"}
 _PREFERENCE = "edctpv"
 _QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
 
-Spec = str | Mapping[str, str]
 Findings = tuple[Finding, ...]
-Judge = Callable[[Spec], Findings]
+Judge = Callable[[str | Mapping[str, str]], Findings]
 
 
-def with_remedies(spec: Spec, key: str | None, findings: Findings, judge: Judge) -> Findings:
+def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Findings, judge: Judge) -> Findings:
     """The findings with remedies that work.
 
     Errors get up to two valid strings where changing counts is enough to reach them. A help that quotes an allocation
@@ -79,24 +78,22 @@ def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) 
     Each candidate takes one of `checks`; when there are none left, what was found has to do.
     """
     tree = parse(text)
-    members = list(tree.members)
-    current = [(text, members)]
-    for number, member in enumerate(members):
-        kept: list[tuple[str, list[Member]]] = []
-        for base_text, base in current:
-            if not _wrong(judge(base_text), base_text, number):
-                kept.append((base_text, base))
+    current = [text]
+    for number, member in enumerate(tree.members):
+        kept: list[str] = []
+        for base in current:
+            if not _wrong(judge(base), base, number):
+                kept.append(base)
                 continue
+            members = list(parse(base).members)
             for variant, _ in zip(_variants(member), checks, strict=False):
-                changed = [*base[:number], variant, *base[number + 1 :]]
-                candidate = _text(tree, changed)
+                candidate = _text(tree, [*members[:number], variant, *members[number + 1 :]])
                 if not _wrong(judge(candidate), candidate, number):
-                    kept.append((candidate, changed))
+                    kept.append(candidate)
                     if len(kept) == OFFERED:
                         break
         current = kept[:OFFERED]
-    valid = tuple(candidate for candidate, _ in current if not has_errors(judge(candidate)))
-    return valid or _smaller(tree, judge)
+    return tuple(text for text in current if not has_errors(judge(text))) or _smaller(tree, judge)
 
 
 def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, ...]:
@@ -129,28 +126,27 @@ def _text(tree: Allocation, members: Iterable[Member]) -> str:
 
 def _variants(member: Member) -> Iterator[Member]:
     """Members with one or two counts changed, nearest first."""
-    backend = BACKENDS.get(member.backend.text)
-    if backend is None or any(count(dim) is None and dim.count != "*" for dim in _dims(member)):
+    dims = member.layout.dims
+    if member.backend.text not in BACKENDS or any(count(dim) is None and dim.count != "*" for _, dim in dims):
         return
-    present = {(part, dim.letter): count(dim) for part, dim in _parts(member) if dim.count != "*"}
+    present = {(part, dim.letter): count(dim) for part, dim in dims if dim.count != "*"}
     present.setdefault(("attn", "d"), 1)
-    single = []
-    for (part, letter), value in present.items():
-        if value is None or letter not in (ATTN_LETTERS if part == "attn" else FFN_LETTERS):
-            continue
-        if part == "ffn" and letter in "dp":
-            continue
-        single += [(_distance(value, new), letter, (part, letter), new) for new in _near(value)]
-    single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1])))
+    single = [
+        (_distance(value, new), place, new)
+        for place, value in present.items()
+        if value and place[1] in SIZE_OF[place[0]] and place not in (("ffn", "d"), ("ffn", "p"))
+        for new in _near(value)
+    ]
+    single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1][1])))
     if any(part == "ffn" for part, _ in present):
         yield _changed(member, {})
-    for _, _, place, new in single[:40]:
+    for _, place, new in single[:40]:
         yield _changed(member, {place: new})
     for rounded in (math.floor, math.ceil):
         yield _changed(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
-    pairs = [(a[0] + b[0], a, b) for a, b in combinations(single[:16], 2) if a[2] != b[2]]
-    for _, a, b in sorted(pairs, key=lambda pair: pair[0]):
-        yield _changed(member, {a[2]: a[3], b[2]: b[3]})
+    pairs = [(a, b) for a, b in combinations(single[:16], 2) if a[1] != b[1]]
+    for a, b in sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0]):
+        yield _changed(member, dict((a[1:], b[1:])))
 
 
 def _near(value: int) -> list[int]:
@@ -161,15 +157,6 @@ def _near(value: int) -> list[int]:
 def _distance(old: int, new: int) -> float:
     """Sizes that are no power of two come last: few models and clusters divide by them."""
     return abs(math.log2(new / old)) + (2 if new & (new - 1) else 0)
-
-
-def _dims(member: Member) -> Iterator[Dim]:
-    return (dim for _, dim in _parts(member))
-
-
-def _parts(member: Member) -> Iterator[tuple[str, Dim]]:
-    yield from (("attn", dim) for dim in member.layout.attn)
-    yield from (("ffn", dim) for dim in member.layout.ffn or ())
 
 
 def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:

@@ -5,6 +5,7 @@ The lexer is contextual: it looks only for what may follow, so `d4` is a name in
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -17,6 +18,7 @@ from allocation.diagnostics import Span
 from allocation.language.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
 
 GRAMMAR = Path(__file__).with_name("grammar.lark")
+_DIM = re.compile(r"([A-Za-z]+)(\*|[0-9]*)")
 
 
 class Unexpected(Exception):
@@ -90,11 +92,8 @@ class _Nodes(Transformer[Token, Allocation]):
         return Layout(attn, ffn, Span(first.start_pos, ffn[-1].span.end))
 
     def dims(self, tokens: list[Token]) -> tuple[Dim, ...]:
-        found = []
-        for token in tokens:
-            letter = token.rstrip("0123456789*")
-            found.append(Dim(letter, token[len(letter) :], _span(token)))
-        return tuple(found)
+        found = ((_span(token).start, match) for token in tokens for match in _DIM.finditer(token))
+        return tuple(Dim(m[1], m[2], Span(start + m.start(), start + m.end())) for start, m in found)
 
     def gpus(self, ranges: list[GpuRange]) -> tuple[GpuRange, ...]:
         return tuple(ranges)

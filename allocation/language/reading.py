@@ -33,7 +33,7 @@ class Failure:
     def whole(self) -> tuple[Span, ...]:
         """The member's span, without the blanks around it."""
         text = self.member
-        return (Span(self.start + len(text) - len(text.lstrip()), max(self.start, self.start + len(text.rstrip()))),)
+        return (Span(self.end - len(text.lstrip()), self.start + len(text.rstrip())),)
 
     @property
     def here(self) -> tuple[Span, ...]:

@@ -65,6 +65,11 @@ class Layout:
     ffn: tuple[Dim, ...] | None = None
     span: Span = _span()
 
+    @property
+    def dims(self) -> tuple[tuple[str, Dim], ...]:
+        """Every dimension with its part, `attn` or `ffn`; all are in `attn` unless the layout is folded."""
+        return (*(("attn", dim) for dim in self.attn), *(("ffn", dim) for dim in self.ffn or ()))
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

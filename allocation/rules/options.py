@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
 from allocation.resolve import Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import CONFIG, STATE, rule
 from allocation.settings import MegatronSettings
 
-_CONFIG = "Megatron-LM core/transformer/transformer_config.py"
 _ARGUMENTS = "Megatron-LM training/arguments.py"
 DISPATCHERS = ("allgather", "alltoall", "flex")
 
 
-@rule("ALLOC-LAYERS", source=f"{_CONFIG}, num_layers", megatron="num_layers")
+@rule("ALLOC-LAYERS", source=f"{CONFIG}, num_layers", megatron="num_layers")
 def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """Stages hold equally many layers, or the first and last say how many and the rest is even. Virtual
     stages divide a rank's layers again."""
@@ -121,7 +120,7 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
         yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
 
 
-@rule("ALLOC-DISPATCHER", source=f"{_CONFIG}, moe_token_dispatcher_type",
+@rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type",
       megatron="moe_token_dispatcher_type")  # fmt: skip
 def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
@@ -136,7 +135,7 @@ def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem
         yield Problem(f"moe_enable_deepep needs the flex dispatcher, not {name}", help="use flex")
 
 
-@rule("ALLOC-RECOMPUTE", source=f"{_CONFIG}, recompute_granularity", megatron="recompute_granularity")
+@rule("ALLOC-RECOMPUTE", source=f"{CONFIG}, recompute_granularity", megatron="recompute_granularity")
 def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
     """Full recomputation says how and how many layers; selective names modules instead."""
     kind, method, layers = settings.recompute_granularity, settings.recompute_method, settings.recompute_num_layers
@@ -152,14 +151,14 @@ def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
         yield Problem(f"{option} is for full recomputation only", help="leave it out")
 
 
-@rule("ALLOC-RECOMPUTE-MOE", source=f"{_CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
+@rule("ALLOC-RECOMPUTE-MOE", source=f"{CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
 def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
     """The old option still works, with a newer name."""
     if settings.moe_layer_recompute:
         yield Problem("moe_layer_recompute is deprecated", help='write recompute_modules ["moe"]')
 
 
-@rule("ALLOC-OPTIMIZER-INSTANCES", source="Megatron-LM core/parallel_state.py, initialize_model_parallel",
+@rule("ALLOC-OPTIMIZER-INSTANCES", source=f"{STATE}, initialize_model_parallel",
       megatron="num_distributed_optimizer_instances")  # fmt: skip
 def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c."""

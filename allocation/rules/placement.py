@@ -10,15 +10,14 @@ from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit
 from allocation.plan import Cluster
 from allocation.resolve import SERVER, Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import LANGUAGE, rule
 
-_LANGUAGE = "the allocation language"
 LARGEST_WORLD = 1 << 20
 
 Spans = tuple[Span, ...]
 
 
-@rule("ALLOC-STAR-CLUSTER", source=_LANGUAGE)
+@rule("ALLOC-STAR-CLUSTER", source=LANGUAGE)
 def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
     """`d*` is as many as the cluster leaves, so the cluster must be known."""
     for group in open_request.groups:
@@ -28,7 +27,7 @@ def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
             )
 
 
-@rule("ALLOC-STAR-TWICE", source=_LANGUAGE)
+@rule("ALLOC-STAR-TWICE", source=LANGUAGE)
 def star_once(open_request: Request) -> Iterator[Problem]:
     """Two groups that both take what is left have no single answer."""
     open_groups = [g for g in open_request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
@@ -38,7 +37,7 @@ def star_once(open_request: Request) -> Iterator[Problem]:
         yield _together(message, marks, "write a number in the other")
 
 
-@rule("ALLOC-STAR-ROOM", source=_LANGUAGE)
+@rule("ALLOC-STAR-ROOM", source=LANGUAGE)
 def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
     """At least one replica must fit into what `d*` may take, and replicas are whole."""
     for engine in group:
@@ -78,7 +77,7 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
     yield _together(f"{asked}, the cluster has {cluster.n_gpus} ({cluster})", marks, help)
 
 
-@rule("ALLOC-COLOCATE-SIZE", source=_LANGUAGE)
+@rule("ALLOC-COLOCATE-SIZE", source=LANGUAGE)
 def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
     """Members joined by `|` run on the same GPUs, so they have equally many unless `@` says which."""
     for group, need in zip(request.groups, needs, strict=True):
@@ -92,7 +91,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 
 
-@rule("ALLOC-GPU-COUNT", source=_LANGUAGE)
+@rule("ALLOC-GPU-COUNT", source=LANGUAGE)
 def ids_match_world(request: Request) -> Iterator[Problem]:
     """Every rank has one GPU: `@` lists exactly as many as the layout has."""
     for engine in request.engines:
@@ -102,7 +101,7 @@ def ids_match_world(request: Request) -> Iterator[Problem]:
             yield _about(engine, message, tuple(r.span for r in engine.node.gpus))
 
 
-@rule("ALLOC-GPU-OUTSIDE", source=_LANGUAGE)
+@rule("ALLOC-GPU-OUTSIDE", source=LANGUAGE)
 def ids_in_cluster(request: Request) -> Iterator[Problem]:
     """A GPU id is below the number of GPUs of the cluster; ids never wrap around."""
     for engine in request.engines:
@@ -112,7 +111,7 @@ def ids_in_cluster(request: Request) -> Iterator[Problem]:
                 yield _about(engine, message, (ids.span,))
 
 
-@rule("ALLOC-GPU-OVERLAP", source=_LANGUAGE)
+@rule("ALLOC-GPU-OVERLAP", source=LANGUAGE)
 def groups_disjoint(request: Request) -> Iterator[Problem]:
     """Groups joined by `+` are on separate GPUs; sharing is said with `|`."""
     named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
