@@ -6,6 +6,7 @@ computed when it is asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
+_PLAIN = ("role", "backend", "kind", "text")
 
 DENSE_GROUPS: dict[str, tuple[str, ...]] = {
     "tp": ("tp",),
@@ -89,6 +91,16 @@ class ParallelSizes:
     edp: int = 1
     vpp: int = 1
 
+    @property
+    def per_replica(self) -> int:
+        """GPUs of one replica: what `dp` multiplies."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def smallest_world(self) -> int:
+        """Fewest GPUs on which both grids fit."""
+        return self.pp * math.lcm(self.tp * self.cp, self.etp * self.ep)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
@@ -118,7 +130,7 @@ class EnginePlan:
     @property
     def world_size(self) -> int:
         """Number of ranks, one per GPU; for servers all replicas together."""
-        return self.sizes.dp * self.sizes.tp * self.sizes.pp * self.sizes.cp
+        return self.sizes.dp * self.sizes.per_replica
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -130,14 +142,13 @@ class EnginePlan:
         """The replicas of a server engine, none for a trainer."""
         if self.kind != SERVER:
             return ()
-        size = self.sizes.tp * self.sizes.pp
+        size = self.sizes.per_replica
         return tuple(ServerPlan(i, self.devices[i * size : (i + 1) * size]) for i in range(self.sizes.dp))
 
     @cached_property
     def dense(self) -> RankGrid:
         """The grid of attention and dense layers (Megatron-LM core/parallel_state.py:859)."""
-        s = self.sizes
-        return RankGrid.from_order(self.order, {"tp": s.tp, "cp": s.cp, "dp": s.dp, "pp": s.pp})
+        return RankGrid.from_order(self.order, asdict(self.sizes) | {"ep": 1})
 
     @cached_property
     def expert(self) -> RankGrid | None:
@@ -151,11 +162,6 @@ class EnginePlan:
     def sequence_parallel(self) -> bool:
         """On whenever TP is more than 1: MoE layers refuse to train without it (moe_layer.py:636)."""
         return self.kind == TRAINER and self.sizes.tp > 1
-
-    @property
-    def packing_multiple(self) -> int:
-        """What each packed sequence is padded to a multiple of, in tokens: 2·cp·tp with CP, else tp."""
-        return (2 * self.sizes.cp if self.sizes.cp > 1 else 1) * self.sizes.tp
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -181,7 +187,6 @@ class EnginePlan:
         return self.expert.groups(*EXPERT_GROUPS[name])
 
     def all_groups(self) -> dict[str, NDArray[np.int64]]:
-        """Every group by name."""
         return {name: self.groups(name) for name in self.group_names}
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -201,14 +206,9 @@ class EnginePlan:
 
     def to_json(self) -> dict[str, Any]:
         """The engine as JSON types; GPU ids as `[first, last]` pairs."""
-        return {
-            "role": self.role,
-            "backend": self.backend,
-            "kind": self.kind,
-            "text": self.text,
-            "sizes": asdict(self.sizes),
-            "gpus": [[gpus.start, gpus.stop - 1] for gpus in self.gpus],
-        }
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        gpus = [[gpus.start, gpus.stop - 1] for gpus in self.gpus]
+        return {**fields, "sizes": asdict(self.sizes), "gpus": gpus}
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Plan:
         return {
             "version": VERSION,
             "allocation": self.allocation,
-            "cluster": {"n_nodes": self.cluster.n_nodes, "n_gpus_per_node": self.cluster.n_gpus_per_node},
+            "cluster": asdict(self.cluster),
             "order": self.order,
             "groups": [list(group) for group in self.groups],
             "engines": [engine.to_json() for engine in self.engines],
@@ -270,13 +270,6 @@ class Plan:
 
 
 def _engine_from_json(data: Mapping[str, Any], cluster: Cluster, order: str) -> EnginePlan:
-    return EnginePlan(
-        data["role"],
-        data["backend"],
-        data["kind"],
-        data["text"],
-        ParallelSizes(**data["sizes"]),
-        tuple(range(first, last + 1) for first, last in data["gpus"]),
-        cluster.n_gpus_per_node,
-        order,
-    )
+    gpus = tuple(range(first, last + 1) for first, last in data["gpus"])
+    sizes, plain = ParallelSizes(**data["sizes"]), {name: data[name] for name in _PLAIN}
+    return EnginePlan(**plain, sizes=sizes, gpus=gpus, n_gpus_per_node=cluster.n_gpus_per_node, order=order)

@@ -7,14 +7,11 @@ parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or m
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Any
-
-import yaml
+from dataclasses import asdict, replace
 
 import allocation.language.reading as language
 from allocation.convert.drafts import Draft, engines, join, names_needed
-from allocation.convert.settings import Reading, Setting
+from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.spelling import normalised, spell
@@ -45,9 +42,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
     if not fields and mode:
         return _legacy(reading, mode), reading.findings
     if not fields:
-        if not reading.findings:
-            reading.report(title="AReaL", expected="a field such as actor.backend, or allocation_mode")
-        return "", reading.findings
+        return reading.nothing("AReaL", "a field such as actor.backend, or allocation_mode")
     groups: dict[str, list[Member]] = {}
     hosts: dict[str, str] = {}
     for role, setting in fields.items():
@@ -149,27 +144,19 @@ def _component(reading: Reading, setting: Setting) -> str:
 
 def write(plan: Plan) -> str:
     """YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has them."""
-    chosen = [engine for engine in engines(plan) if engine.role in ROLES]
-    if not chosen:
-        return ""
-    tree: dict[str, Any] = {
-        "cluster": {"n_nodes": plan.cluster.n_nodes, "n_gpus_per_node": plan.cluster.n_gpus_per_node}
-    }
-    for engine in chosen:
-        tree[engine.role] = {"backend": f"{engine.backend}:{spell(_draft(engine).layout)}"}
+    written: dict[str, object] = {"cluster": asdict(plan.cluster)}
+    roles: list[str] = []
+    for engine in engines(plan, ROLES):
+        written[f"{engine.role}.backend"] = f"{engine.backend}:{spell(_draft(engine).layout)}"
         if engine.sizes.vpp > 1:
-            tree[engine.role]["megatron"] = {"virtual_pipeline_parallel_size": engine.sizes.vpp}
+            written[f"{engine.role}.{_VIRTUAL}"] = engine.sizes.vpp
         if engine.kind == "server" and engine.sizes.ep > 1:
-            tree["sglang"] = {"ep_size": engine.sizes.ep}
-        host = next((role for role in _sharing(plan, engine) if role in tree and role != engine.role), None)
-        if host:
-            tree[engine.role]["scheduling_strategy"] = {"type": "colocation", "target": host}
-    text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
-    return text
-
-
-def _sharing(plan: Plan, engine: EnginePlan) -> tuple[str, ...]:
-    return next(group for group in plan.groups if engine.role in group)
+            written["sglang.ep_size"] = engine.sizes.ep
+        sharing = next(group for group in plan.groups if engine.role in group)
+        if host := next((role for role in sharing if role in roles), None):
+            written[f"{engine.role}.scheduling_strategy"] = {"type": "colocation", "target": host}
+        roles.append(engine.role)
+    return dump(written) if roles else ""
 
 
 def _draft(engine: EnginePlan) -> Draft:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import yaml
 
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
+from allocation.plan import ParallelSizes
 from allocation.rules.registry import run_rules
 
 LONGEST = 200_000
@@ -26,6 +28,7 @@ _FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
+_ONES = ParallelSizes()
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
@@ -123,6 +126,16 @@ class Reading:
             self.report(size=setting)
         return size or default
 
+    def sizes(self, keys: Mapping[str, str], default: ParallelSizes = _ONES) -> ParallelSizes:
+        """Sizes by the key of each, `default` where a key is not set."""
+        return replace(default, **{name: self.size(key, default=getattr(default, name)) for name, key in keys.items()})
+
+    def nothing(self, title: str, expected: str) -> tuple[str, list[Finding]]:
+        """What reading ends with when no engine was found: no allocation, and why."""
+        if not self.findings:
+            self.report(title=title, expected=expected)
+        return "", self.findings
+
     def _filled(self, value: str) -> str:
         for _ in range(8):
             filled = _REFERENCE.sub(self._referred, value)
@@ -182,6 +195,19 @@ def _options(text: str) -> Iterator[Setting]:
         span = match.span(2) if match[2] else match.span()
         key = match[1].replace("_", "-")
         yield _setting(text, key, _unquoted(match[2]) if match[2] else "true", *span)
+
+
+def dump(settings: Mapping[str, object]) -> str:
+    """Settings by dotted key as YAML."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+        node[last] = value
+    text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
+    return text
 
 
 def _without_comments(text: str) -> str:

@@ -22,9 +22,7 @@ _BOTH_WAYS = "what was written is read back and compared"
 
 
 def _at(setting: Setting | None, message: str, help: str | None = None) -> Problem:
-    if setting is None:
-        return Problem(message, (), help)
-    return Problem(message, (setting.span,), help, setting.source)
+    return Problem(message, (setting.span,), help, setting.source) if setting else Problem(message, (), help)
 
 
 @rule("CONVERT-TEXT", source=_PLAIN)
@@ -96,9 +94,8 @@ def gpus_divide(role: str, n_gpus: int, replica: int, setting: Setting | None) -
 @rule("CONVERT-SERVERS", source=LANGUAGE)
 def servers_alike(first: Draft, other: Draft) -> Iterator[Problem]:
     """The servers of one engine have equal sizes."""
-    yield Problem(
-        f"the servers differ: `{spell(first.layout)}` and `{spell(other.layout)}`", (), "convert them one at a time"
-    )
+    message = f"the servers differ: `{spell(first.layout)}` and `{spell(other.layout)}`"
+    yield Problem(message, (), "convert them one at a time")
 
 
 @rule("CONVERT-LOSES-SETTING", source=LANGUAGE, severity=Severity.WARNING)
