@@ -95,16 +95,14 @@ def _expand(text: str) -> list[str] | None:
     return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
 
 
-@rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage",
-      megatron="overlap_p2p_comm")  # fmt: skip
+@rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage", megatron="overlap_p2p_comm")
 def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Without overlapped sends the interleaved schedule needs more than two stages, or it deadlocks."""
     if engine.vpp > 1 and engine.pp == 2 and not settings.overlap_p2p_comm:
         yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
 
 
-@rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py",
-      megatron="sequence_parallel")  # fmt: skip
+@rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py", megatron="sequence_parallel")
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""
     if settings.sequence_parallel and engine.tp == 1:
@@ -120,8 +118,7 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
         yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
 
 
-@rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type",
-      megatron="moe_token_dispatcher_type")  # fmt: skip
+@rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type", megatron="moe_token_dispatcher_type")
 def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
     name = settings.moe_token_dispatcher_type
@@ -175,8 +172,7 @@ def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
         yield Problem("overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce")
 
 
-@rule("ALLOC-DETERMINISTIC-NCCL", source="Megatron-LM training/arguments.py, deterministic_mode",
-      megatron="deterministic_mode")  # fmt: skip
+@rule("ALLOC-DETERMINISTIC-NCCL", source=f"{_ARGUMENTS}, deterministic_mode", megatron="deterministic_mode")
 def deterministic_nccl(settings: MegatronSettings) -> Iterator[Problem]:
     """Deterministic training needs an NCCL algorithm that always adds in the same order."""
     accepted = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")

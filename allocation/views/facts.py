@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from allocation.grid import RankGrid
 from allocation.language.reading import parse
+from allocation.language.syntax import Layout
 from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan, Plan
 from allocation.resolve import SERVER
 
@@ -41,6 +42,18 @@ CARRIES = {
 }
 
 
+_EXPERTS = "parts of each layer's experts"
+_SERVER_NOTES = {"dp": "servers", "tp": "parts of each matrix", "pp": "stages of each server", "ep": _EXPERTS}
+_NOTES = {
+    "dp": "copies of the dense layers", "pp": "stages", "tp": "parts of each dense matrix",
+    "cp": "parts of each sequence", "vpp": "model chunks per rank", "ep": _EXPERTS,
+}  # fmt: skip
+_NAMES = {
+    "dp": "data parallel", "pp": "pipeline parallel", "tp": "tensor parallel", "cp": "context parallel",
+    "vpp": "virtual pipeline", "ep": "expert parallel", "etp": "expert tensor parallel", "edp": "expert data parallel",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """One row of the table of sizes: `note` says what the number counts."""
@@ -54,44 +67,27 @@ class Size:
 def sizes(engine: EnginePlan) -> list[Size]:
     """The sizes of an engine in the order of the language's letters, the experts' last."""
     s = engine.sizes
-    if engine.kind == SERVER:
-        rows = [
-            Size("data parallel", "dp", s.dp, "servers"),
-            Size("tensor parallel", "tp", s.tp, "parts of each matrix"),
-            Size("pipeline parallel", "pp", s.pp, "stages of each server"),
-            Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
-        ]
-        return [row for row in rows if row.short in ("dp", "tp") or row.value > 1]
-    rows = [
-        Size("data parallel", "dp", s.dp, "copies of the dense layers"),
-        Size("pipeline parallel", "pp", s.pp, "stages"),
-        Size("tensor parallel", "tp", s.tp, "parts of each dense matrix"),
-        Size("context parallel", "cp", s.cp, "parts of each sequence"),
-        Size("virtual pipeline", "vpp", s.vpp, "model chunks per rank"),
-        Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
-        Size("expert tensor parallel", "etp", s.etp, _etp_note(engine)),
-        Size(
-            "expert data parallel", "edp", s.edp, f"copies of the experts: {engine.world_size}/({s.etp}·{s.ep}·{s.pp})"
-        ),
-    ]
-    hidden = {"vpp"} if s.vpp == 1 else set()
-    if not has_experts(engine):
-        hidden |= {"ep", "etp", "edp"}
-    if engine.expert is None:
-        hidden |= {"pp"}
-    return [row for row in rows if row.short not in hidden]
+    hidden = {name for name in ("pp", "ep") if getattr(s, name) == 1}
+    notes = _SERVER_NOTES
+    if engine.kind != SERVER:
+        etp = "parts of each expert"
+        if s.tp > 1 and not any(dim.letter == "t" for dim in _layout(engine).ffn or ()):
+            etp += f"; not written: 1, where Megatron's own default is TP ({s.tp})"
+        edp = f"copies of the experts: {engine.world_size}/({s.etp}·{s.ep}·{s.pp})"
+        notes = _NOTES | {"etp": etp, "edp": edp}
+        hidden = {"vpp"} if s.vpp == 1 else set()
+        hidden |= set() if has_experts(engine) else {"ep", "etp", "edp"}
+        hidden |= set() if engine.expert else {"pp"}
+    return [Size(_NAMES[name], name, getattr(s, name), note) for name, note in notes.items() if name not in hidden]
 
 
-def _etp_note(engine: EnginePlan) -> str:
-    layout = next(parse(engine.text).members).layout
-    if engine.sizes.tp == 1 or any(dim.letter == "t" for dim in layout.ffn or ()):
-        return "parts of each expert"
-    return f"parts of each expert; not written: 1, where Megatron's own default is TP ({engine.sizes.tp})"
+def _layout(engine: EnginePlan) -> Layout:
+    return next(parse(engine.text).members).layout
 
 
 def has_experts(engine: EnginePlan) -> bool:
     """Whether the string says anything about experts; without, their grid would only confuse."""
-    return engine.sizes.ep > 1 or next(parse(engine.text).members).layout.ffn is not None
+    return engine.sizes.ep > 1 or _layout(engine).ffn is not None
 
 
 @dataclass(frozen=True, slots=True)
