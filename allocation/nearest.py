@@ -53,12 +53,11 @@ def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Find
 
 def _works(help: str | None, judge: Judge) -> bool:
     """Whether every whole allocation that a help quotes is valid by itself."""
-    return not any(has_errors(judge(quoted)) for quoted in _QUOTED.findall(help or "") if _parses(quoted))
-
-
-def _parses(text: str) -> bool:
-    tree, findings = read(Source(text))
-    return not findings and all(member.backend.text in BACKENDS for member in tree.members)
+    for quoted in _QUOTED.findall(help or ""):
+        tree, wrong = read(Source(quoted))
+        if not wrong and all(m.backend.text in BACKENDS for m in tree.members) and has_errors(judge(quoted)):
+            return False
+    return True
 
 
 def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings], checks: Iterator[int]) -> Findings:

@@ -23,24 +23,11 @@ if TYPE_CHECKING:
 VERSION = 1
 _PLAIN = ("role", "backend", "kind", "text")
 
-DENSE_GROUPS: dict[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "dp-cp": ("dp", "cp"),
-    "pp": ("pp",),
-    "tp-pp": ("tp", "pp"),
-    "tp-cp": ("tp", "cp"),
-    "tp-dp": ("tp", "dp"),
-    "tp-dp-cp": ("tp", "dp", "cp"),
-}
-EXPERT_GROUPS: dict[str, tuple[str, ...]] = {
-    "ep": ("ep",),
-    "etp": ("tp",),
-    "etp-ep": ("tp", "ep"),
-    "etp-ep-pp": ("tp", "ep", "pp"),
-    "edp": ("dp",),
-}
+_DENSE = ("tp", "cp", "dp", "dp-cp", "pp", "tp-pp", "tp-cp", "tp-dp", "tp-dp-cp")
+_EXPERT = ("ep", "etp", "etp-ep", "etp-ep-pp", "edp")
+# The axes of each group, in the dense grid and in the experts', where `tp` is ETP and `dp` is EDP.
+DENSE_GROUPS = {name: tuple(name.split("-")) for name in _DENSE}
+EXPERT_GROUPS = {name: tuple(name.replace("et", "t").replace("ed", "d").split("-")) for name in _EXPERT}
 
 
 class Device(NamedTuple):

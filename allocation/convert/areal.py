@@ -82,18 +82,15 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
 
 def _text(groups: list[list[Member]]) -> str:
     """The allocation, with names only where they are needed and without the sizes that are 1, but for `d`."""
-    members = [member for group in groups for member in group]
-    named = names_needed((_role(member), member.backend.text) for member in members)
-    parts = [
-        Group(tuple(Member(m.backend, _shortened(m.layout), Word(_role(m)) if named else None, m.gpus) for m in group))
-        for group in groups
-    ]
-    return spell(normalised(Allocation(tuple(parts))))
+    named = names_needed((_role(member), member.backend.text) for group in groups for member in group)
 
+    def shortened(member: Member) -> Member:
+        attn = member.layout.attn
+        kept = tuple(dim for dim in attn if dim.letter == "d" or dim.count != "1") or attn
+        layout = Layout(kept, member.layout.ffn)
+        return Member(member.backend, layout, Word(_role(member)) if named else None, member.gpus)
 
-def _shortened(layout: Layout) -> Layout:
-    kept = tuple(dim for dim in layout.attn if dim.letter == "d" or dim.count != "1") or layout.attn
-    return Layout(kept, layout.ffn)
+    return spell(normalised(Allocation(tuple(Group(tuple(map(shortened, group))) for group in groups))))
 
 
 def _role(member: Member) -> str:
@@ -109,9 +106,8 @@ def _legacy(reading: Reading, setting: Setting) -> str:
     if len(text) <= LONGEST:
         parts: list[str] = []
         for start, end in language.pieces(text):
-            component = Setting(
-                setting.key, text[start:end].strip(), Source(text, setting.source.key), Span(start, end)
-            )
+            value = text[start:end].strip()
+            component = Setting(setting.key, value, Source(text, setting.source.key), Span(start, end))
             if component.value in _NO_TRAINER:
                 reading.report(unread=component, reason=f"`{component.value}` is no engine with GPUs")
             else:
@@ -133,9 +129,8 @@ def _component(reading: Reading, setting: Setting) -> str:
     backend = match["backend"]
     if backend is None:
         backend = "megatron" if re.search(r"[pe](?!1(?!\d))\d", layout) else "fsdp"
-        reading.report(
-            setting=setting, read_as=f"{backend}:{layout}", reason="AReaL takes this trainer when none is named"
-        )
+        reason = "AReaL takes this trainer when none is named"
+        reading.report(setting=setting, read_as=f"{backend}:{layout}", reason=reason)
     elif backend == "archon":
         reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
         backend = "megatron"

@@ -13,16 +13,19 @@ from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.grid import DEFAULT_ORDER
-from allocation.plan import Plan
+from allocation.plan import EnginePlan, Plan
 
 PP_BEFORE_DP = "tp-cp-ep-pp-dp"
-_SIZES = {
-    "tp": "tensor-model-parallel-size",
-    "pp": "pipeline-model-parallel-size",
-    "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size",
-    "etp": "expert-tensor-parallel-size",
+# The names of Megatron-core, which verl, siiRL, Trinity-RFT and ROLL share.
+MEGATRON = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
 }
+_SIZES = {name: key.replace("_", "-") for name, key in MEGATRON.items() if name != "vpp"}
 _NODES, _PROCESSES, _VIRTUAL = "nnodes", "nproc-per-node", "num-virtual-stages-per-pipeline-rank"
 _UNREAD = {
     "use-tp-pp-dp-mapping": f"an allocation has no rank order; give the compiler order={PP_BEFORE_DP!r}",
@@ -63,6 +66,14 @@ def _virtual(reading: Reading, pp: int) -> int:
         reading.report(unread=per_stage, reason="the virtual stages follow only from --num-layers, evenly divided")
         return 1
     return layers // (pp * held)
+
+
+def megatron_config(engine: EnginePlan) -> dict[str, object]:
+    """Every size of a Megatron trainer by the names of Megatron-core."""
+    sizes = {
+        key: getattr(engine.sizes, name) for name, key in MEGATRON.items() if name != "vpp" or engine.sizes.vpp > 1
+    }
+    return {**sizes, "sequence_parallel": engine.sequence_parallel}
 
 
 def write(plan: Plan) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from allocation.compiler import Context, judge
 from allocation.convert import devices
 from allocation.convert.drafts import Draft, engines, filled, join
+from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, dump
 from allocation.convert.system import System
-from allocation.convert.verl import MEGATRON, megatron_config
 from allocation.diagnostics import Finding
 from allocation.gpus import joined, meet, n_gpus
 from allocation.plan import EnginePlan, ParallelSizes, Plan

@@ -66,7 +66,7 @@ class Reading:
     @classmethod
     def of_config(cls, text: str) -> Reading:
         """Reads YAML or `key=value` overrides; a text that is neither becomes an error finding."""
-        return cls._of(text, lambda text: _overrides(text) if _FIRST_OVERRIDE.search(text) else _yaml(text))
+        return cls._of(text, _overrides if _FIRST_OVERRIDE.search(text[:LONGEST]) else _yaml)
 
     @classmethod
     def of_command(cls, text: str) -> Reading:
@@ -192,9 +192,8 @@ def _overrides(text: str) -> Iterator[Setting]:
 
 def _options(text: str) -> Iterator[Setting]:
     for match in _OPTION.finditer(_without_comments(text)):
-        span = match.span(2) if match[2] else match.span()
-        key = match[1].replace("_", "-")
-        yield _setting(text, key, _unquoted(match[2]) if match[2] else "true", *span)
+        value = _unquoted(match[2]) if match[2] else "true"
+        yield _setting(text, match[1].replace("_", "-"), value, *match.span(2 if match[2] else 0))
 
 
 def dump(settings: Mapping[str, object]) -> str:
@@ -222,11 +221,9 @@ def _yaml(text: str) -> Iterator[Setting]:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        index = mark.index if mark else 0
+        index, problem = mark.index if mark else 0, getattr(error, "problem", None) or error
         place = _setting(text, "", "", index, index + 1)
-        raise Unreadable(
-            f"this is no YAML: {getattr(error, 'problem', None) or error}", Source(place.source.text), place.span
-        ) from error
+        raise Unreadable(f"this is no YAML: {problem}", Source(place.source.text), place.span) from error
     except RecursionError as error:
         raise Unreadable("this YAML is nested too deeply", Source("")) from error
     if not isinstance(root, yaml.MappingNode):

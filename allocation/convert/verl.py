@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from allocation.convert.drafts import engines, filled, join, pool
+from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
@@ -18,14 +19,6 @@ from allocation.gpus import meet, union
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER, TRAINER
 
-MEGATRON = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
 _ULYSSES = "ulysses_sequence_parallel_size"
 _ROLLOUT = "actor_rollout_ref.rollout"
 TRAINER_ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic", "ref": "actor_rollout_ref.ref"}
@@ -148,14 +141,6 @@ def _own_pool(reading: Reading, rollout: Found) -> int:
                 reading.report(where=gpus, smallest=own)
             return own
     return 0
-
-
-def megatron_config(engine: EnginePlan) -> dict[str, object]:
-    """Every size of a Megatron trainer by the names that this family and ROLL give them."""
-    sizes = {
-        key: getattr(engine.sizes, name) for name, key in MEGATRON.items() if name != "vpp" or engine.sizes.vpp > 1
-    }
-    return {**sizes, "sequence_parallel": engine.sequence_parallel}
 
 
 def trainer_settings(trainers: list[EnginePlan], dialect: Dialect) -> dict[str, object]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from allocation.diagnostics import AllocationError, Finding, Source, Span
-from allocation.language.parser import Unexpected, parse_allocation, parse_member
+from allocation.language import parser
+from allocation.language.parser import Unexpected
 from allocation.language.syntax import Allocation, Group, Member
 from allocation.rules.registry import run_rules
 
@@ -46,7 +47,7 @@ def read(source: Source) -> tuple[Allocation, list[Finding]]:
     if findings := run_rules(source, text=source.text):
         return Allocation(()), findings
     try:
-        return parse_allocation(source.text), []
+        return parser.parse(source.text, "allocation", 0, len(source.text)), []
     except Unexpected:
         return _read_members(source)
 
@@ -70,7 +71,7 @@ def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
         if start and source.text[start - 1] == "+":
             groups.append([])
         try:
-            groups[-1].append(parse_member(source.text, start, end))
+            groups[-1].append(parser.parse(source.text, "member", start, end))
         except Unexpected as error:
             failure = Failure(source.text, start, end, error.position, error.expected)
             findings += run_rules(source, failure=failure) or run_rules(source, unexplained=failure)
