@@ -208,7 +208,7 @@ def groups(
       allocation groups megatron:d4t2 --name tp
       allocation groups sglang:d2t2+megatron:d4 --role actor --json
     """
-    from allocation.views.facts import groups_of, rank_groups
+    from allocation.views.facts import engines_with, groups_of, rank_groups
 
     engines = _drawable(_single(words, cluster=cluster, order=order)).engines
     if role is not None:
@@ -216,9 +216,8 @@ def groups(
     if rank is not None:
         engines = _some((e for e in engines if 0 <= rank < e.world_size), f"no engine has a rank {rank}", "--rank")
     if name is not None:
-        known = ", ".join(dict.fromkeys(group for engine in engines for group in rank_groups(engine)))
-        having = (engine for engine in engines if name in rank_groups(engine))
-        engines = _some(having, f"there is no group {name}; there are {known}", "--name")
+        with _usage(KeyError, "--name"):
+            engines = engines_with(name, engines)
     if as_json:
         found = {e.role: rank_groups(e) if rank is None else groups_of(e, rank) for e in engines}
         chosen = {role: {k: v for k, v in groups.items() if name in (None, k)} for role, groups in found.items()}

@@ -162,16 +162,11 @@ class EnginePlan:
         `embedding` has the first and last stage of each pipeline, `position-embedding` the first. Raises
         `KeyError` for a name that is not in `group_names`.
         """
-        if name == "embedding":
-            pipelines = self.dense.groups("pp")
-            return pipelines[:, [0, -1]] if self.sizes.pp > 1 else pipelines
-        if name == "position-embedding":
-            return self.dense.groups("pp")[:, :1]
         if name in DENSE_GROUPS:
             return self.dense.groups(*DENSE_GROUPS[name])
-        if self.expert is None:
-            raise KeyError(name)
-        return self.expert.groups(*EXPERT_GROUPS[name])
+        if name in EXPERT_GROUPS and self.expert:
+            return self.expert.groups(*EXPERT_GROUPS[name])
+        return self.dense.groups("pp")[:, {"embedding": [0, -1][: self.sizes.pp], "position-embedding": [0]}[name]]
 
     def all_groups(self) -> dict[str, NDArray[np.int64]]:
         return {name: self.groups(name) for name in self.group_names}

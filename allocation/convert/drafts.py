@@ -42,11 +42,6 @@ class Draft:
         ffn = (*dims(derived | {"p": s.pp}), Dim("t", str(s.etp)), Dim("e", str(s.ep)))
         return Layout(dims(attn), ffn)
 
-    def member(self, *, named: bool) -> Member:
-        """The member of the allocation."""
-        name = Word(self.role) if named else None
-        return Member(Word(self.backend), self.layout, name, gpu_ranges(self.gpus))
-
 
 def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
     """Whether the (role, backend) pairs need names: without them a lone trainer is the actor, a lone server rollout."""
@@ -59,7 +54,11 @@ def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
 def join(groups: Sequence[Sequence[Draft]]) -> str:
     """The allocation of colocated groups."""
     named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
-    return spell(Allocation(tuple(Group(tuple(draft.member(named=named) for draft in group)) for group in groups)))
+
+    def member(draft: Draft) -> Member:
+        return Member(Word(draft.backend), draft.layout, Word(draft.role) if named else None, gpu_ranges(draft.gpus))
+
+    return spell(Allocation(tuple(Group(tuple(map(member, group))) for group in groups)))
 
 
 def filled(
@@ -76,9 +75,8 @@ def engines(
     plan: Plan, roles: Container[str] | None = None, *, backends: Container[str] = BACKENDS
 ) -> list[EnginePlan]:
     """The engines of `plan` with one of `roles` (None: any) and `backends`, the well-known roles first."""
-    rank = {role: number for number, role in enumerate(ROLE_ORDER)}
     chosen = [e for e in plan.engines if (roles is None or e.role in roles) and e.backend in backends]
-    return sorted(chosen, key=lambda engine: rank.get(engine.role, len(rank)))
+    return sorted(chosen, key=lambda engine: (*ROLE_ORDER, engine.role).index(engine.role))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,10 +112,6 @@ class Reading:
         setting = self.find(*keys)
         return setting.value if setting else None
 
-    def true(self, *keys: str) -> bool:
-        """Whether the first of the keys that is set is set to true."""
-        return (self.value(*keys) or "").lower() == "true"
-
     def size(self, *keys: str, default: int = 1) -> int:
         """A positive integer; another value is an error finding and counts as the default."""
         setting = self.find(*keys)

@@ -70,7 +70,8 @@ def _server(reading: Reading) -> list[Draft]:
         reading.report(size=reading.find("base-gpu-id"))
         base = 0
     step = reading.size("gpu-id-step")
-    sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if reading.true("enable-dp-attention") else dp)
+    inside = (reading.value("enable-dp-attention") or "").lower() == "true"
+    sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if inside else dp)
     used = min(sizes.dp * tp * pp, MOST_ON_A_NODE) if nodes == 1 else 0
     gpus = tuple(range(gpu, gpu + 1) for gpu in range(base, base + used * step, step))
     return [Draft("rollout", "sglang", sizes, gpus)]

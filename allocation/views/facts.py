@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,14 @@ def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
     return {SERVERS: np.arange(engine.world_size).reshape(engine.sizes.dp, -1)}
 
 
+def engines_with(name: str, engines: Sequence[EnginePlan]) -> tuple[EnginePlan, ...]:
+    """The engines that have a group `name`. Raises `KeyError` when none has."""
+    if having := tuple(engine for engine in engines if name in rank_groups(engine)):
+        return having
+    names = dict.fromkeys(known for engine in engines for known in rank_groups(engine))
+    raise KeyError(f"there is no group {name}; there are {', '.join(names)}")
+
+
 def links(engine: EnginePlan) -> list[Link]:
     """One row per kind of group that has more than one rank, without the experts' where there are none."""
     import numpy as np
@@ -168,10 +176,7 @@ class RankMap:
 
 def plan_maps(plan: Plan, by: str | None = None) -> list[tuple[EnginePlan, list[RankMap]]]:
     """The maps of every engine; one without a group `by` has its own default. Raises `KeyError` when none has it."""
-    having = [engine for engine in plan.engines if by in rank_groups(engine)]
-    if by is not None and not having:
-        names = dict.fromkeys(name for engine in plan.engines for name in rank_groups(engine))
-        raise KeyError(f"there is no group {by}; there are {', '.join(names)}")
+    having = engines_with(by, plan.engines) if by else ()
     return [(engine, rank_maps(engine, by if engine in having else None)) for engine in plan.engines]
 
 
