@@ -49,13 +49,16 @@ DEFAULT_ROLE = {TRAINER: "actor", SERVER: "rollout"}
 
 
 class _Size:
-    """The size of an engine that the attribute is called after."""
+    """The size of an engine that the attribute is called after, 1 when it was left out. Raises `UnknownSize`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, engine: Engine, owner: type) -> int:
-        return engine.size(self.name)
+        value = engine.sizes.get(self.name, 1)
+        if value is None:
+            raise UnknownSize(self.name)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,7 @@ class Engine:
     written: Mapping[str, Dim] = field(repr=False)
     dims: tuple[tuple[str, Dim], ...] = field(repr=False)
 
-    dp, tp, pp, cp, ep, etp, vpp = (_Size() for _ in range(7))
-
-    def size(self, name: str) -> int:
-        """The size `name`, 1 when it was left out. Raises `UnknownSize`."""
-        value = self.sizes.get(name, 1)
-        if value is None:
-            raise UnknownSize(name)
-        return value
+    dp, tp, pp, cp, ep, etp, vpp, ffn_dp, ffn_pp = (_Size() for _ in range(9))
 
     @property
     def per_replica(self) -> int:
@@ -125,7 +121,7 @@ class Engine:
         if name in self.written:
             return str(self.written[name])
         letter = {"etp": "t"}.get(name, name[0])
-        return f"{letter}{self.size(name)} (default)"
+        return f"{letter}{getattr(self, name)} (default)"
 
 
 def resolve(node: Member, source: Source, role: str | None) -> Engine:

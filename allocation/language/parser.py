@@ -79,8 +79,11 @@ class _Nodes(Transformer[Token, Allocation]):
         return Layout(attn, ffn, Span(first.start_pos, ffn[-1].span.end))
 
     def dims(self, tokens: list[Token]) -> tuple[Dim, ...]:
-        found = ((_span(token).start, match) for token in tokens for match in _DIM.finditer(token))
-        return tuple(Dim(m[1], m[2], Span(start + m.start(), start + m.end())) for start, m in found)
+        found = []
+        for token in tokens:
+            start, _ = _span(token)
+            found += [Dim(m[1], m[2], Span(start + m.start(), start + m.end())) for m in _DIM.finditer(token)]
+        return tuple(found)
 
     def gpus(self, ranges: list[GpuRange]) -> tuple[GpuRange, ...]:
         return tuple(ranges)

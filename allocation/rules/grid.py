@@ -26,7 +26,7 @@ def expert_data_parallel_agrees(trainer: Engine) -> Iterator[Problem]:
     """A `d` in `ffn` asserts the expert-data-parallel size; what it must be follows from the rest."""
     if "ffn_dp" not in trainer.written or trainer.world % trainer.expert_block:
         return
-    written, derived = trainer.size("ffn_dp"), trainer.world // trainer.expert_block
+    written, derived = trainer.ffn_dp, trainer.world // trainer.expert_block
     if written != derived:
         message = f"`d{written}` in ffn, but {trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{derived}"
         yield Problem(message, trainer.spans("ffn_dp"), f"write `d{derived}` or leave d out of ffn")

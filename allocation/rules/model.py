@@ -14,7 +14,7 @@ _DIVIDE = "Megatron-LM core/utils.py, divide"
 
 def _split(total: int, what: str, engine: Engine, name: str) -> Iterator[Problem]:
     """The problem of a quantity that the engine's size `name` does not divide."""
-    if total % engine.size(name):
+    if total % getattr(engine, name):
         values = [str(value) for value in range(1, min(total, 512) + 1) if total % value == 0]
         help = f"it must be one of {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
         yield Problem(f"{total} {what} cannot be split by `{engine.says(name)}`", engine.spans(name), help)

@@ -156,7 +156,7 @@ def gpu_ranges(member: Engine) -> Iterator[Problem]:
 def same_pipeline(member: Engine) -> Iterator[Problem]:
     """Attention and experts of a layer live on the same stage, so both grids have the same pipeline."""
     if "ffn_pp" in member.written and member.backend is not UNKNOWN_BACKEND:
-        attn, ffn = member.pp, member.size("ffn_pp")
+        attn, ffn = member.pp, member.ffn_pp
         if attn != ffn:
             message = f"pipeline sizes differ: {attn} in attn and {ffn} in ffn"
             yield Problem(message, member.spans("ffn_pp", "pp"), "leave p out of ffn: it is inherited")
