@@ -4,8 +4,6 @@ A model is named by a path, by a name of the table `models.json` (no network), o
 cache or hub knows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

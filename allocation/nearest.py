@@ -3,8 +3,6 @@
 The distance of a change is the sum of |log2(new / old)| over the counts that change; see `_distance`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

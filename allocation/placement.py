@@ -3,8 +3,6 @@
 Groups take the lowest free GPU ids from left to right; ids that the string names are set aside first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

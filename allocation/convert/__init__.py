@@ -8,8 +8,6 @@
 two differ, so nothing is lost in silence.
 """
 
-from __future__ import annotations
-
 from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl
 from allocation.diagnostics import Finding, Source, has_errors
 from allocation.plan import Plan

@@ -4,8 +4,6 @@ Both as in AReaL's allocation reference; the older string also in the spelling w
 parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or megatron when p or e is above 1.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """Engines on their way to an allocation string, and how many nodes and GPUs a plan's engines take."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence

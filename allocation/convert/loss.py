@@ -1,7 +1,5 @@
 """What settings that were written do not say: they are read back, and every difference is a finding."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import allocation.rules.convert as _rules  # noqa: F401  (registers the rules)

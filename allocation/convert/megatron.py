@@ -4,8 +4,6 @@ Options as in `megatron/training/arguments.py`. Data parallelism is what torchru
 is TP unless it is given.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from allocation.convert.drafts import engines, filled, join, pool

@@ -4,8 +4,6 @@ Keys as in ROLL's configuration guide. A device mapping is Python there; here it
 mappings meet share their GPUs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Options as in `sglang/srt/server_args.py`. Replicas that a command makes itself 
 `--enable-dp-attention` they are groups inside one server and take no GPUs of their own.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import groupby

@@ -3,8 +3,6 @@
 Keys as in Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

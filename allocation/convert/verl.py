@@ -3,8 +3,6 @@
 Keys as in `verl/trainer/config/`. siiRL and Trinity-RFT took over the engine settings; what differs is a `Dialect`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The lexer is contextual: it looks only for what may follow, so `d4` is a name in one place and a dimension in another.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

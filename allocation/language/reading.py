@@ -1,7 +1,5 @@
 """Text to syntax tree with findings instead of an exception, and all syntax errors at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tree to text, sizes to tree: the only place that spells allocations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

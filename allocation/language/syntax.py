@@ -3,8 +3,6 @@
 Spans do not take part in comparison: two trees are equal when they say the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules that need the batch: how a step's sequences come out per rank and micro-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity

@@ -1,7 +1,5 @@
 """Every numeric constraint of one engine: one small function each, with its reason and its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem

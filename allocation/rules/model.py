@@ -1,7 +1,5 @@
 """Rules that need the model: what must divide what, by the names that the model's config uses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity

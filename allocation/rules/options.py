@@ -1,7 +1,5 @@
 """Rules that need Megatron options: pipeline splits, MoE dispatch, recomputation, optimizer, determinism."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

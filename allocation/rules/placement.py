@@ -1,7 +1,5 @@
 """Rules about GPUs: cluster totals, `d*`, colocation, explicit ids, and servers across nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Problem, Severity, Span

@@ -3,8 +3,6 @@
 A rule is a small generator of `Problem`s with `@rule`; its docstring is the reason that `docs/rules.md` prints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache

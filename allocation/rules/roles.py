@@ -1,7 +1,5 @@
 """Rules about who is who: names, roles, and one engine per config field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem

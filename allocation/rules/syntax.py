@@ -1,7 +1,5 @@
 """Rules about the text, and about members that do not fit the grammar."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rules about the words of one member: backends, names, letters, counts and GPU ids."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches

@@ -3,8 +3,6 @@
 Needs ipywidgets, which nothing else here does.
 """
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The grids of a plan as one SVG picture: a box per node, a cell per GPU, a colour per group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 

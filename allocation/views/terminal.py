@@ -1,7 +1,5 @@
 """An engine and its groups for a terminal, with rich; readable without colour and in 80 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
