@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 from allocation.diagnostics import Finding, Severity, Source, has_errors
@@ -39,13 +40,13 @@ def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Find
     findings = tuple(f if _works(f.help, judge) else replace(f, help=None) for f in findings)
     if isinstance(spec, str):
         return _attach(findings, Source(spec, key), judge, checks)
-    for role, text in spec.items():
+
+    def judge_field(role: str, text: str) -> Findings:
         others = {f"{name}.backend" for name in spec if name != role}
+        return tuple(finding for finding in judge({**spec, role: text}) if finding.key not in others)
 
-        def judge_field(other: str, role: str = role, others: set[str] = others) -> Findings:
-            return tuple(finding for finding in judge({**spec, role: other}) if finding.key not in others)
-
-        findings = _attach(findings, Source(text, f"{role}.backend"), judge_field, checks)
+    for role, text in spec.items():
+        findings = _attach(findings, Source(text, f"{role}.backend"), partial(judge_field, role), checks)
     return findings
 
 

@@ -181,7 +181,6 @@ class EnginePlan:
         return place
 
     def _repr_html_(self) -> str:
-        """How a notebook shows the engine."""
         from allocation.views.html import engine_html
 
         return engine_html(self)
@@ -221,7 +220,6 @@ class Plan:
         return n_gpus(union(engine.gpus for engine in self.engines))
 
     def _repr_html_(self) -> str:
-        """How a notebook shows the plan."""
         from allocation.views.html import plan_html
 
         return plan_html(self)

@@ -30,15 +30,13 @@ class Backend:
     folds: bool = False
 
 
-BACKENDS = {
-    backend.name: backend
-    for backend in (
-        Backend("megatron", TRAINER, "dptcev", folds=True),
-        Backend("fsdp", TRAINER, "dtc"),
-        Backend("sglang", SERVER, "dtpe"),
-        Backend("vllm", SERVER, "dtp"),
-    )
-}
+_BACKENDS = (
+    Backend("megatron", TRAINER, "dptcev", folds=True),
+    Backend("fsdp", TRAINER, "dtc"),
+    Backend("sglang", SERVER, "dtpe"),
+    Backend("vllm", SERVER, "dtp"),
+)
+BACKENDS = {backend.name: backend for backend in _BACKENDS}
 UNKNOWN_BACKEND = Backend("", TRAINER, "dptcev", folds=True)
 RESERVED = (*BACKENDS, "attn", "ffn")
 SIZE_OF = {

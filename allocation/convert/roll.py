@@ -11,7 +11,7 @@ from allocation.compiler import Context, judge
 from allocation.convert import devices
 from allocation.convert.drafts import Draft, engines, filled, join
 from allocation.convert.megatron import MEGATRON, megatron_config
-from allocation.convert.settings import Reading, dump
+from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.gpus import joined, meet, n_gpus
@@ -30,8 +30,8 @@ def read(text: str) -> tuple[str, list[Finding]]:
     reading = Reading.of_config(text)
     drafts = []
     for role, section in ROLES.items():
-        if reading.has(f"{section}.device_mapping"):
-            drafts += _engine(reading, role, section)
+        if mapping := reading.find(f"{section}.device_mapping"):
+            drafts += _engine(reading, role, section, mapping)
     if not drafts:
         reading.nothing("ROLL", "a role such as actor_train with its device_mapping")
     for key, setting in reading.settings.items():
@@ -41,13 +41,10 @@ def read(text: str) -> tuple[str, list[Finding]]:
     return (_arranged(drafts) if drafts else ""), reading.findings
 
 
-def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
+def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list[Draft]:
     """The engine of one section, none when its GPUs or its strategy are not understood."""
-    mapping = reading.find(f"{section}.device_mapping")
     strategy_key = f"{section}.strategy_args.strategy_name"
     strategy = reading.find(strategy_key)
-    if mapping is None:
-        return []
     try:
         gpus = devices.parse(mapping.value)
     except ValueError as error:

@@ -58,9 +58,8 @@ class Calculator:
             value=model, options=tuple(known_models()), description="model", continuous_update=False,
             placeholder="a name or a config.json; empty: any", **wide,
         )  # fmt: skip
-        self.cluster = ipywidgets.Text(
-            cluster, description="cluster", placeholder="4x8 is four nodes with eight GPUs; empty: any", **wide
-        )
+        hint = "4x8 is four nodes with eight GPUs; empty: any"
+        self.cluster = ipywidgets.Text(cluster, description="cluster", placeholder=hint, **wide)
         self._view = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.allocation, self.model, self.cluster, self._view])
         for field in (self.allocation, self.model, self.cluster):

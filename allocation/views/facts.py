@@ -107,11 +107,8 @@ class Link:
     @property
     def words(self) -> str:
         """Which links the groups use, in words."""
-        if not self.across:
-            return "same node"
-        if not self.same_node:
-            return "across nodes"
-        return f"{self.same_node} same node, {self.across} across"
+        mixed = f"{self.same_node} same node, {self.across} across"
+        return "same node" if not self.across else mixed if self.same_node else "across nodes"
 
 
 def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
@@ -136,29 +133,22 @@ def links(engine: EnginePlan) -> list[Link]:
     import numpy as np
 
     nodes = np.concatenate([np.arange(gpus.start, gpus.stop) for gpus in engine.gpus]) // engine.n_gpus_per_node
-    rows = []
-    for name, groups in rank_groups(engine).items():
-        if groups.shape[1] > 1 and name not in _hidden(engine):
-            on = nodes[groups]
-            rows.append(Link(name, len(groups), groups.shape[1], int((on == on[:, :1]).all(axis=1).sum())))
-    return rows
+    on = {name: nodes[groups] for name, groups in _used(engine).items()}
+    return [Link(name, len(at), at.shape[1], int((at == at[:, :1]).all(axis=1).sum())) for name, at in on.items()]
 
 
 def groups_of(engine: EnginePlan, rank: int) -> dict[str, list[int]]:
     """The members of every group with company that `rank` is in, by the group's name."""
-    found = {}
-    for name, groups in rank_groups(engine).items():
-        rows = groups[(groups == rank).any(axis=1)]
-        if len(rows) and groups.shape[1] > 1 and name not in _hidden(engine):
-            found[name] = rows[0].tolist()
-    return found
+    rows = {name: groups[(groups == rank).any(axis=1)] for name, groups in _used(engine).items()}
+    return {name: found[0].tolist() for name, found in rows.items() if len(found)}
 
 
-def _hidden(engine: EnginePlan) -> Collection[str]:
-    """Groups that the engine has and nothing uses: FSDP's beyond its own three, the experts' where there are none."""
+def _used(engine: EnginePlan) -> dict[str, NDArray[np.int64]]:
+    """Groups with company that something uses: of FSDP's only three, the experts' only where there are experts."""
+    hidden: Collection[str] = () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
     if engine.backend == "fsdp":
-        return {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
-    return () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
+        hidden = {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
+    return {name: g for name, g in rank_groups(engine).items() if g.shape[1] > 1 and name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)
