@@ -1,7 +1,5 @@
 """What the words of a command line ask about: allocations, lines of standard input, a run's YAML with overrides."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

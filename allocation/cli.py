@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -54,11 +54,18 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets `?`, not a traceback
 
 
-def _cluster(text: str) -> Cluster:
+@contextmanager
+def _usage(kind: type[Exception], param_hint: str | None = None) -> Iterator[None]:
+    """Turns an exception of one kind into typer's own error."""
     try:
+        yield
+    except kind as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint=param_hint) from error
+
+
+def _cluster(text: str) -> Cluster:
+    with _usage(ValueError):
         return Cluster.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _batch(text: str) -> BatchSpec:
@@ -75,26 +82,27 @@ def _models(incomplete: str) -> Iterator[str]:
     return (name for name in names if name.startswith(incomplete))
 
 
-def _systems(incomplete: str) -> Iterator[str]:
+def _systems(incomplete: str = "") -> list[str]:
     from allocation.convert import SYSTEMS
 
-    return (name for name in SYSTEMS if name.startswith(incomplete))
+    return [name for name in SYSTEMS if name.startswith(incomplete)]
 
 
 def _system(name: str) -> str:
-    from allocation.convert import SYSTEMS
-
-    if name not in SYSTEMS:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(SYSTEMS)}")
+    if name not in _systems():
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(_systems())}")
     return name
+
+
+def _system_option(name: str, help: str) -> Any:
+    return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
 
 
 Words = Annotated[
     list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
 ]
 Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models, show_default=False),
+    str | None, typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
 ]
 ClusterSize = Annotated[
     Cluster | None,
@@ -104,10 +112,7 @@ Batch = Annotated[
     BatchSpec | None,
     typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
 ]
-Order = Annotated[
-    str | None,
-    typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.", show_default=False),
-]
+Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
 
@@ -130,7 +135,7 @@ def check(
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
       allocation check run.yaml actor.backend=megatron:t2
     """
-    with _usage():
+    with _usage(UsageError):
         checked = cases(words, model=model, cluster=cluster, batch=batch, order=order)
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
@@ -145,8 +150,8 @@ def check(
 def explain(
     words: Words,
     cluster: ClusterSize = None,
-    by: Annotated[str | None, typer.Option(help="Colour by this group: dp-cp, ep, pp, …", show_default=False)] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.", show_default=False)] = None,
+    by: Annotated[str | None, typer.Option(help="Colour by this group: dp-cp, ep, pp, …")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     order: Order = None,
 ) -> None:
     """Show in words and pictures what each GPU does.
@@ -158,20 +163,16 @@ def explain(
       allocation explain megatron:d16t8 --svg plan.svg
     """
     plan = _drawable(_single(words, cluster=cluster, order=order))
-    from allocation.views.terminal import explain as explained
+    from allocation.views import svg as drawn
+    from allocation.views import terminal
 
+    with _usage(KeyError, "--by"):
+        _console().print(terminal.explain(plan, by))
     try:
-        view = explained(plan, by)
-    except KeyError as error:
-        raise typer.BadParameter(error.args[0], param_hint="--by") from error
-    _console().print(view)
-    if svg:
-        from allocation.views.svg import plan_svg
-
-        try:
-            svg.write_text(plan_svg(plan, by))
-        except OSError as error:
-            raise typer.BadParameter(f"{svg} cannot be written: {error}", param_hint="--svg") from error
+        if svg:
+            svg.write_text(drawn.plan_svg(plan, by))
+    except OSError as error:
+        raise typer.BadParameter(f"{svg} cannot be written: {error}", param_hint="--svg") from error
 
 
 @app.command()
@@ -183,7 +184,7 @@ def count(words: Words, cluster: ClusterSize = None) -> None:
       allocation count 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
       allocation count 'sglang:d4t4+megatron:d*t2' --cluster 4x8
     """
-    with _usage():
+    with _usage(UsageError):
         checked = cases(words, cluster=cluster)
     for case in checked:
         typer.echo(_plan(case).n_gpus)
@@ -192,9 +193,9 @@ def count(words: Words, cluster: ClusterSize = None) -> None:
 @app.command()
 def groups(
     words: Words,
-    rank: Annotated[int | None, typer.Option(help="Who this rank talks to.", show_default=False)] = None,
-    name: Annotated[str | None, typer.Option(help="Only this group: tp, dp-cp, ep, …", show_default=False)] = None,
-    role: Annotated[str | None, typer.Option(help="Only this engine: actor, …", show_default=False)] = None,
+    rank: Annotated[int | None, typer.Option(help="Who this rank talks to.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only this group: tp, dp-cp, ep, …")] = None,
+    role: Annotated[str | None, typer.Option(help="Only this engine: actor, …")] = None,
     cluster: ClusterSize = None,
     order: Order = None,
     as_json: Json = False,
@@ -207,17 +208,24 @@ def groups(
       allocation groups megatron:d4t2 --name tp
       allocation groups sglang:d2t2+megatron:d4 --role actor --json
     """
-    engines = list(_drawable(_single(words, cluster=cluster, order=order)).engines)
+    from allocation.views.facts import engines_with, groups_of, rank_groups
+
+    engines = _drawable(_single(words, cluster=cluster, order=order)).engines
     if role is not None:
-        engines = _some([e for e in engines if e.role == role], f"there is no {role}", "--role")
+        engines = _some((e for e in engines if e.role == role), f"there is no {role}", "--role")
     if rank is not None:
-        engines = _some([e for e in engines if 0 <= rank < e.world_size], f"no engine has a rank {rank}", "--rank")
+        engines = _some((e for e in engines if 0 <= rank < e.world_size), f"no engine has a rank {rank}", "--rank")
+    if name is not None:
+        with _usage(KeyError, "--name"):
+            engines = engines_with(name, engines)
     if as_json:
-        typer.echo(json.dumps({engine.role: _groups_json(engine, rank, name) for engine in _having(engines, name)}))
+        found = {e.role: rank_groups(e) if rank is None else groups_of(e, rank) for e in engines}
+        chosen = {role: {k: v for k, v in groups.items() if name in (None, k)} for role, groups in found.items()}
+        typer.echo(json.dumps(chosen, default=lambda array: array.tolist()))
         return
     from allocation.views.terminal import groups_list, partners
 
-    for engine in _having(engines, name):
+    for engine in engines:
         _console().print(groups_list(engine, name) if rank is None else partners(engine, rank, name))
 
 
@@ -226,14 +234,8 @@ def convert(
     words: Annotated[
         list[str], typer.Argument(metavar="ALLOCATION|SETTINGS", help="With --from: a file, - or the text itself.")
     ],
-    source: Annotated[
-        str | None,
-        typer.Option("--from", parser=_system, metavar="SYSTEM", help="Read its settings.", autocompletion=_systems),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--to", parser=_system, metavar="SYSTEM", help="Write its settings.", autocompletion=_systems),
-    ] = None,
+    source: Annotated[str | None, _system_option("--from", "Read its settings.")] = None,
+    target: Annotated[str | None, _system_option("--to", "Write its settings.")] = None,
     cluster: ClusterSize = None,
 ) -> None:
     """Turn an allocation into another system's settings, or its settings into an allocation.
@@ -253,14 +255,11 @@ def convert(
     if source is not None:
         text, findings = read(source, _settings(words))
         _tell(findings)
-        if target is None:
-            typer.echo(text)
-            return
         words = [text]
     if target is not None:
         text, findings = write(target, _single(words, cluster=cluster))
         _tell(findings)
-        typer.echo(text.rstrip("\n"))
+    typer.echo(text.rstrip("\n"))
 
 
 @app.command("format")
@@ -275,7 +274,7 @@ def format_(
       allocation format 'megatron : t2d4'
       allocation format --shell 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
     """
-    with _usage():
+    with _usage(UsageError):
         asked = texts(words)
     for text in asked:
         try:
@@ -284,20 +283,10 @@ def format_(
             _tell(error.findings)
 
 
-@contextmanager
-def _usage() -> Iterator[None]:
-    """Turns words that make no sense together into typer's own error."""
-    try:
-        yield
-    except UsageError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
 def _single(words: Sequence[str], **options: Any) -> Plan:
     """The plan of the one allocation that the words name."""
-    with _usage():
-        case = one(words, **options)
-    return _plan(case)
+    with _usage(UsageError):
+        return _plan(one(words, **options))
 
 
 def _settings(words: Sequence[str]) -> str:
@@ -329,30 +318,10 @@ def _drawable(plan: Plan) -> Plan:
     return plan
 
 
-def _some(engines: list[EnginePlan], problem: str, option: str) -> list[EnginePlan]:
-    if not engines:
+def _some(engines: Iterable[EnginePlan], problem: str, option: str) -> tuple[EnginePlan, ...]:
+    if not (found := tuple(engines)):
         raise typer.BadParameter(problem, param_hint=option)
-    return engines
-
-
-def _having(engines: list[EnginePlan], name: str | None) -> list[EnginePlan]:
-    """The engines that have a group `name`."""
-    from allocation.views.facts import rank_groups
-
-    if name is None:
-        return engines
-    known = ", ".join(dict.fromkeys(group for engine in engines for group in rank_groups(engine)))
-    having = [engine for engine in engines if name in rank_groups(engine)]
-    return _some(having, f"there is no group {name}; there are {known}", "--name")
-
-
-def _groups_json(engine: EnginePlan, rank: int | None, name: str | None) -> dict[str, list[Any]]:
-    from allocation.views.facts import groups_of, rank_groups
-
-    found = {key: ranks.tolist() for key, ranks in rank_groups(engine).items()}
-    if rank is not None:
-        found = groups_of(engine, rank)
-    return {key: ranks for key, ranks in found.items() if name in (None, key)}
+    return found
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -364,12 +333,9 @@ def _console(*, stderr: bool = False) -> Console:
 def _print_case(case: Case) -> None:
     from allocation.views.terminal import finding_text, verdict
 
-    console = _console()
-    console.print(verdict(case.label, case.plan), soft_wrap=True)
-    if case.checked_with:
-        console.print(f"  checked with {case.checked_with}", soft_wrap=True)
-    for finding in case.findings:
-        console.print(finding_text(finding), soft_wrap=True)
+    checked_with = [f"  checked with {case.checked_with}"] if case.checked_with else []
+    for line in (verdict(case.label, case.plan), *checked_with, *map(finding_text, case.findings)):
+        _console().print(line, soft_wrap=True)
 
 
 def _tell(findings: Sequence[Finding]) -> None:
@@ -377,8 +343,7 @@ def _tell(findings: Sequence[Finding]) -> None:
     if findings:
         from allocation.views.terminal import finding_text
 
-        console = _console(stderr=True)
         for finding in findings:
-            console.print(finding_text(finding), soft_wrap=True)
+            _console(stderr=True).print(finding_text(finding), soft_wrap=True)
     if has_errors(findings):
         raise typer.Exit(INVALID)

@@ -4,8 +4,6 @@ text -> reading -> tree -> resolve -> engines -> placement -> plan
              the rules judge each step
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

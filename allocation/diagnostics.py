@@ -1,7 +1,5 @@
 """Findings: what is wrong (or worth knowing) in an allocation, as values, and how they are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """GPU ids as ranges, in the order of the ranks that run on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 Gpus = tuple[range, ...]

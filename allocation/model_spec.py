@@ -4,8 +4,6 @@ A model is named by a path, by a name of the table `models.json` (no network), o
 cache or hub knows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -69,14 +67,13 @@ class Family:
 _DENSE = Family()
 _DEEPSEEK = Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", latent_attention=True)
 _QWEN_MOE = Family("num_experts", "moe_intermediate_size")
+_QWEN_SHARED = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "glm", "glm4"), _DENSE),
     **dict.fromkeys(("mimo", "olmo2", "phi3", "exaone4", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"), _DENSE),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN_MOE),
-    "qwen2_moe": Family("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    "qwen3_next": Family(
-        "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", linear_attention=True
-    ),
+    "qwen2_moe": Family(*_QWEN_SHARED),
+    "qwen3_next": Family(*_QWEN_SHARED, linear_attention=True),
     "olmoe": Family("num_experts", "intermediate_size"),
     "mixtral": Family("num_local_experts", "intermediate_size"),
     "minimax_m2": Family("num_local_experts", "intermediate_size"),
@@ -86,11 +83,16 @@ FAMILIES: dict[str, Family] = {
 }
 # transformers 5 writes some families' number of experts by another family's name.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-_OPTIONAL = (
-    "num_key_value_heads", "max_position_embeddings", "num_experts_per_tok", "n_group",
-    "num_nextn_predict_layers", "linear_num_key_heads", "linear_num_value_heads",
-)  # fmt: skip
+# The config's name of each field; an optional one that is missing, null or 0 keeps the default of `ModelSpec`.
+_REQUIRED = {
+    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "ffn": "intermediate_size", "vocab_size": "vocab_size",
+}  # fmt: skip
+_OPTIONAL = {
+    "kv_heads": "num_key_value_heads", "max_positions": "max_position_embeddings",
+    "experts_per_token": "num_experts_per_tok", "router_groups": "n_group", "mtp_layers": "num_nextn_predict_layers",
+    "linear_key_heads": "linear_num_key_heads", "linear_value_heads": "linear_num_value_heads",
+}  # fmt: skip
 
 
 def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSpec:
@@ -111,43 +113,33 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
     problems = list(_problems(config, family))
     if problems:
         raise ModelError(f"{name}: " + "; ".join(problems))
-    heads = config["num_attention_heads"]
+    sizes = {field: config[key] for field, key in _REQUIRED.items()}
+    sizes |= {"kv_heads": sizes["heads"]} | {f: config[key] for f, key in _OPTIONAL.items() if config.get(key)}
     expert_ffn = config[family.expert_ffn] if family.experts else 0
     shared = config.get(family.shared_ffn) or (config.get(family.shared_experts) or 0) * expert_ffn
     return ModelSpec(
         name=name,
         family=family_name,
-        hidden_size=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        ffn=config["intermediate_size"],
-        vocab_size=config["vocab_size"],
-        max_positions=config.get("max_position_embeddings") or 0,
+        **sizes,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         experts=config[family.experts] if family.experts else 0,
-        experts_per_token=config.get("num_experts_per_tok") or 0,
         expert_ffn=expert_ffn,
         shared_ffn=shared,
-        router_groups=config.get("n_group") or 1,
         expert_bias=family.expert_bias,
         latent_attention=family.latent_attention,
-        mtp_layers=config.get("num_nextn_predict_layers") or 0,
-        linear_key_heads=config.get("linear_num_key_heads") or 0,
-        linear_value_heads=config.get("linear_num_value_heads") or 0,
     )
 
 
 def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:
     """One sentence for every field that is missing or is no positive integer."""
-    required = [*_REQUIRED, *(f for f in (family.experts, family.expert_ffn) if f and f not in _REQUIRED)]
+    required = list(dict.fromkeys([*_REQUIRED.values(), *filter(None, (family.experts, family.expert_ffn))]))
     if family.linear_attention:
         required += ["linear_num_key_heads", "linear_num_value_heads"]
     for name in required:
         if name not in config:
             close = get_close_matches(name, [key for key in config if key not in required], n=1, cutoff=0.85)
             yield f"{name} is missing" + (f" (is {close[0]!r} meant?)" if close else "")
-    for name in (*required, *_OPTIONAL, *filter(None, (family.shared_ffn, family.shared_experts))):
+    for name in (*required, *_OPTIONAL.values(), *filter(None, (family.shared_ffn, family.shared_experts))):
         value = config.get(name)
         if name in config and not (value is None and name not in required):
             smallest = 1 if name in required else 0

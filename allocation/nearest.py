@@ -3,19 +3,18 @@
 The distance of a change is the sum of |log2(new / old)| over the counts that change; see `_distance`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 from allocation.diagnostics import Finding, Severity, Source, has_errors
 from allocation.language.reading import parse, read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member
-from allocation.resolve import ATTN_LETTERS, BACKENDS, FFN_LETTERS, count
+from allocation.resolve import BACKENDS, SIZE_OF, count
 from allocation.rules.registry import RULES
 
 OFFERED = 2
@@ -27,12 +26,11 @@ CURABLE = {"engine", "trainer", "server", "request", "placed", "room"}
 _PREFERENCE = "edctpv"
 _QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
 
-Spec = str | Mapping[str, str]
 Findings = tuple[Finding, ...]
-Judge = Callable[[Spec], Findings]
+Judge = Callable[[str | Mapping[str, str]], Findings]
 
 
-def with_remedies(spec: Spec, key: str | None, findings: Findings, judge: Judge) -> Findings:
+def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Findings, judge: Judge) -> Findings:
     """The findings with remedies that work.
 
     Errors get up to two valid strings where changing counts is enough to reach them. A help that quotes an allocation
@@ -42,24 +40,23 @@ def with_remedies(spec: Spec, key: str | None, findings: Findings, judge: Judge)
     findings = tuple(f if _works(f.help, judge) else replace(f, help=None) for f in findings)
     if isinstance(spec, str):
         return _attach(findings, Source(spec, key), judge, checks)
-    for role, text in spec.items():
+
+    def judge_field(role: str, text: str) -> Findings:
         others = {f"{name}.backend" for name in spec if name != role}
+        return tuple(finding for finding in judge({**spec, role: text}) if finding.key not in others)
 
-        def judge_field(other: str, role: str = role, others: set[str] = others) -> Findings:
-            return tuple(finding for finding in judge({**spec, role: other}) if finding.key not in others)
-
-        findings = _attach(findings, Source(text, f"{role}.backend"), judge_field, checks)
+    for role, text in spec.items():
+        findings = _attach(findings, Source(text, f"{role}.backend"), partial(judge_field, role), checks)
     return findings
 
 
 def _works(help: str | None, judge: Judge) -> bool:
     """Whether every whole allocation that a help quotes is valid by itself."""
-    return not any(has_errors(judge(quoted)) for quoted in _QUOTED.findall(help or "") if _parses(quoted))
-
-
-def _parses(text: str) -> bool:
-    tree, findings = read(Source(text))
-    return not findings and all(member.backend.text in BACKENDS for member in tree.members)
+    for quoted in _QUOTED.findall(help or ""):
+        tree, wrong = read(Source(quoted))
+        if not wrong and all(m.backend.text in BACKENDS for m in tree.members) and has_errors(judge(quoted)):
+            return False
+    return True
 
 
 def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings], checks: Iterator[int]) -> Findings:
@@ -79,24 +76,22 @@ def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) 
     Each candidate takes one of `checks`; when there are none left, what was found has to do.
     """
     tree = parse(text)
-    members = list(tree.members)
-    current = [(text, members)]
-    for number, member in enumerate(members):
-        kept: list[tuple[str, list[Member]]] = []
-        for base_text, base in current:
-            if not _wrong(judge(base_text), base_text, number):
-                kept.append((base_text, base))
+    current = [text]
+    for number, member in enumerate(tree.members):
+        kept: list[str] = []
+        for base in current:
+            if not _wrong(judge(base), base, number):
+                kept.append(base)
                 continue
+            members = list(parse(base).members)
             for variant, _ in zip(_variants(member), checks, strict=False):
-                changed = [*base[:number], variant, *base[number + 1 :]]
-                candidate = _text(tree, changed)
+                candidate = _text(tree, [*members[:number], variant, *members[number + 1 :]])
                 if not _wrong(judge(candidate), candidate, number):
-                    kept.append((candidate, changed))
+                    kept.append(candidate)
                     if len(kept) == OFFERED:
                         break
         current = kept[:OFFERED]
-    valid = tuple(candidate for candidate, _ in current if not has_errors(judge(candidate)))
-    return valid or _smaller(tree, judge)
+    return tuple(text for text in current if not has_errors(judge(text))) or _smaller(tree, judge)
 
 
 def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, ...]:
@@ -129,28 +124,27 @@ def _text(tree: Allocation, members: Iterable[Member]) -> str:
 
 def _variants(member: Member) -> Iterator[Member]:
     """Members with one or two counts changed, nearest first."""
-    backend = BACKENDS.get(member.backend.text)
-    if backend is None or any(count(dim) is None and dim.count != "*" for dim in _dims(member)):
+    dims = member.layout.dims
+    if member.backend.text not in BACKENDS or any(count(dim) is None and dim.count != "*" for _, dim in dims):
         return
-    present = {(part, dim.letter): count(dim) for part, dim in _parts(member) if dim.count != "*"}
+    present = {(part, dim.letter): count(dim) for part, dim in dims if dim.count != "*"}
     present.setdefault(("attn", "d"), 1)
-    single = []
-    for (part, letter), value in present.items():
-        if value is None or letter not in (ATTN_LETTERS if part == "attn" else FFN_LETTERS):
-            continue
-        if part == "ffn" and letter in "dp":
-            continue
-        single += [(_distance(value, new), letter, (part, letter), new) for new in _near(value)]
-    single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1])))
+    single = [
+        (_distance(value, new), place, new)
+        for place, value in present.items()
+        if value and place[1] in SIZE_OF[place[0]] and place not in (("ffn", "d"), ("ffn", "p"))
+        for new in _near(value)
+    ]
+    single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1][1])))
     if any(part == "ffn" for part, _ in present):
         yield _changed(member, {})
-    for _, _, place, new in single[:40]:
+    for _, place, new in single[:40]:
         yield _changed(member, {place: new})
     for rounded in (math.floor, math.ceil):
         yield _changed(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
-    pairs = [(a[0] + b[0], a, b) for a, b in combinations(single[:16], 2) if a[2] != b[2]]
-    for _, a, b in sorted(pairs, key=lambda pair: pair[0]):
-        yield _changed(member, {a[2]: a[3], b[2]: b[3]})
+    pairs = [(a, b) for a, b in combinations(single[:16], 2) if a[1] != b[1]]
+    for a, b in sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0]):
+        yield _changed(member, dict((a[1:], b[1:])))
 
 
 def _near(value: int) -> list[int]:
@@ -161,15 +155,6 @@ def _near(value: int) -> list[int]:
 def _distance(old: int, new: int) -> float:
     """Sizes that are no power of two come last: few models and clusters divide by them."""
     return abs(math.log2(new / old)) + (2 if new & (new - 1) else 0)
-
-
-def _dims(member: Member) -> Iterator[Dim]:
-    return (dim for _, dim in _parts(member))
-
-
-def _parts(member: Member) -> Iterator[tuple[str, Dim]]:
-    yield from (("attn", dim) for dim in member.layout.attn)
-    yield from (("ffn", dim) for dim in member.layout.ffn or ())
 
 
 def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:

@@ -3,8 +3,6 @@
 Groups take the lowest free GPU ids from left to right; ids that the string names are set aside first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,16 +57,14 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
             try:
                 room = _room(request, group)
                 findings += run_rules(source, group=group, room=room)
-                group = tuple(_fill(engine, room) if engine.starred else engine for engine in group)
+                group = tuple(
+                    replace(e, sizes={**e.sizes, "dp": room // e.per_replica or None}) if e.starred else e
+                    for e in group
+                )
             except UnknownSize:
                 return request, findings
         groups.append(group)
     return Request(tuple(groups), request.cluster), findings
-
-
-def _fill(engine: Engine, room: int) -> Engine:
-    dp = room // engine.per_replica
-    return replace(engine, sizes={**engine.sizes, "dp": dp}) if dp else engine
 
 
 def _room(request: Request, group: tuple[Engine, ...]) -> int:

@@ -6,6 +6,7 @@ computed when it is asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -20,25 +21,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
+_PLAIN = ("role", "backend", "kind", "text")
 
-DENSE_GROUPS: dict[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "dp-cp": ("dp", "cp"),
-    "pp": ("pp",),
-    "tp-pp": ("tp", "pp"),
-    "tp-cp": ("tp", "cp"),
-    "tp-dp": ("tp", "dp"),
-    "tp-dp-cp": ("tp", "dp", "cp"),
-}
-EXPERT_GROUPS: dict[str, tuple[str, ...]] = {
-    "ep": ("ep",),
-    "etp": ("tp",),
-    "etp-ep": ("tp", "ep"),
-    "etp-ep-pp": ("tp", "ep", "pp"),
-    "edp": ("dp",),
-}
+_DENSE = ("tp", "cp", "dp", "dp-cp", "pp", "tp-pp", "tp-cp", "tp-dp", "tp-dp-cp")
+_EXPERT = ("ep", "etp", "etp-ep", "etp-ep-pp", "edp")
+# The axes of each group, in the dense grid and in the experts', where `tp` is ETP and `dp` is EDP.
+DENSE_GROUPS = {name: tuple(name.split("-")) for name in _DENSE}
+EXPERT_GROUPS = {name: tuple(name.replace("et", "t").replace("ed", "d").split("-")) for name in _EXPERT}
 
 
 class Device(NamedTuple):
@@ -89,6 +78,16 @@ class ParallelSizes:
     edp: int = 1
     vpp: int = 1
 
+    @property
+    def per_replica(self) -> int:
+        """GPUs of one replica: what `dp` multiplies."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def smallest_world(self) -> int:
+        """Fewest GPUs on which both grids fit."""
+        return self.pp * math.lcm(self.tp * self.cp, self.etp * self.ep)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
@@ -118,7 +117,7 @@ class EnginePlan:
     @property
     def world_size(self) -> int:
         """Number of ranks, one per GPU; for servers all replicas together."""
-        return self.sizes.dp * self.sizes.tp * self.sizes.pp * self.sizes.cp
+        return self.sizes.dp * self.sizes.per_replica
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -130,14 +129,13 @@ class EnginePlan:
         """The replicas of a server engine, none for a trainer."""
         if self.kind != SERVER:
             return ()
-        size = self.sizes.tp * self.sizes.pp
+        size = self.sizes.per_replica
         return tuple(ServerPlan(i, self.devices[i * size : (i + 1) * size]) for i in range(self.sizes.dp))
 
     @cached_property
     def dense(self) -> RankGrid:
         """The grid of attention and dense layers (Megatron-LM core/parallel_state.py:859)."""
-        s = self.sizes
-        return RankGrid.from_order(self.order, {"tp": s.tp, "cp": s.cp, "dp": s.dp, "pp": s.pp})
+        return RankGrid.from_order(self.order, asdict(self.sizes) | {"ep": 1})
 
     @cached_property
     def expert(self) -> RankGrid | None:
@@ -153,11 +151,6 @@ class EnginePlan:
         return self.kind == TRAINER and self.sizes.tp > 1
 
     @property
-    def packing_multiple(self) -> int:
-        """What each packed sequence is padded to a multiple of, in tokens: 2·cp·tp with CP, else tp."""
-        return (2 * self.sizes.cp if self.sizes.cp > 1 else 1) * self.sizes.tp
-
-    @property
     def group_names(self) -> tuple[str, ...]:
         """The names that `groups` knows for this engine."""
         expert = tuple(EXPERT_GROUPS) if self.expert else ()
@@ -169,19 +162,13 @@ class EnginePlan:
         `embedding` has the first and last stage of each pipeline, `position-embedding` the first. Raises
         `KeyError` for a name that is not in `group_names`.
         """
-        if name == "embedding":
-            pipelines = self.dense.groups("pp")
-            return pipelines[:, [0, -1]] if self.sizes.pp > 1 else pipelines
-        if name == "position-embedding":
-            return self.dense.groups("pp")[:, :1]
         if name in DENSE_GROUPS:
             return self.dense.groups(*DENSE_GROUPS[name])
-        if self.expert is None:
-            raise KeyError(name)
-        return self.expert.groups(*EXPERT_GROUPS[name])
+        if name in EXPERT_GROUPS and self.expert:
+            return self.expert.groups(*EXPERT_GROUPS[name])
+        return self.dense.groups("pp")[:, {"embedding": [0, -1][: self.sizes.pp], "position-embedding": [0]}[name]]
 
     def all_groups(self) -> dict[str, NDArray[np.int64]]:
-        """Every group by name."""
         return {name: self.groups(name) for name in self.group_names}
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -194,21 +181,15 @@ class EnginePlan:
         return place
 
     def _repr_html_(self) -> str:
-        """How a notebook shows the engine."""
         from allocation.views.html import engine_html
 
         return engine_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The engine as JSON types; GPU ids as `[first, last]` pairs."""
-        return {
-            "role": self.role,
-            "backend": self.backend,
-            "kind": self.kind,
-            "text": self.text,
-            "sizes": asdict(self.sizes),
-            "gpus": [[gpus.start, gpus.stop - 1] for gpus in self.gpus],
-        }
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        gpus = [[gpus.start, gpus.stop - 1] for gpus in self.gpus]
+        return {**fields, "sizes": asdict(self.sizes), "gpus": gpus}
 
 
 @dataclass(frozen=True)
@@ -239,7 +220,6 @@ class Plan:
         return n_gpus(union(engine.gpus for engine in self.engines))
 
     def _repr_html_(self) -> str:
-        """How a notebook shows the plan."""
         from allocation.views.html import plan_html
 
         return plan_html(self)
@@ -249,7 +229,7 @@ class Plan:
         return {
             "version": VERSION,
             "allocation": self.allocation,
-            "cluster": {"n_nodes": self.cluster.n_nodes, "n_gpus_per_node": self.cluster.n_gpus_per_node},
+            "cluster": asdict(self.cluster),
             "order": self.order,
             "groups": [list(group) for group in self.groups],
             "engines": [engine.to_json() for engine in self.engines],
@@ -270,13 +250,6 @@ class Plan:
 
 
 def _engine_from_json(data: Mapping[str, Any], cluster: Cluster, order: str) -> EnginePlan:
-    return EnginePlan(
-        data["role"],
-        data["backend"],
-        data["kind"],
-        data["text"],
-        ParallelSizes(**data["sizes"]),
-        tuple(range(first, last + 1) for first, last in data["gpus"]),
-        cluster.n_gpus_per_node,
-        order,
-    )
+    gpus = tuple(range(first, last + 1) for first, last in data["gpus"])
+    sizes, plain = ParallelSizes(**data["sizes"]), {name: data[name] for name in _PLAIN}
+    return EnginePlan(**plain, sizes=sizes, gpus=gpus, n_gpus_per_node=cluster.n_gpus_per_node, order=order)

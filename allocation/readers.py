@@ -3,8 +3,6 @@
 So a run's YAML has one reader, that of the engine which runs it, and one verdict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points

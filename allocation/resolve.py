@@ -30,20 +30,33 @@ class Backend:
     folds: bool = False
 
 
-BACKENDS = {
-    backend.name: backend
-    for backend in (
-        Backend("megatron", TRAINER, "dptcev", folds=True),
-        Backend("fsdp", TRAINER, "dtc"),
-        Backend("sglang", SERVER, "dtpe"),
-        Backend("vllm", SERVER, "dtp"),
-    )
-}
+_BACKENDS = (
+    Backend("megatron", TRAINER, "dptcev", folds=True),
+    Backend("fsdp", TRAINER, "dtc"),
+    Backend("sglang", SERVER, "dtpe"),
+    Backend("vllm", SERVER, "dtp"),
+)
+BACKENDS = {backend.name: backend for backend in _BACKENDS}
 UNKNOWN_BACKEND = Backend("", TRAINER, "dptcev", folds=True)
 RESERVED = (*BACKENDS, "attn", "ffn")
-ATTN_LETTERS = {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep", "v": "vpp"}
-FFN_LETTERS = {"d": "ffn_dp", "t": "etp", "p": "ffn_pp", "e": "ep"}
+SIZE_OF = {
+    "attn": {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep", "v": "vpp"},
+    "ffn": {"d": "ffn_dp", "t": "etp", "p": "ffn_pp", "e": "ep"},
+}
 DEFAULT_ROLE = {TRAINER: "actor", SERVER: "rollout"}
+
+
+class _Size:
+    """The size of an engine that the attribute is called after, 1 when it was left out. Raises `UnknownSize`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, engine: Engine, owner: type) -> int:
+        value = engine.sizes.get(self.name, 1)
+        if value is None:
+            raise UnknownSize(self.name)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,7 @@ class Engine:
 
     `sizes` maps `dp tp pp cp ep etp vpp` and, where written, `ffn_dp ffn_pp` to a positive integer, or to
     None where the string's own value is unusable; reading such a size raises `UnknownSize`.
-    `written` has the dimension of each size that stands in the string.
+    `written` has the dimension of each size that stands in the string, `dims` every dimension with its part.
     """
 
     node: Member
@@ -61,48 +74,9 @@ class Engine:
     backend: Backend
     sizes: Mapping[str, int | None]
     written: Mapping[str, Dim] = field(repr=False)
+    dims: tuple[tuple[str, Dim], ...] = field(repr=False)
 
-    def size(self, name: str) -> int:
-        """The size `name`, 1 when it was left out. Raises `UnknownSize`."""
-        value = self.sizes.get(name, 1)
-        if value is None:
-            raise UnknownSize(name)
-        return value
-
-    @property
-    def dp(self) -> int:
-        """Data-parallel size; for a server the number of its replicas."""
-        return self.size("dp")
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel size."""
-        return self.size("tp")
-
-    @property
-    def pp(self) -> int:
-        """Pipeline-parallel size."""
-        return self.size("pp")
-
-    @property
-    def cp(self) -> int:
-        """Context-parallel size."""
-        return self.size("cp")
-
-    @property
-    def ep(self) -> int:
-        """Expert-parallel size."""
-        return self.size("ep")
-
-    @property
-    def etp(self) -> int:
-        """Expert-tensor-parallel size."""
-        return self.size("etp")
-
-    @property
-    def vpp(self) -> int:
-        """Virtual pipeline stages per rank."""
-        return self.size("vpp")
+    dp, tp, pp, cp, ep, etp, vpp, ffn_dp, ffn_pp = (_Size() for _ in range(9))
 
     @property
     def per_replica(self) -> int:
@@ -145,7 +119,7 @@ class Engine:
         if name in self.written:
             return str(self.written[name])
         letter = {"etp": "t"}.get(name, name[0])
-        return f"{letter}{self.size(name)} (default)"
+        return f"{letter}{getattr(self, name)} (default)"
 
 
 def resolve(node: Member, source: Source, role: str | None) -> Engine:
@@ -153,25 +127,30 @@ def resolve(node: Member, source: Source, role: str | None) -> Engine:
     backend = BACKENDS.get(node.backend.text) or BACKENDS.get(_guess(node.backend.text), UNKNOWN_BACKEND)
     written: dict[str, Dim] = {}
     sizes: dict[str, int | None] = {}
-    for dims, names in ((node.layout.attn, ATTN_LETTERS), (node.layout.ffn or (), FFN_LETTERS)):
-        for dim in dims:
-            name = names.get(dim.letter)
-            if name is None:
-                continue
-            # A size of 1 says nothing, whether the backend has the dimension or not.
-            usable = (dim.letter in backend.letters or dim.count == "1") and name not in written
-            sizes[name] = count(dim) if usable else None
-            written.setdefault(name, dim)
+    dims = node.layout.dims
+    for part, dim in dims:
+        name = SIZE_OF[part].get(dim.letter)
+        if name is None:
+            continue
+        # A size of 1 says nothing, whether the backend has the dimension or not.
+        usable = (dim.letter in backend.letters or dim.count == "1") and name not in written
+        sizes[name] = count(dim) if usable else None
+        written.setdefault(name, dim)
     if backend is UNKNOWN_BACKEND:
-        sizes = dict.fromkeys((*ATTN_LETTERS.values(), *FFN_LETTERS.values()))
+        sizes = dict.fromkeys(name for names in SIZE_OF.values() for name in names.values())
     if role is None:
         role = node.name.text if node.name else DEFAULT_ROLE[backend.kind]
-    return Engine(node, source, role, backend, sizes, written)
+    return Engine(node, source, role, backend, sizes, written, dims)
 
 
 def count(dim: Dim) -> int | None:
     """The count as a positive integer, None when it is none (or `*`)."""
-    digits = dim.count.lstrip("0")
+    return _number(dim.count)
+
+
+@lru_cache(1024)
+def _number(text: str) -> int | None:
+    digits = text.lstrip("0")
     if not digits.isdecimal() or len(digits) > len(str(LARGEST)):
         return None
     value = int(digits)

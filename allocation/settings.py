@@ -1,7 +1,5 @@
 """What an engine's configuration says beyond the layout, as far as rules need it: Megatron options and batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,27 +8,13 @@
 two differ, so nothing is lost in silence.
 """
 
-from __future__ import annotations
-
 from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl
-from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, has_errors
 from allocation.plan import Plan
 from allocation.rules.registry import run_rules
 
-_SYSTEMS: dict[str, System] = {
-    system.name: system
-    for system in (
-        megatron.SYSTEM,
-        sglang.SYSTEM,
-        areal.SYSTEM,
-        areal.LEGACY,
-        verl.SYSTEM,
-        roll.SYSTEM,
-        siirl.SYSTEM,
-        trinity.SYSTEM,
-    )
-}
+_FIRST = (megatron.SYSTEM, sglang.SYSTEM, areal.SYSTEM, areal.LEGACY)
+_SYSTEMS = {s.name: s for s in (*_FIRST, verl.SYSTEM, roll.SYSTEM, siirl.SYSTEM, trinity.SYSTEM)}
 SYSTEMS: tuple[str, ...] = tuple(_SYSTEMS)
 
 

@@ -4,17 +4,12 @@ Both as in AReaL's allocation reference; the older string also in the spelling w
 parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or megatron when p or e is above 1.
 """
 
-from __future__ import annotations
-
 import re
-from dataclasses import replace
-from typing import Any
-
-import yaml
+from dataclasses import asdict, replace
 
 import allocation.language.reading as language
 from allocation.convert.drafts import Draft, engines, join, names_needed
-from allocation.convert.settings import Reading, Setting
+from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.spelling import normalised, spell
@@ -45,9 +40,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
     if not fields and mode:
         return _legacy(reading, mode), reading.findings
     if not fields:
-        if not reading.findings:
-            reading.report(title="AReaL", expected="a field such as actor.backend, or allocation_mode")
-        return "", reading.findings
+        return reading.nothing("AReaL", "a field such as actor.backend, or allocation_mode")
     groups: dict[str, list[Member]] = {}
     hosts: dict[str, str] = {}
     for role, setting in fields.items():
@@ -87,18 +80,15 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
 
 def _text(groups: list[list[Member]]) -> str:
     """The allocation, with names only where they are needed and without the sizes that are 1, but for `d`."""
-    members = [member for group in groups for member in group]
-    named = names_needed((_role(member), member.backend.text) for member in members)
-    parts = [
-        Group(tuple(Member(m.backend, _shortened(m.layout), Word(_role(m)) if named else None, m.gpus) for m in group))
-        for group in groups
-    ]
-    return spell(normalised(Allocation(tuple(parts))))
+    named = names_needed((_role(member), member.backend.text) for group in groups for member in group)
 
+    def shortened(member: Member) -> Member:
+        attn = member.layout.attn
+        kept = tuple(dim for dim in attn if dim.letter == "d" or dim.count != "1") or attn
+        layout = Layout(kept, member.layout.ffn)
+        return Member(member.backend, layout, Word(_role(member)) if named else None, member.gpus)
 
-def _shortened(layout: Layout) -> Layout:
-    kept = tuple(dim for dim in layout.attn if dim.letter == "d" or dim.count != "1") or layout.attn
-    return Layout(kept, layout.ffn)
+    return spell(normalised(Allocation(tuple(Group(tuple(map(shortened, group))) for group in groups))))
 
 
 def _role(member: Member) -> str:
@@ -114,9 +104,8 @@ def _legacy(reading: Reading, setting: Setting) -> str:
     if len(text) <= LONGEST:
         parts: list[str] = []
         for start, end in language.pieces(text):
-            component = Setting(
-                setting.key, text[start:end].strip(), Source(text, setting.source.key), Span(start, end)
-            )
+            value = text[start:end].strip()
+            component = Setting(setting.key, value, Source(text, setting.source.key), Span(start, end))
             if component.value in _NO_TRAINER:
                 reading.report(unread=component, reason=f"`{component.value}` is no engine with GPUs")
             else:
@@ -138,9 +127,8 @@ def _component(reading: Reading, setting: Setting) -> str:
     backend = match["backend"]
     if backend is None:
         backend = "megatron" if re.search(r"[pe](?!1(?!\d))\d", layout) else "fsdp"
-        reading.report(
-            setting=setting, read_as=f"{backend}:{layout}", reason="AReaL takes this trainer when none is named"
-        )
+        reason = "AReaL takes this trainer when none is named"
+        reading.report(setting=setting, read_as=f"{backend}:{layout}", reason=reason)
     elif backend == "archon":
         reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
         backend = "megatron"
@@ -149,27 +137,19 @@ def _component(reading: Reading, setting: Setting) -> str:
 
 def write(plan: Plan) -> str:
     """YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has them."""
-    chosen = [engine for engine in engines(plan) if engine.role in ROLES]
-    if not chosen:
-        return ""
-    tree: dict[str, Any] = {
-        "cluster": {"n_nodes": plan.cluster.n_nodes, "n_gpus_per_node": plan.cluster.n_gpus_per_node}
-    }
-    for engine in chosen:
-        tree[engine.role] = {"backend": f"{engine.backend}:{spell(_draft(engine).layout)}"}
+    written: dict[str, object] = {"cluster": asdict(plan.cluster)}
+    roles: list[str] = []
+    for engine in engines(plan, ROLES):
+        written[f"{engine.role}.backend"] = f"{engine.backend}:{spell(_draft(engine).layout)}"
         if engine.sizes.vpp > 1:
-            tree[engine.role]["megatron"] = {"virtual_pipeline_parallel_size": engine.sizes.vpp}
+            written[f"{engine.role}.{_VIRTUAL}"] = engine.sizes.vpp
         if engine.kind == "server" and engine.sizes.ep > 1:
-            tree["sglang"] = {"ep_size": engine.sizes.ep}
-        host = next((role for role in _sharing(plan, engine) if role in tree and role != engine.role), None)
-        if host:
-            tree[engine.role]["scheduling_strategy"] = {"type": "colocation", "target": host}
-    text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
-    return text
-
-
-def _sharing(plan: Plan, engine: EnginePlan) -> tuple[str, ...]:
-    return next(group for group in plan.groups if engine.role in group)
+            written["sglang.ep_size"] = engine.sizes.ep
+        sharing = next(group for group in plan.groups if engine.role in group)
+        if host := next((role for role in sharing if role in roles), None):
+            written[f"{engine.role}.scheduling_strategy"] = {"type": "colocation", "target": host}
+        roles.append(engine.role)
+    return dump(written) if roles else ""
 
 
 def _draft(engine: EnginePlan) -> Draft:

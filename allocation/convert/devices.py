@@ -3,8 +3,6 @@
 mapping = term { "+" term } ; term = "[" ints "]" | ["list" "("] "range" "(" ints ")" [")"]
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

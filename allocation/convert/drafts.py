@@ -1,13 +1,12 @@
 """Engines on their way to an allocation string, and how many nodes and GPUs a plan's engines take."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from allocation.compiler import ROLE_ORDER
+from allocation.convert.settings import Reading
 from allocation.gpus import Gpus, n_gpus
 from allocation.language.spelling import dims, gpu_ranges, spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
@@ -36,15 +35,10 @@ class Draft:
         attn |= {"v": s.vpp}
         if s.ep == s.etp == 1:
             return Layout(dims(attn))
-        world, block = s.dp * s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
+        world, block = s.dp * s.per_replica, s.etp * s.ep * s.pp
         derived = {"d": world // block} if world % block == 0 else {}
         ffn = (*dims(derived | {"p": s.pp}), Dim("t", str(s.etp)), Dim("e", str(s.ep)))
         return Layout(dims(attn), ffn)
-
-    def member(self, *, named: bool) -> Member:
-        """The member of the allocation."""
-        name = Word(self.role) if named else None
-        return Member(Word(self.backend), self.layout, name, gpu_ranges(self.gpus))
 
 
 def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
@@ -58,14 +52,29 @@ def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
 def join(groups: Sequence[Sequence[Draft]]) -> str:
     """The allocation of colocated groups."""
     named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
-    return spell(Allocation(tuple(Group(tuple(draft.member(named=named) for draft in group)) for group in groups)))
+
+    def member(draft: Draft) -> Member:
+        return Member(Word(draft.backend), draft.layout, Word(draft.role) if named else None, gpu_ranges(draft.gpus))
+
+    return spell(Allocation(tuple(Group(tuple(map(member, group))) for group in groups)))
 
 
-def engines(plan: Plan, *, kind: str | None = None) -> list[EnginePlan]:
-    """The engines of `plan`, the well-known roles first, of one `kind` only if that is given."""
-    rank = {role: number for number, role in enumerate(ROLE_ORDER)}
-    chosen = [engine for engine in plan.engines if kind in (None, engine.kind)]
-    return sorted(chosen, key=lambda engine: rank.get(engine.role, len(rank)))
+def filled(
+    reading: Reading, role: str, backend: str, sizes: ParallelSizes, n_gpus: int, key: str, gpus: Gpus = ()
+) -> Draft:
+    """The engine with the data parallelism that `n_gpus`, as in `key`, leave; what does not divide is reported."""
+    replica = sizes.per_replica
+    if n_gpus % replica:
+        reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key))
+    return Draft(role, backend, replace(sizes, dp=max(1, n_gpus // replica)), gpus)
+
+
+def engines(
+    plan: Plan, roles: Container[str] | None = None, *, backends: Container[str] = BACKENDS
+) -> list[EnginePlan]:
+    """The engines of `plan` with one of `roles` (None: any) and `backends`, the well-known roles first."""
+    chosen = [e for e in plan.engines if (roles is None or e.role in roles) and e.backend in backends]
+    return sorted(chosen, key=lambda engine: (*ROLE_ORDER, engine.role).index(engine.role))
 
 
 @dataclass(frozen=True, slots=True)

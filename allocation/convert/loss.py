@@ -1,7 +1,5 @@
 """What settings that were written do not say: they are read back, and every difference is a finding."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import allocation.rules.convert as _rules  # noqa: F401  (registers the rules)
@@ -62,10 +60,8 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
 
 def _even(system: System, engines: list[EnginePlan]) -> bool:
     """Whether the system's nodes can give equally many GPUs, where it wants that."""
-    parts = {"none": [], "each": [union([engine.gpus]) for engine in engines], "all": [union(e.gpus for e in engines)]}[
-        system.even
-    ]
-    return all(pool(gpus, engines[0].n_gpus_per_node).even for gpus in parts)
+    together = {"none": [], "each": [[engine] for engine in engines], "all": [engines]}[system.even]
+    return all(pool(union(e.gpus for e in part), engines[0].n_gpus_per_node).even for part in together)
 
 
 def _places(engines: list[EnginePlan]) -> list[list[tuple[int, int, int]]]:

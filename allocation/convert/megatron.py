@@ -4,25 +4,26 @@ Options as in `megatron/training/arguments.py`. Data parallelism is what torchru
 is TP unless it is given.
 """
 
-from __future__ import annotations
+from dataclasses import replace
 
-import math
-
-from allocation.convert.drafts import Draft, engines, join, pool
+from allocation.convert.drafts import engines, filled, join, pool
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.grid import DEFAULT_ORDER
-from allocation.plan import EnginePlan, ParallelSizes, Plan
+from allocation.plan import EnginePlan, Plan
 
 PP_BEFORE_DP = "tp-cp-ep-pp-dp"
-_SIZES = {
-    "tp": "tensor-model-parallel-size",
-    "pp": "pipeline-model-parallel-size",
-    "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size",
-    "etp": "expert-tensor-parallel-size",
+# The names of Megatron-core, which verl, siiRL, Trinity-RFT and ROLL share.
+MEGATRON = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
 }
+_SIZES = {name: key.replace("_", "-") for name, key in MEGATRON.items() if name != "vpp"}
 _NODES, _PROCESSES, _VIRTUAL = "nnodes", "nproc-per-node", "num-virtual-stages-per-pipeline-rank"
 _UNREAD = {
     "use-tp-pp-dp-mapping": f"an allocation has no rank order; give the compiler order={PP_BEFORE_DP!r}",
@@ -36,26 +37,21 @@ _UNREAD = {
 def read(text: str) -> tuple[str, list[Finding]]:
     """The trainer of a Megatron-LM command line."""
     reading = Reading.of_command(text)
-    if not reading.findings and not reading.has(*_SIZES.values(), _PROCESSES):
-        reading.report(title="Megatron-LM", expected="an option such as --tensor-model-parallel-size 2")
-    if reading.findings:
-        return "", reading.findings
-    tp, pp, cp, ep = (reading.size(_SIZES[name]) for name in ("tp", "pp", "cp", "ep"))
-    experts = ep > 1 or reading.has("num-experts")
-    etp = reading.size(_SIZES["etp"], default=tp if experts else 1)
-    smallest = pp * math.lcm(tp * cp, etp * ep)
+    if reading.findings or not reading.has(*_SIZES.values(), _PROCESSES):
+        return reading.nothing("Megatron-LM", "an option such as --tensor-model-parallel-size 2")
+    sizes = reading.sizes(_SIZES)
+    if not reading.find(_SIZES["etp"]) and (sizes.ep > 1 or reading.has("num-experts")):
+        sizes = replace(sizes, etp=sizes.tp)
     world = reading.size(_NODES) * reading.size(_PROCESSES, default=0)
     if not world:
-        reading.report(where="torchrun's --nnodes and --nproc-per-node", smallest=smallest)
-        world = smallest
-    replica = tp * pp * cp
-    if world % replica:
-        reading.report(role="actor", n_gpus=world, replica=replica, setting=reading.find(_PROCESSES))
+        world = sizes.smallest_world
+        reading.report(where="torchrun's --nnodes and --nproc-per-node", smallest=world)
+    draft = filled(reading, "actor", "megatron", sizes, world, _PROCESSES)
     for key, reason in _UNREAD.items():
         if setting := reading.find(key):
             reading.report(unread=setting, reason=reason)
-    sizes = ParallelSizes(tp=tp, pp=pp, cp=cp, dp=world // replica or 1, ep=ep, etp=etp, vpp=_virtual(reading, pp))
-    return join([[Draft("actor", "megatron", sizes)]]), reading.findings
+    draft = replace(draft, sizes=replace(draft.sizes, vpp=_virtual(reading, sizes.pp)))
+    return join([[draft]]), reading.findings
 
 
 def _virtual(reading: Reading, pp: int) -> int:
@@ -70,13 +66,20 @@ def _virtual(reading: Reading, pp: int) -> int:
     return layers // (pp * held)
 
 
+def megatron_config(engine: EnginePlan) -> dict[str, object]:
+    """Every size of a Megatron trainer by the names of Megatron-core."""
+    sizes = {
+        key: getattr(engine.sizes, name) for name, key in MEGATRON.items() if name != "vpp" or engine.sizes.vpp > 1
+    }
+    return {**sizes, "sequence_parallel": engine.sequence_parallel}
+
+
 def write(plan: Plan) -> str:
     """The command line of the plan's Megatron trainer, the actor where there are several."""
-    trainers = [engine for engine in engines(plan, kind="trainer") if engine.backend == "megatron"]
-    return _command(trainers[0]) if trainers else ""
-
-
-def _command(engine: EnginePlan) -> str:
+    trainers = engines(plan, backends=["megatron"])
+    if not trainers:
+        return ""
+    engine = trainers[0]
     gpus, s = pool(engine.gpus, engine.n_gpus_per_node), engine.sizes
     lines = [f"torchrun --{_NODES} {gpus.nodes} --{_PROCESSES} {gpus.per_node} pretrain_gpt.py"]
     lines += [f"    --{option} {getattr(s, name)}" for name, option in _SIZES.items()]

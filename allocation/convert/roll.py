@@ -4,31 +4,24 @@ Keys as in ROLL's configuration guide. A device mapping is Python there; here it
 mappings meet share their GPUs.
 """
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Any
-
-import yaml
 
 from allocation.compiler import Context, judge
 from allocation.convert import devices
-from allocation.convert.drafts import Draft, engines, join
-from allocation.convert.settings import Reading
+from allocation.convert.drafts import Draft, engines, filled, join
+from allocation.convert.megatron import MEGATRON, megatron_config
+from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
-from allocation.convert.verl import MEGATRON, with_data_parallel
 from allocation.diagnostics import Finding
-from allocation.gpus import joined, meet
+from allocation.gpus import joined, meet, n_gpus
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
 _STRATEGIES = {
-    "megatron_train": "megatron",
-    "megatron_infer": "megatron",
-    "fsdp2_train": "fsdp",
-    "fsdp2_infer": "fsdp",
-    "sglang": "sglang",
-    "vllm": "vllm",
-}
+    "megatron_train": "megatron", "megatron_infer": "megatron", "fsdp2_train": "fsdp", "fsdp2_infer": "fsdp",
+    "sglang": "sglang", "vllm": "vllm",
+}  # fmt: skip
 _ULYSSES = "ulysses_size"
 
 
@@ -37,10 +30,10 @@ def read(text: str) -> tuple[str, list[Finding]]:
     reading = Reading.of_config(text)
     drafts = []
     for role, section in ROLES.items():
-        if reading.has(f"{section}.device_mapping"):
-            drafts += _engine(reading, role, section)
-    if not drafts and not reading.findings:
-        reading.report(title="ROLL", expected="a role such as actor_train with its device_mapping")
+        if mapping := reading.find(f"{section}.device_mapping"):
+            drafts += _engine(reading, role, section, mapping)
+    if not drafts:
+        reading.nothing("ROLL", "a role such as actor_train with its device_mapping")
     for key, setting in reading.settings.items():
         section, _, last = key.rpartition(".")
         if last == "device_mapping" and section not in ROLES.values() and setting.value:
@@ -48,13 +41,10 @@ def read(text: str) -> tuple[str, list[Finding]]:
     return (_arranged(drafts) if drafts else ""), reading.findings
 
 
-def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
+def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list[Draft]:
     """The engine of one section, none when its GPUs or its strategy are not understood."""
-    mapping = reading.find(f"{section}.device_mapping")
     strategy_key = f"{section}.strategy_args.strategy_name"
     strategy = reading.find(strategy_key)
-    if mapping is None:
-        return []
     try:
         gpus = devices.parse(mapping.value)
     except ValueError as error:
@@ -75,12 +65,10 @@ def _engine(reading: Reading, role: str, section: str) -> list[Draft]:
     elif backend == "fsdp":
         sizes = ParallelSizes(cp=reading.size(f"{config}.{_ULYSSES}"))
     else:
-        got = {name: reading.size(f"{config}.{key}") for name, key in MEGATRON.items()}
-        if not reading.has(f"{config}.{MEGATRON['etp']}") and got["ep"] > 1:
-            got["etp"] = got["tp"]
-        sizes = ParallelSizes(**got)
-    n_gpus = sum(map(len, gpus))
-    return [Draft(role, backend, with_data_parallel(reading, role, sizes, n_gpus, mapping.key), gpus)]
+        sizes = reading.sizes({name: f"{config}.{key}" for name, key in MEGATRON.items()})
+        if not reading.has(f"{config}.{MEGATRON['etp']}") and sizes.ep > 1:
+            sizes = replace(sizes, etp=sizes.tp)
+    return [filled(reading, role, backend, sizes, n_gpus(gpus), mapping.key, gpus)]
 
 
 def _server(reading: Reading, backend: str, section: str, config: str) -> ParallelSizes:
@@ -113,29 +101,23 @@ def _arranged(drafts: list[Draft]) -> str:
 
 def write(plan: Plan) -> str:
     """YAML with the roles' strategies and device mappings, and the GPUs of a node."""
-    tree: dict[str, Any] = {ROLES[engine.role]: _section(engine) for engine in engines(plan) if engine.role in ROLES}
-    if not tree:
-        return ""
-    text: str = yaml.safe_dump(
-        {"num_gpus_per_node": plan.cluster.n_gpus_per_node, **tree}, sort_keys=False, width=1 << 20
-    )
-    return text
+    tree = {ROLES[engine.role]: _section(engine) for engine in engines(plan, ROLES)}
+    return dump({"num_gpus_per_node": plan.cluster.n_gpus_per_node, **tree}) if tree else ""
 
 
 def _section(engine: EnginePlan) -> dict[str, Any]:
     s = engine.sizes
     worker = {}
+    config: dict[str, object]
     if engine.kind == "server":
         name, config = engine.backend, {"ep_size": s.ep} if s.ep > 1 else {}
         if s.pp > 1:
             config |= {"pp_size": s.pp} if engine.backend == "sglang" else {"pipeline_parallel_size": s.pp}
-        worker = {"num_gpus_per_worker": s.tp * s.pp}
+        worker = {"num_gpus_per_worker": s.per_replica}
     elif engine.backend == "fsdp":
         name, config = "fsdp2_train", {_ULYSSES: s.cp}
     else:
-        name = "megatron_infer" if engine.role == "ref" else "megatron_train"
-        config = {key: getattr(s, name_) for name_, key in MEGATRON.items() if name_ != "vpp" or s.vpp > 1}
-        config["sequence_parallel"] = engine.sequence_parallel
+        name, config = "megatron_infer" if engine.role == "ref" else "megatron_train", megatron_config(engine)
     return {
         "strategy_args": {"strategy_name": name, "strategy_config": config},
         **worker,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import yaml
 
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
+from allocation.plan import ParallelSizes
 from allocation.rules.registry import run_rules
 
 LONGEST = 200_000
@@ -26,6 +28,7 @@ _FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
+_ONES = ParallelSizes()
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
@@ -63,7 +66,7 @@ class Reading:
     @classmethod
     def of_config(cls, text: str) -> Reading:
         """Reads YAML or `key=value` overrides; a text that is neither becomes an error finding."""
-        return cls._of(text, lambda text: _overrides(text) if _FIRST_OVERRIDE.search(text) else _yaml(text))
+        return cls._of(text, _overrides if _FIRST_OVERRIDE.search(text[:LONGEST]) else _yaml)
 
     @classmethod
     def of_command(cls, text: str) -> Reading:
@@ -109,10 +112,6 @@ class Reading:
         setting = self.find(*keys)
         return setting.value if setting else None
 
-    def true(self, *keys: str) -> bool:
-        """Whether the first of the keys that is set is set to true."""
-        return (self.value(*keys) or "").lower() == "true"
-
     def size(self, *keys: str, default: int = 1) -> int:
         """A positive integer; another value is an error finding and counts as the default."""
         setting = self.find(*keys)
@@ -122,6 +121,16 @@ class Reading:
         if not size:
             self.report(size=setting)
         return size or default
+
+    def sizes(self, keys: Mapping[str, str], default: ParallelSizes = _ONES) -> ParallelSizes:
+        """Sizes by the key of each, `default` where a key is not set."""
+        return replace(default, **{name: self.size(key, default=getattr(default, name)) for name, key in keys.items()})
+
+    def nothing(self, title: str, expected: str) -> tuple[str, list[Finding]]:
+        """What reading ends with when no engine was found: no allocation, and why."""
+        if not self.findings:
+            self.report(title=title, expected=expected)
+        return "", self.findings
 
     def _filled(self, value: str) -> str:
         for _ in range(8):
@@ -179,9 +188,21 @@ def _overrides(text: str) -> Iterator[Setting]:
 
 def _options(text: str) -> Iterator[Setting]:
     for match in _OPTION.finditer(_without_comments(text)):
-        span = match.span(2) if match[2] else match.span()
-        key = match[1].replace("_", "-")
-        yield _setting(text, key, _unquoted(match[2]) if match[2] else "true", *span)
+        value = _unquoted(match[2]) if match[2] else "true"
+        yield _setting(text, match[1].replace("_", "-"), value, *match.span(2 if match[2] else 0))
+
+
+def dump(settings: Mapping[str, object]) -> str:
+    """Settings by dotted key as YAML."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        node = tree
+        for name in path:
+            node = node.setdefault(name, {})
+        node[last] = value
+    text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
+    return text
 
 
 def _without_comments(text: str) -> str:
@@ -196,11 +217,9 @@ def _yaml(text: str) -> Iterator[Setting]:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        index = mark.index if mark else 0
+        index, problem = mark.index if mark else 0, getattr(error, "problem", None) or error
         place = _setting(text, "", "", index, index + 1)
-        raise Unreadable(
-            f"this is no YAML: {getattr(error, 'problem', None) or error}", Source(place.source.text), place.span
-        ) from error
+        raise Unreadable(f"this is no YAML: {problem}", Source(place.source.text), place.span) from error
     except RecursionError as error:
         raise Unreadable("this YAML is nested too deeply", Source("")) from error
     if not isinstance(root, yaml.MappingNode):

@@ -4,18 +4,17 @@ Options as in `sglang/srt/server_args.py`. Replicas that a command makes itself 
 `--enable-dp-attention` they are groups inside one server and take no GPUs of their own.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 
 from allocation.convert.drafts import Draft, engines, join
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.gpus import joined
-from allocation.plan import Device, ParallelSizes, Plan, ServerPlan
+from allocation.plan import ParallelSizes, Plan, ServerPlan
 
 _LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
          "ep": "expert-parallel-size"}  # fmt: skip
@@ -29,13 +28,11 @@ def read(text: str) -> tuple[str, list[Finding]]:
     readings = [Reading.of_command(command) for command in re.split(r"(?<!\\)\n|;|&", text)]
     servers = [draft for reading in readings if _launches(reading) for draft in _server(reading)]
     last = readings[-1]
-    if not servers and not any(reading.findings for reading in readings):
-        last.report(title="SGLang", expected="an option such as --tp-size 4")
     if other := next((draft for draft in servers if draft.sizes != servers[0].sizes), None):
         last.report(first=servers[0], other=other)
     findings = [finding for reading in readings for finding in reading.findings]
     if not servers:
-        return "", findings
+        return ("", findings) if findings else last.nothing("SGLang", "an option such as --tp-size 4")
     sizes = replace(servers[0].sizes, dp=len(servers) * servers[0].sizes.dp)
     return join([[Draft("rollout", "sglang", sizes, _placement(servers, sizes))]]), findings
 
@@ -47,10 +44,11 @@ def _launches(reading: Reading) -> bool:
 
 def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
     """GPU ids where the commands say other ones than the compiler would: none when they repeat, as on several nodes."""
+    world = sizes.dp * sizes.per_replica
     if any(not server.gpus for server in servers):
-        return (range(sizes.dp * sizes.tp * sizes.pp),)
+        return (range(world),)
     ids = [gpu for server in servers for gpus in server.gpus for gpu in gpus]
-    if len(set(ids)) < sizes.dp * sizes.tp * sizes.pp or ids == list(range(len(ids))):
+    if len(set(ids)) < world or ids == list(range(len(ids))):
         return ()
     return tuple(joined(range(gpu, gpu + 1) for gpu in ids))
 
@@ -70,7 +68,8 @@ def _server(reading: Reading) -> list[Draft]:
         reading.report(size=reading.find("base-gpu-id"))
         base = 0
     step = reading.size("gpu-id-step")
-    sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if reading.true("enable-dp-attention") else dp)
+    inside = (reading.value("enable-dp-attention") or "").lower() == "true"
+    sizes = ParallelSizes(tp=tp, pp=pp, ep=ep, dp=1 if inside else dp)
     used = min(sizes.dp * tp * pp, MOST_ON_A_NODE) if nodes == 1 else 0
     gpus = tuple(range(gpu, gpu + 1) for gpu in range(base, base + used * step, step))
     return [Draft("rollout", "sglang", sizes, gpus)]
@@ -78,23 +77,18 @@ def _server(reading: Reading) -> list[Draft]:
 
 def write(plan: Plan) -> str:
     """One command for every server (and node of it) of the plan's first SGLang engine."""
-    chosen = [engine for engine in engines(plan, kind="server") if engine.backend == "sglang"]
+    chosen = engines(plan, backends=["sglang"])
     if not chosen:
         return ""
     s = chosen[0].sizes
-    options = "".join(
-        f" --{name}-size {size}"
-        for name, size in (("tp", s.tp), ("pp", s.pp), ("ep", s.ep))
-        if size > 1 or name == "tp"
-    )
-    return "".join(
-        f"python -m sglang.launch_server{options}{place}\n" for server in chosen[0].servers for place in _places(server)
-    )
+    written = {"tp": s.tp} | {name: size for name, size in (("pp", s.pp), ("ep", s.ep)) if size > 1}
+    command = "python -m sglang.launch_server" + "".join(f" --{name}-size {size}" for name, size in written.items())
+    return "".join(f"{command}{place}\n" for server in chosen[0].servers for place in _places(server))
 
 
 def _places(server: ServerPlan) -> list[str]:
     """The options that say where a server runs, one string for every node that it is on."""
-    nodes = [[device.gpu for device in devices] for _, devices in groupby(server.devices, key=_node)]
+    nodes = [[device.gpu for device in devices] for _, devices in groupby(server.devices, key=attrgetter("node"))]
     places = []
     for rank, gpus in enumerate(nodes):
         place = f" --nnodes {len(nodes)} --node-rank {rank}" if len(nodes) > 1 else ""
@@ -102,10 +96,6 @@ def _places(server: ServerPlan) -> list[str]:
         step = gpus[1] - gpus[0] if len(gpus) > 1 else 1
         places.append(place + (f" --gpu-id-step {step}" if step > 1 else ""))
     return places
-
-
-def _node(device: Device) -> int:
-    return device.node
 
 
 SYSTEM = System(

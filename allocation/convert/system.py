@@ -1,7 +1,5 @@
 """What every module of this package offers: one `System`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal

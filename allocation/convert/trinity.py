@@ -3,20 +3,14 @@
 Keys as in Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import Any
-
-import yaml
 
 from allocation.convert import verl
-from allocation.convert.drafts import Draft, engines, join, pool
-from allocation.convert.settings import Reading
+from allocation.convert.drafts import Draft, filled, join
+from allocation.convert.settings import Reading, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
-from allocation.gpus import union
 from allocation.plan import ParallelSizes, Plan
 
 _TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
@@ -35,9 +29,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
     found = [] if mode in _SERVING else list(verl.trainers(reading, dialect))
     served = mode != "train" and reading.has(_MODEL)
     if not reading.settings or not (found or served):
-        if not reading.findings:
-            reading.report(title="Trinity-RFT", expected=f"{_MODEL} or trainer.trainer_config")
-        return "", reading.findings
+        return reading.nothing("Trinity-RFT", f"{_MODEL} or trainer.trainer_config")
     engine_type = reading.find(f"{_MODEL}.engine_type")
     if engine_type and not engine_type.value.startswith("vllm"):
         reading.report(backend=engine_type)
@@ -50,10 +42,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
         reading.report(where=f"{_NODES} and {_GPUS}", smallest=left + taken)
     elif found and left < 1:
         reading.report(role="actor", n_gpus=max(0, left), replica=1, setting=reading.find(_GPUS))
-    trainers = [
-        Draft(role, backend, verl.with_data_parallel(reading, role, sizes, max(1, left), _GPUS))
-        for role, backend, sizes in found
-    ]
+    trainers = [filled(reading, *engine, max(1, left), _GPUS) for engine in found]
     servers = [Draft("rollout", "vllm", rollout)] if served else []
     groups = [[*servers, *trainers]] if mode == "colocate" else [servers, trainers]
     return join([group for group in groups if group]), reading.findings
@@ -72,30 +61,14 @@ def _auxiliary(reading: Reading) -> int:
 
 def write(plan: Plan) -> str:
     """YAML with the cluster, the rollout model and the trainers."""
-    trainer = verl.settings(plan, _TRINITY, own_pool=False)
-    servers = [engine for engine in engines(plan, kind="server") if engine.role == "rollout"]
-    chosen = servers + [engine for engine in engines(plan, kind="trainer") if engine.role in verl.TRAINER_ROLES]
-    if not trainer:
+    servers, trainers = verl.rollouts(plan), verl.trainers_of(plan)
+    if not servers and not trainers:
         return ""
-    gpus = pool(union(e.gpus for e in chosen), plan.cluster.n_gpus_per_node)
-    written: dict[str, object] = {_NODES: gpus.nodes, _GPUS: gpus.per_node}
+    written = verl.counted([*servers, *trainers], _NODES, _GPUS)
     for engine in servers:
         written |= {f"{_MODEL}.engine_type": "vllm", f"{_MODEL}.engine_num": engine.sizes.dp}
         written |= {f"{_MODEL}.tensor_parallel_size": engine.sizes.tp}
-    written |= {key: value for key, value in trainer.items() if key.startswith(_TRINITY.prefix)}
-    text: str = yaml.safe_dump(_nested(written), sort_keys=False)
-    return text
-
-
-def _nested(settings: dict[str, object]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in settings.items():
-        *path, last = key.split(".")
-        node = tree
-        for name in path:
-            node = node.setdefault(name, {})
-        node[last] = value
-    return tree
+    return dump(written | verl.trainer_settings(trainers, _TRINITY))
 
 
 SYSTEM = System(

@@ -3,31 +3,26 @@
 Keys as in `verl/trainer/config/`. siiRL and Trinity-RFT took over the engine settings; what differs is a `Dialect`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from allocation.convert.drafts import Draft, engines, join, pool
+from allocation.convert.drafts import engines, filled, join, pool
+from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.gpus import meet, union
 from allocation.plan import EnginePlan, ParallelSizes, Plan
+from allocation.resolve import SERVER, TRAINER
 
-MEGATRON = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
 _ULYSSES = "ulysses_sequence_parallel_size"
 _ROLLOUT = "actor_rollout_ref.rollout"
 TRAINER_ROLES = {"actor": "actor_rollout_ref.actor", "critic": "critic", "ref": "actor_rollout_ref.ref"}
 _STRATEGIES = {"megatron": "megatron", "fsdp": "fsdp", "fsdp2": "fsdp"}
+# Role, backend and sizes (without `dp`).
+Found = tuple[str, str, ParallelSizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,8 @@ class Dialect:
     """Where a system of this family differs: the place of the engines' settings, and what is left out means.
 
     `etp_follows_tp`: ETP left out is TP, as in Megatron, else 1. `ref_follows_actor`: sizes of the reference that are
-    left out are the actor's, else 1. `rollout_tp`: the rollout's tensor parallelism when it is left out.
+    left out are the actor's, else 1. `rollout_tp`: the rollout's tensor parallelism when it is left out. `own_pool`:
+    the rollout may have GPUs of its own.
     """
 
     title: str
@@ -43,9 +39,10 @@ class Dialect:
     etp_follows_tp: bool = True
     ref_follows_actor: bool = True
     rollout_tp: int = 1
+    own_pool: bool = False
 
 
-def trainers(reading: Reading, dialect: Dialect) -> Iterator[tuple[str, str, ParallelSizes]]:
+def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
     """Role, backend and sizes (without `dp`) of every trainer that the settings speak of."""
     actor = ("fsdp", ParallelSizes())
     for role, place in TRAINER_ROLES.items():
@@ -77,33 +74,16 @@ def _trainer(
         if shards and shards.value != "-1":
             reading.report(unread=shards, reason="an allocation does not say how parameters are sharded")
         return backend, ParallelSizes(cp=reading.size(f"{base}.{_ULYSSES}", default=sizes.cp))
-    got = {
-        name: reading.size(f"{base}.megatron.{key}", default=getattr(sizes, name))
-        for name, key in MEGATRON.items()
-        if name != "etp"
-    }
+    got = reading.sizes({name: f"{base}.megatron.{key}" for name, key in MEGATRON.items()}, sizes)
     # With EP 1 nothing says that the model has experts: ETP is left alone then.
-    follows = got["tp"] if dialect.etp_follows_tp and got["ep"] > 1 else 1
-    if reading.has(f"{base}.megatron.{MEGATRON['etp']}"):
-        got["etp"] = reading.size(f"{base}.megatron.{MEGATRON['etp']}")
-    else:
-        got["etp"] = sizes.etp if sizes.ep > 1 else follows
-    return backend, ParallelSizes(**got)
+    if sizes.ep == 1 and not reading.has(f"{base}.megatron.{MEGATRON['etp']}"):
+        got = replace(got, etp=got.tp if dialect.etp_follows_tp and got.ep > 1 else 1)
+    return backend, got
 
 
-def with_data_parallel(
-    reading: Reading, role: str, sizes: ParallelSizes, n_gpus: int, key: str | None = None
-) -> ParallelSizes:
-    """The sizes with `dp` from the number of GPUs; `key` is the setting to point at when they do not divide."""
-    replica = sizes.tp * sizes.pp * sizes.cp
-    if n_gpus % replica:
-        reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key) if key else None)
-    return replace(sizes, dp=max(1, n_gpus // replica))
-
-
-def smallest_pool(found: list[tuple[str, str, ParallelSizes]]) -> int:
+def smallest_pool(found: list[Found]) -> int:
     """The fewest GPUs on which all of the engines fit together."""
-    return math.lcm(*(s.pp * math.lcm(s.tp * s.cp, s.etp * s.ep) for _, _, s in found), 1)
+    return math.lcm(*(sizes.smallest_world for _, _, sizes in found), 1)
 
 
 def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
@@ -112,27 +92,21 @@ def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
     found = list(trainers(reading, dialect))
     rollout = _rollout(reading, dialect)
     if not reading.settings or not (found or rollout):
-        if not reading.findings:
-            reading.report(title=dialect.title, expected="for example actor_rollout_ref.actor.strategy=megatron")
-        return "", reading.findings
+        return reading.nothing(dialect.title, "for example actor_rollout_ref.actor.strategy=megatron")
     nodes_key, gpus_key = "trainer.nnodes", "trainer.n_gpus_per_node"
     n_gpus = reading.size(nodes_key) * reading.size(gpus_key, default=0)
     own = _own_pool(reading, rollout) if rollout else 0
     if not n_gpus:
         n_gpus = smallest_pool(found + ([] if own or not rollout else [rollout]))
         reading.report(where=f"{nodes_key} and {gpus_key}", smallest=n_gpus)
-    shared = [
-        Draft(role, backend, with_data_parallel(reading, role, sizes, n_gpus, gpus_key))
-        for role, backend, sizes in found
-    ]
+    shared = [filled(reading, *engine, n_gpus, gpus_key) for engine in found]
     if not rollout:
         return join([shared]), reading.findings
-    role, backend, sizes = rollout
-    server = Draft(role, backend, with_data_parallel(reading, role, sizes, own or n_gpus, gpus_key))
+    server = filled(reading, *rollout, own or n_gpus, gpus_key)
     return join([[server], shared] if own and shared else [[server, *shared]]), reading.findings
 
 
-def _rollout(reading: Reading, dialect: Dialect) -> tuple[str, str, ParallelSizes] | None:
+def _rollout(reading: Reading, dialect: Dialect) -> Found | None:
     """Role, backend and sizes (without `dp`) of the rollout, None when the settings do not speak of one."""
     tp_key = f"{_ROLLOUT}.tensor_model_parallel_size"
     if not reading.has(f"{_ROLLOUT}.name", tp_key):
@@ -154,7 +128,7 @@ def _rollout(reading: Reading, dialect: Dialect) -> tuple[str, str, ParallelSize
     return "rollout", backend, ParallelSizes(tp=reading.size(tp_key, default=dialect.rollout_tp), pp=pp, ep=ep)
 
 
-def _own_pool(reading: Reading, rollout: tuple[str, str, ParallelSizes]) -> int:
+def _own_pool(reading: Reading, rollout: Found) -> int:
     """GPUs that the rollout has for itself, 0 when it shares the trainers'."""
     for base in ("rollout", _ROLLOUT):
         nodes, gpus = f"{base}.nnodes", f"{base}.n_gpus_per_node"
@@ -167,66 +141,61 @@ def _own_pool(reading: Reading, rollout: tuple[str, str, ParallelSizes]) -> int:
     return 0
 
 
-def read(text: str) -> tuple[str, list[Finding]]:
-    """The engines of verl's settings."""
-    return reader(_VERL, text)
-
-
-def trainer_settings(engine: EnginePlan, dialect: Dialect) -> Iterator[tuple[str, object]]:
-    """Settings of one trainer, every size written out."""
-    base = dialect.prefix + TRAINER_ROLES[engine.role]
-    yield f"{base}.strategy", engine.backend
-    if engine.backend == "fsdp":
-        yield f"{base}.{_ULYSSES}", engine.sizes.cp
-        return
-    for name, key in MEGATRON.items():
-        size = getattr(engine.sizes, name)
-        if name != "vpp" or size > 1:
-            yield f"{base}.megatron.{key}", size
-    yield f"{base}.megatron.sequence_parallel", engine.sequence_parallel
-
-
-def settings(plan: Plan, dialect: Dialect, *, own_pool: bool) -> dict[str, object]:
-    """Settings of the plan's engines; `own_pool`: the rollout may have GPUs of its own."""
-    chosen = [engine for engine in engines(plan, kind="trainer") if engine.role in TRAINER_ROLES]
-    servers = [engine for engine in engines(plan, kind="server") if engine.role == "rollout"]
-    if not chosen and not servers:
-        return {}
+def trainer_settings(trainers: list[EnginePlan], dialect: Dialect) -> dict[str, object]:
+    """Settings of trainers, every size written out."""
     written: dict[str, object] = {}
-    apart = own_pool and chosen and servers and not meet(union(e.gpus for e in chosen), union(e.gpus for e in servers))
-    per = plan.cluster.n_gpus_per_node
-    shared = pool(union(e.gpus for e in chosen or servers), per)
-    written |= {"trainer.nnodes": shared.nodes, "trainer.n_gpus_per_node": shared.per_node}
-    for engine in chosen:
-        written |= dict(trainer_settings(engine, dialect))
-    for engine in servers:
-        s = engine.sizes
-        written |= {f"{_ROLLOUT}.name": engine.backend, f"{_ROLLOUT}.tensor_model_parallel_size": s.tp}
-        if s.pp > 1:
-            written[f"{_ROLLOUT}.pipeline_model_parallel_size"] = s.pp
-        if s.ep > 1:
-            written[f"{_ROLLOUT}.expert_parallel_size"] = s.ep
-    if apart:
-        own = pool(union(e.gpus for e in servers), per)
-        written |= {"actor_rollout_ref.hybrid_engine": False}
-        written |= {f"{_ROLLOUT}.nnodes": own.nodes, f"{_ROLLOUT}.n_gpus_per_node": own.per_node}
+    for engine in trainers:
+        base = dialect.prefix + TRAINER_ROLES[engine.role]
+        written[f"{base}.strategy"] = engine.backend
+        if engine.backend == "fsdp":
+            written[f"{base}.{_ULYSSES}"] = engine.sizes.cp
+        else:
+            written |= {f"{base}.megatron.{key}": value for key, value in megatron_config(engine).items()}
     return written
 
 
-def lines(written: dict[str, object]) -> str:
-    """Settings as Hydra overrides, one per line."""
+def trainers_of(plan: Plan) -> list[EnginePlan]:
+    """The plan's trainers that have a place here."""
+    return [engine for engine in engines(plan, TRAINER_ROLES) if engine.kind == TRAINER]
+
+
+def rollouts(plan: Plan) -> list[EnginePlan]:
+    """The plan's rollout servers."""
+    return [engine for engine in engines(plan, ["rollout"]) if engine.kind == SERVER]
+
+
+def counted(engines: list[EnginePlan], nodes: str, per_node: str) -> dict[str, object]:
+    """The settings `nodes` and `per_node` for the GPUs of the engines together."""
+    gpus = pool(union(engine.gpus for engine in engines), engines[0].n_gpus_per_node)
+    return {nodes: gpus.nodes, per_node: gpus.per_node}
+
+
+def writer(dialect: Dialect, plan: Plan) -> str:
+    """Hydra overrides, one per line."""
+    chosen, servers = trainers_of(plan), rollouts(plan)
+    if not chosen and not servers:
+        return ""
+    written = counted(chosen or servers, "trainer.nnodes", "trainer.n_gpus_per_node")
+    written |= trainer_settings(chosen, dialect)
+    for engine in servers:
+        s = engine.sizes
+        written |= {f"{_ROLLOUT}.name": engine.backend, f"{_ROLLOUT}.tensor_model_parallel_size": s.tp}
+        written |= {f"{_ROLLOUT}.pipeline_model_parallel_size": s.pp} if s.pp > 1 else {}
+        written |= {f"{_ROLLOUT}.expert_parallel_size": s.ep} if s.ep > 1 else {}
+    if dialect.own_pool and chosen and servers and not meet(*(union(e.gpus for e in es) for es in (chosen, servers))):
+        written |= {"actor_rollout_ref.hybrid_engine": False}
+        written |= counted(servers, f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node")
     return "".join(f"{key}={value}\n" for key, value in written.items())
 
 
-def write(plan: Plan) -> str:
-    """Hydra overrides; a rollout on GPUs of its own gets verl's separate pool."""
-    return lines(settings(plan, _VERL, own_pool=True))
+def system(name: str, dialect: Dialect) -> System:
+    """The system of a dialect whose settings are Hydra overrides and whose trainers share one pool of GPUs."""
+    return System(name, dialect.title, partial(reader, dialect), partial(writer, dialect), _ONE_POOL, even="each")
 
 
-_VERL = Dialect("verl", rollout_tp=2)
-ONE_POOL = {
+_ONE_POOL = {
     "CONVERT-LOSES-ENGINE": "the engines here are actor, rollout, critic and ref",
     "CONVERT-LOSES-SIZE": "data parallelism is what the shared GPUs leave; fsdp has no tensor parallelism here",
     "CONVERT-LOSES-GPUS": "trainers share one pool of GPUs, equally many on every node; ids are Ray's choice",
 }
-SYSTEM = System("verl", "verl", read, write, ONE_POOL, even="each")
+SYSTEM = system("verl", Dialect("verl", rollout_tp=2, own_pool=True))

@@ -3,52 +3,39 @@
 The lexer is contextual: it looks only for what may follow, so `d4` is a name in one place and a dimension in another.
 """
 
-from __future__ import annotations
-
+import re
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, cast
 
 from lark import Lark, TextSlice, Token, Transformer
-from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from allocation.diagnostics import Span
 from allocation.language.syntax import Allocation, Dim, GpuRange, Group, Layout, Member, Word
 
 GRAMMAR = Path(__file__).with_name("grammar.lark")
+_DIM = re.compile(r"([A-Za-z]+)(\*|[0-9]*)")
 
 
+@dataclass(eq=False)
 class Unexpected(Exception):
     """The text stops fitting the grammar at `position`; `expected` are the terminals that would have fitted."""
 
-    def __init__(self, position: int, expected: frozenset[str]) -> None:
-        super().__init__(position, expected)
-        self.position = position
-        self.expected = expected
+    position: int
+    expected: frozenset[str]
 
 
-def parse_allocation(text: str) -> Allocation:
-    """The tree of a whole allocation. Raises `Unexpected`."""
-    return cast("Allocation", _parse(text, "allocation", 0, len(text)))
-
-
-def parse_member(text: str, start: int, end: int) -> Member:
-    """The tree of the member between `start` and `end`, with spans in the whole text. Raises `Unexpected`."""
-    return cast("Member", _parse(text, "member", start, end))
-
-
-def _parse(text: str, rule: str, start: int, end: int) -> Any:
+def parse(text: str, rule: str, start: int, end: int) -> Any:
+    """The node of `rule`, `allocation` or `member`, between `start` and `end`. Raises `Unexpected`."""
     try:
         return _lark().parse(TextSlice(text, start, end), start=rule)
     except UnexpectedInput as error:
-        raise Unexpected(_position(error, end), frozenset(error.interactive_parser.accepts())) from error
-
-
-def _position(error: UnexpectedInput, end: int) -> int:
-    if isinstance(error, UnexpectedToken) and error.token.type != "$END":
-        return cast("int", error.token.start_pos)
-    return cast("int", error.pos_in_stream) if isinstance(error, UnexpectedCharacters) else end
+        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        position = end if ended or error.pos_in_stream is None else error.pos_in_stream
+        raise Unexpected(position, frozenset(error.interactive_parser.accepts())) from error
 
 
 @cache
@@ -92,8 +79,8 @@ class _Nodes(Transformer[Token, Allocation]):
     def dims(self, tokens: list[Token]) -> tuple[Dim, ...]:
         found = []
         for token in tokens:
-            letter = token.rstrip("0123456789*")
-            found.append(Dim(letter, token[len(letter) :], _span(token)))
+            start, _ = _span(token)
+            found += [Dim(m[1], m[2], Span(start + m.start(), start + m.end())) for m in _DIM.finditer(token)]
         return tuple(found)
 
     def gpus(self, ranges: list[GpuRange]) -> tuple[GpuRange, ...]:

@@ -1,13 +1,12 @@
 """Text to syntax tree with findings instead of an exception, and all syntax errors at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from allocation.diagnostics import AllocationError, Finding, Source, Span
-from allocation.language.parser import Unexpected, parse_allocation, parse_member
+from allocation.language import parser
+from allocation.language.parser import Unexpected
 from allocation.language.syntax import Allocation, Group, Member
 from allocation.rules.registry import run_rules
 
@@ -33,7 +32,7 @@ class Failure:
     def whole(self) -> tuple[Span, ...]:
         """The member's span, without the blanks around it."""
         text = self.member
-        return (Span(self.start + len(text) - len(text.lstrip()), max(self.start, self.start + len(text.rstrip()))),)
+        return (Span(self.end - len(text.lstrip()), self.start + len(text.rstrip())),)
 
     @property
     def here(self) -> tuple[Span, ...]:
@@ -46,7 +45,7 @@ def read(source: Source) -> tuple[Allocation, list[Finding]]:
     if findings := run_rules(source, text=source.text):
         return Allocation(()), findings
     try:
-        return parse_allocation(source.text), []
+        return parser.parse(source.text, "allocation", 0, len(source.text)), []
     except Unexpected:
         return _read_members(source)
 
@@ -70,7 +69,7 @@ def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
         if start and source.text[start - 1] == "+":
             groups.append([])
         try:
-            groups[-1].append(parse_member(source.text, start, end))
+            groups[-1].append(parser.parse(source.text, "member", start, end))
         except Unexpected as error:
             failure = Failure(source.text, start, end, error.position, error.expected)
             findings += run_rules(source, failure=failure) or run_rules(source, unexplained=failure)

@@ -1,7 +1,5 @@
 """Tree to text, sizes to tree: the only place that spells allocations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -16,18 +14,11 @@ def spell(node: Allocation | Member | Layout, *, shell: bool = False) -> str:
     if isinstance(node, Allocation):
         return "+".join("|".join(spell(member, shell=shell) for member in group.members) for group in node.groups)
     if isinstance(node, Layout):
-        return _layout(node, shell)
+        attn, ffn = ("".join(map(str, dims)) for dims in (node.attn, node.ffn or ()))
+        return attn if node.ffn is None else f"attn:{attn}/ffn:{ffn}" if shell else f"(attn:{attn}|ffn:{ffn})"
     name = f"[{node.name}]" if node.name else ""
     gpus = "@" + ",".join(map(str, node.gpus)) if node.gpus else ""
-    return f"{node.backend}{name}:{_layout(node.layout, shell)}{gpus}"
-
-
-def _layout(layout: Layout, shell: bool) -> str:
-    attn = "".join(map(str, layout.attn))
-    if layout.ffn is None:
-        return attn
-    ffn = "".join(map(str, layout.ffn))
-    return f"attn:{attn}/ffn:{ffn}" if shell else f"(attn:{attn}|ffn:{ffn})"
+    return f"{node.backend}{name}:{spell(node.layout, shell=shell)}{gpus}"
 
 
 def normalised(tree: Allocation) -> Allocation:

@@ -3,8 +3,6 @@
 Spans do not take part in comparison: two trees are equal when they say the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +62,11 @@ class Layout:
     attn: tuple[Dim, ...]
     ffn: tuple[Dim, ...] | None = None
     span: Span = _span()
+
+    @property
+    def dims(self) -> tuple[tuple[str, Dim], ...]:
+        """Every dimension with its part, `attn` or `ffn`; all are in `attn` unless the layout is folded."""
+        return (*(("attn", dim) for dim in self.attn), *(("ffn", dim) for dim in self.ffn or ()))
 
 
 @dataclass(frozen=True, slots=True)

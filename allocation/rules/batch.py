@@ -1,7 +1,5 @@
 """Rules that need the batch: how a step's sequences come out per rank and micro-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
@@ -14,14 +12,10 @@ _MICROBATCHES = "Megatron-LM core/num_microbatches_calculator.py"
 _SCHEDULES = "Megatron-LM core/pipeline_parallel/schedules.py"
 
 
-def packing_multiple(engine: Engine) -> int:
-    """What a packed sequence is padded to a multiple of, in tokens: 2·c·t with context parallelism, else t."""
-    return (2 * engine.cp if engine.cp > 1 else 1) * engine.tp
-
-
-def _breakdown(batch: BatchSpec) -> str:
-    steps = f" / {batch.n_minibatches} mini-batches" if batch.n_minibatches > 1 else ""
-    return f"{batch.n_prompts} prompts · {batch.n_samples} samples{steps}"
+def _padded(engine: Engine, length: int) -> tuple[int, int]:
+    """What a packed sequence is padded to a multiple of, 2·c·t with CP, else t; and `length` padded."""
+    multiple = (2 * engine.cp if engine.cp > 1 else 1) * engine.tp
+    return multiple, -(-length // multiple) * multiple
 
 
 @rule("ALLOC-BATCH-SIZES", source="a batch counts things")
@@ -46,15 +40,13 @@ def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """Every data-parallel rank trains in every optimizer step: with a fixed micro-batch on equally many
     sequences, with packing on at least one."""
     sequences = batch.sequences // batch.n_minibatches
+    steps = f" / {batch.n_minibatches} mini-batches" if batch.n_minibatches > 1 else ""
+    named = f"{sequences} sequences ({batch.n_prompts} prompts · {batch.n_samples} samples{steps})"
     if batch.micro_batch is not None and sequences % (batch.micro_batch * engine.dp):
-        message = (
-            f"{sequences} sequences ({_breakdown(batch)}) are not divisible by "
-            f"micro-batch {batch.micro_batch} · `{engine.says('dp')}` = {batch.micro_batch * engine.dp}"
-        )
-        yield Problem(message, engine.spans("dp"))
+        product = f"micro-batch {batch.micro_batch} · `{engine.says('dp')}` = {batch.micro_batch * engine.dp}"
+        yield Problem(f"{named} are not divisible by {product}", engine.spans("dp"))
     elif batch.micro_batch is None and sequences < engine.dp:
-        message = f"{sequences} sequences ({_breakdown(batch)}) leave some of `{engine.says('dp')}` without work"
-        yield Problem(message, engine.spans("dp"))
+        yield Problem(f"{named} leave some of `{engine.says('dp')}` without work", engine.spans("dp"))
 
 
 @rule("ALLOC-BATCH-VPP", source=_SCHEDULES, megatron="microbatch_group_size_per_vp_stage")
@@ -86,10 +78,9 @@ def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t.
     Packed sequences are padded to that; unpacked ones have to fit."""
-    multiple = packing_multiple(engine)
-    if batch.micro_batch is not None and batch.max_length and batch.max_length % multiple:
+    multiple, padded = _padded(engine, batch.max_length or 0)
+    if batch.micro_batch is not None and batch.max_length and padded != batch.max_length:
         product = "2·c·t" if engine.cp > 1 else "t"
-        padded = -(-batch.max_length // multiple) * multiple
         message = f"sequences of {batch.max_length} tokens are not a multiple of {product} = {multiple}"
         yield Problem(message, engine.spans("cp", "tp"), f"use {padded} tokens, or pack the sequences")
 
@@ -99,8 +90,7 @@ def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """The longest sequence, padded for packing, must fit in a micro-batch by itself."""
     if batch.max_tokens_per_mb is None or batch.max_length is None or batch.micro_batch is not None:
         return
-    multiple = packing_multiple(engine)
-    padded = -(-batch.max_length // multiple) * multiple
+    multiple, padded = _padded(engine, batch.max_length)
     if padded > batch.max_tokens_per_mb:
         message = f"a sequence of {batch.max_length} tokens is {padded} when padded to a multiple of {multiple}; "
         message += f"max_tokens_per_mb is {batch.max_tokens_per_mb}"

@@ -10,7 +10,7 @@ from allocation.diagnostics import Finding, Problem, Severity
 from allocation.language.spelling import spell
 from allocation.plan import EnginePlan, Plan
 from allocation.resolve import BACKENDS
-from allocation.rules.registry import rule
+from allocation.rules.registry import LANGUAGE, STATE, rule
 
 if TYPE_CHECKING:
     from allocation.convert.drafts import Draft
@@ -22,9 +22,7 @@ _BOTH_WAYS = "what was written is read back and compared"
 
 
 def _at(setting: Setting | None, message: str, help: str | None = None) -> Problem:
-    if setting is None:
-        return Problem(message, (), help)
-    return Problem(message, (setting.span,), help, setting.source)
+    return Problem(message, (setting.span,), help, setting.source) if setting else Problem(message, (), help)
 
 
 @rule("CONVERT-TEXT", source=_PLAIN)
@@ -66,7 +64,7 @@ def setting_there(key: str, near: Setting, help: str | None) -> Iterator[Problem
     yield _at(near, f"`{key}` is missing", help)
 
 
-@rule("CONVERT-BACKEND", source="the allocation language")
+@rule("CONVERT-BACKEND", source=LANGUAGE)
 def backend_known(backend: Setting) -> Iterator[Problem]:
     """What runs an engine must be one of the language's backends."""
     close = get_close_matches(backend.value.lower(), BACKENDS, n=1)
@@ -74,7 +72,7 @@ def backend_known(backend: Setting) -> Iterator[Problem]:
     yield _at(backend, f"an allocation has no backend `{backend.value[:40]}`", help)
 
 
-@rule("CONVERT-READ-AS", source="the allocation language", severity=Severity.WARNING)
+@rule("CONVERT-READ-AS", source=LANGUAGE, severity=Severity.WARNING)
 def read_as_another(setting: Setting, read_as: str, reason: str) -> Iterator[Problem]:
     """A backend that is not named, or that the language lacks but another one resembles, is read as that one."""
     yield _at(setting, f"`{setting.value[:60]}` is read as `{read_as}`: {reason}")
@@ -87,21 +85,20 @@ def gpus_known(where: str, smallest: int) -> Iterator[Problem]:
     yield Problem(f"the number of GPUs is not in this text; {smallest}, the fewest, are taken", (), f"add {where}")
 
 
-@rule("CONVERT-WORLD", source="Megatron-LM core/parallel_state.py:823")
+@rule("CONVERT-WORLD", source=f"{STATE}:823")
 def gpus_divide(role: str, n_gpus: int, replica: int, setting: Setting | None) -> Iterator[Problem]:
     """The GPUs of an engine are a multiple of those of one replica, t·p·c."""
     yield _at(setting, f"`{role}`: {n_gpus} GPUs are no multiple of the {replica} of one replica (t·p·c)")
 
 
-@rule("CONVERT-SERVERS", source="the allocation language")
+@rule("CONVERT-SERVERS", source=LANGUAGE)
 def servers_alike(first: Draft, other: Draft) -> Iterator[Problem]:
     """The servers of one engine have equal sizes."""
-    yield Problem(
-        f"the servers differ: `{spell(first.layout)}` and `{spell(other.layout)}`", (), "convert them one at a time"
-    )
+    message = f"the servers differ: `{spell(first.layout)}` and `{spell(other.layout)}`"
+    yield Problem(message, (), "convert them one at a time")
 
 
-@rule("CONVERT-LOSES-SETTING", source="the allocation language", severity=Severity.WARNING)
+@rule("CONVERT-LOSES-SETTING", source=LANGUAGE, severity=Severity.WARNING)
 def setting_lost(unread: Setting, reason: str) -> Iterator[Problem]:
     """A setting about GPUs that an allocation cannot say."""
     yield _at(unread, f"`{unread.key}` is left out: {reason}")

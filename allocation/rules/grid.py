@@ -1,20 +1,14 @@
 """Every numeric constraint of one engine: one small function each, with its reason and its source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem
 from allocation.grid import AXES
 from allocation.resolve import Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import STATE, rule
 
 
-@rule(
-    "ALLOC-EP-DIVIDES",
-    source="Megatron-LM core/parallel_state.py:880",
-    megatron="expert_model_parallel_size",
-)
+@rule("ALLOC-EP-DIVIDES", source=f"{STATE}:880", megatron="expert_model_parallel_size")
 def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
     """The experts have a grid of their own over the same GPUs: etp·ep·pp must divide their number, and the
     rest is expert data parallelism. The smallest world is pp·lcm(tp·cp, etp·ep)."""
@@ -25,29 +19,25 @@ def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
         yield Problem(message, trainer.spans("ep", "etp", "pp"), help)
 
 
-@rule(
-    "ALLOC-FOLD-DATA",
-    source="Megatron-LM core/parallel_state.py:880: EDP is derived, never an input",
-    megatron="expert_data_parallel_size",
-)
+@rule("ALLOC-FOLD-DATA", source=f"{STATE}:880: EDP is derived, never an input", megatron="expert_data_parallel_size")
 def expert_data_parallel_agrees(trainer: Engine) -> Iterator[Problem]:
     """A `d` in `ffn` asserts the expert-data-parallel size; what it must be follows from the rest."""
     if "ffn_dp" not in trainer.written or trainer.world % trainer.expert_block:
         return
-    written, derived = trainer.size("ffn_dp"), trainer.world // trainer.expert_block
+    written, derived = trainer.ffn_dp, trainer.world // trainer.expert_block
     if written != derived:
         message = f"`d{written}` in ffn, but {trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{derived}"
         yield Problem(message, trainer.spans("ffn_dp"), f"write `d{derived}` or leave d out of ffn")
 
 
-@rule("ALLOC-ORDER", source="Megatron-LM core/parallel_state.py:470", megatron="order")
+@rule("ALLOC-ORDER", source=f"{STATE}:470", megatron="order")
 def order_names_axes(order: str) -> Iterator[Problem]:
     """The rank order names each axis once."""
     if sorted(order.split("-")) != sorted(AXES):
         yield Problem(f"the rank order `{order}` does not name tp, cp, ep, dp and pp once each")
 
 
-@rule("ALLOC-ORDER-PIPELINE", source="Megatron-LM core/parallel_state.py:898", megatron="order")
+@rule("ALLOC-ORDER-PIPELINE", source=f"{STATE}:898", megatron="order")
 def pipeline_order(trainer: Engine, order: str) -> Iterator[Problem]:
     """Both grids must have the same pipeline groups; with pp not last that takes equal DP and EDP."""
     if order.endswith("pp") or trainer.pp == 1 or not trainer.backend.folds or trainer.world % trainer.expert_block:
@@ -58,17 +48,12 @@ def pipeline_order(trainer: Engine, order: str) -> Iterator[Problem]:
         yield Problem(message, trainer.spans("pp", "ep"), "use an order that ends in pp")
 
 
-@rule(
-    "ALLOC-VPP-PIPELINE",
-    source="Megatron-LM core/parallel_state.py:828",
-    megatron="virtual_pipeline_model_parallel_size",
-)
+@rule("ALLOC-VPP-PIPELINE", source=f"{STATE}:828", megatron="virtual_pipeline_model_parallel_size")
 def virtual_stages_need_pipeline(trainer: Engine) -> Iterator[Problem]:
     """Virtual stages interleave a pipeline; without one there is nothing to interleave."""
     if trainer.vpp > 1 and trainer.pp == 1:
-        yield Problem(
-            f"`{trainer.says('vpp')}` needs a pipeline, but p is 1", trainer.spans("vpp", "pp"), "write p2 or more"
-        )
+        message = f"`{trainer.says('vpp')}` needs a pipeline, but p is 1"
+        yield Problem(message, trainer.spans("vpp", "pp"), "write p2 or more")
 
 
 @rule("ALLOC-SERVER-EP", source="SGLang server_args.py: ep_size divides tp_size", megatron=None)

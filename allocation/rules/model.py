@@ -1,25 +1,21 @@
 """Rules that need the model: what must divide what, by the names that the model's config uses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelError, ModelSpec
 from allocation.resolve import Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import CONFIG, rule
 
-_CONFIG = "Megatron-LM core/transformer/transformer_config.py"
 _DIVIDE = "Megatron-LM core/utils.py, divide"
 
 
-def _not_divisible(engine: Engine, name: str, what: str, total: int) -> Problem:
-    return Problem(f"{total} {what} cannot be split by `{engine.says(name)}`", engine.spans(name), _divisors(total))
-
-
-def _divisors(total: int) -> str:
-    values = [str(value) for value in range(1, min(total, 512) + 1) if total % value == 0]
-    return f"it must be one of {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+def _split(total: int, what: str, engine: Engine, name: str) -> Iterator[Problem]:
+    """The problem of a quantity that the engine's size `name` does not divide."""
+    if total % getattr(engine, name):
+        values = [str(value) for value in range(1, min(total, 512) + 1) if total % value == 0]
+        help = f"it must be one of {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
+        yield Problem(f"{total} {what} cannot be split by `{engine.says(name)}`", engine.spans(name), help)
 
 
 @rule("ALLOC-MODEL", source="the model's config.json")
@@ -28,14 +24,13 @@ def model_readable(model_error: ModelError) -> Iterator[Problem]:
     yield Problem(str(model_error))
 
 
-@rule("ALLOC-HEADS", source=f"{_CONFIG}, num_attention_heads", megatron="num_attention_heads")
+@rule("ALLOC-HEADS", source=f"{CONFIG}, num_attention_heads", megatron="num_attention_heads")
 def heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Tensor parallelism gives every rank whole attention heads; so do servers."""
-    if model.heads % engine.tp:
-        yield _not_divisible(engine, "tp", "attention heads", model.heads)
+    return _split(model.heads, "attention heads", engine, "tp")
 
 
-@rule("ALLOC-KV-HEADS", source=f"{_CONFIG}, num_query_groups", megatron="num_query_groups")
+@rule("ALLOC-KV-HEADS", source=f"{CONFIG}, num_query_groups", megatron="num_query_groups")
 def kv_heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """KV heads are split over TP, or each is copied to several ranks: a multiple or a divisor of TP."""
     if not model.latent_attention and model.kv_heads % engine.tp and engine.tp % model.kv_heads:
@@ -52,7 +47,7 @@ def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("tp"))
 
 
-@rule("ALLOC-LINEAR-HEADS", source=f"{_CONFIG}, linear_num_key_heads", megatron="linear_num_key_heads")
+@rule("ALLOC-LINEAR-HEADS", source=f"{CONFIG}, linear_num_key_heads", megatron="linear_num_key_heads")
 def linear_heads_by_tp_cp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Gated-delta-net layers split their key and value heads over tensor and context parallel ranks."""
     for what, heads in (("key", model.linear_key_heads), ("value", model.linear_value_heads)):
@@ -64,32 +59,28 @@ def linear_heads_by_tp_cp(trainer: Engine, model: ModelSpec) -> Iterator[Problem
 @rule("ALLOC-FFN", source=_DIVIDE, megatron="ffn_hidden_size")
 def ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The dense FFN (also of a MoE model's first layers) is split over TP."""
-    if model.ffn % engine.tp and model.expert_ffn != model.ffn:
-        yield _not_divisible(engine, "tp", "FFN columns (intermediate_size)", model.ffn)
+    return _split(model.ffn if model.ffn != model.expert_ffn else 0, "FFN columns (intermediate_size)", engine, "tp")
 
 
 @rule("ALLOC-EXPERT-FFN", source=_DIVIDE, megatron="moe_ffn_hidden_size")
 def expert_ffn_by_etp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Each expert's FFN is split over expert tensor parallelism, which may differ from TP."""
-    if model.expert_ffn % trainer.etp:
-        yield _not_divisible(trainer, "etp", "FFN columns of an expert", model.expert_ffn)
+    return _split(model.expert_ffn, "FFN columns of an expert", trainer, "etp")
 
 
 @rule("ALLOC-SHARED-FFN", source=_DIVIDE, megatron="moe_shared_expert_intermediate_size")
 def shared_ffn_by_tp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Shared experts see every token and stay on the attention grid: TP splits them, not ETP."""
-    if model.shared_ffn % trainer.tp:
-        yield _not_divisible(trainer, "tp", "FFN columns of the shared experts", model.shared_ffn)
+    return _split(model.shared_ffn, "FFN columns of the shared experts", trainer, "tp")
 
 
 @rule("ALLOC-EXPERTS", source="Megatron-LM core/transformer/moe/moe_layer.py", megatron="num_moe_experts")
 def experts_by_ep(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Every expert-parallel rank holds equally many experts."""
-    if model.experts and model.experts % engine.ep:
-        yield _not_divisible(engine, "ep", "experts", model.experts)
+    return _split(model.experts, "experts", engine, "ep")
 
 
-@rule("ALLOC-EP-DENSE", source=f"{_CONFIG}, num_moe_experts", megatron="expert_model_parallel_size")
+@rule("ALLOC-EP-DENSE", source=f"{CONFIG}, num_moe_experts", megatron="expert_model_parallel_size")
 def experts_exist(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """A dense model has no experts to spread."""
     if engine.ep > 1 and not model.experts:
@@ -104,14 +95,14 @@ def folding_needs_experts(trainer: Engine, model: ModelSpec) -> Iterator[Problem
         yield Problem(message, tuple(dim.span for dim in trainer.node.layout.ffn))
 
 
-@rule("ALLOC-ROUTER-GROUPS", source=f"{_CONFIG}, moe_router_num_groups", megatron="moe_router_num_groups")
+@rule("ALLOC-ROUTER-GROUPS", source=f"{CONFIG}, moe_router_num_groups", megatron="moe_router_num_groups")
 def experts_by_router_groups(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Group-limited routing splits the experts into equal groups."""
     if model.experts % model.router_groups:
         yield Problem(f"{model.experts} experts cannot be split into {model.router_groups} router groups")
 
 
-@rule("ALLOC-EXPERT-BIAS", source=f"{_CONFIG}, add_bias_linear", megatron="expert_tensor_parallel_size")
+@rule("ALLOC-EXPERT-BIAS", source=f"{CONFIG}, add_bias_linear", megatron="expert_tensor_parallel_size")
 def expert_bias_needs_etp_1(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Experts with a bias (gpt-oss) cannot be split by expert tensor parallelism."""
     if model.expert_bias and trainer.etp > 1:

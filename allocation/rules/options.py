@@ -1,7 +1,5 @@
 """Rules that need Megatron options: pipeline splits, MoE dispatch, recomputation, optimizer, determinism."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,15 +7,14 @@ from collections.abc import Iterator
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
 from allocation.resolve import Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import CONFIG, STATE, rule
 from allocation.settings import MegatronSettings
 
-_CONFIG = "Megatron-LM core/transformer/transformer_config.py"
 _ARGUMENTS = "Megatron-LM training/arguments.py"
 DISPATCHERS = ("allgather", "alltoall", "flex")
 
 
-@rule("ALLOC-LAYERS", source=f"{_CONFIG}, num_layers", megatron="num_layers")
+@rule("ALLOC-LAYERS", source=f"{CONFIG}, num_layers", megatron="num_layers")
 def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """Stages hold equally many layers, or the first and last say how many and the rest is even. Virtual
     stages divide a rank's layers again."""
@@ -96,16 +93,14 @@ def _expand(text: str) -> list[str] | None:
     return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
 
 
-@rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage",
-      megatron="overlap_p2p_comm")  # fmt: skip
+@rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage", megatron="overlap_p2p_comm")
 def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Without overlapped sends the interleaved schedule needs more than two stages, or it deadlocks."""
     if engine.vpp > 1 and engine.pp == 2 and not settings.overlap_p2p_comm:
         yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
 
 
-@rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py",
-      megatron="sequence_parallel")  # fmt: skip
+@rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py", megatron="sequence_parallel")
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""
     if settings.sequence_parallel and engine.tp == 1:
@@ -121,8 +116,7 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
         yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
 
 
-@rule("ALLOC-DISPATCHER", source=f"{_CONFIG}, moe_token_dispatcher_type",
-      megatron="moe_token_dispatcher_type")  # fmt: skip
+@rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type", megatron="moe_token_dispatcher_type")
 def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
     name = settings.moe_token_dispatcher_type
@@ -136,7 +130,7 @@ def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem
         yield Problem(f"moe_enable_deepep needs the flex dispatcher, not {name}", help="use flex")
 
 
-@rule("ALLOC-RECOMPUTE", source=f"{_CONFIG}, recompute_granularity", megatron="recompute_granularity")
+@rule("ALLOC-RECOMPUTE", source=f"{CONFIG}, recompute_granularity", megatron="recompute_granularity")
 def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
     """Full recomputation says how and how many layers; selective names modules instead."""
     kind, method, layers = settings.recompute_granularity, settings.recompute_method, settings.recompute_num_layers
@@ -152,14 +146,14 @@ def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
         yield Problem(f"{option} is for full recomputation only", help="leave it out")
 
 
-@rule("ALLOC-RECOMPUTE-MOE", source=f"{_CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
+@rule("ALLOC-RECOMPUTE-MOE", source=f"{CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
 def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
     """The old option still works, with a newer name."""
     if settings.moe_layer_recompute:
         yield Problem("moe_layer_recompute is deprecated", help='write recompute_modules ["moe"]')
 
 
-@rule("ALLOC-OPTIMIZER-INSTANCES", source="Megatron-LM core/parallel_state.py, initialize_model_parallel",
+@rule("ALLOC-OPTIMIZER-INSTANCES", source=f"{STATE}, initialize_model_parallel",
       megatron="num_distributed_optimizer_instances")  # fmt: skip
 def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c."""
@@ -176,8 +170,7 @@ def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
         yield Problem("overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce")
 
 
-@rule("ALLOC-DETERMINISTIC-NCCL", source="Megatron-LM training/arguments.py, deterministic_mode",
-      megatron="deterministic_mode")  # fmt: skip
+@rule("ALLOC-DETERMINISTIC-NCCL", source=f"{_ARGUMENTS}, deterministic_mode", megatron="deterministic_mode")
 def deterministic_nccl(settings: MegatronSettings) -> Iterator[Problem]:
     """Deterministic training needs an NCCL algorithm that always adds in the same order."""
     accepted = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")

@@ -1,7 +1,5 @@
 """Rules about GPUs: cluster totals, `d*`, colocation, explicit ids, and servers across nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Problem, Severity, Span
@@ -10,44 +8,42 @@ from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit
 from allocation.plan import Cluster
 from allocation.resolve import SERVER, Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import LANGUAGE, rule
 
-_LANGUAGE = "the allocation language"
 LARGEST_WORLD = 1 << 20
 
 Spans = tuple[Span, ...]
 
 
-@rule("ALLOC-STAR-CLUSTER", source=_LANGUAGE)
+@rule("ALLOC-STAR-CLUSTER", source=LANGUAGE)
 def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
     """`d*` is as many as the cluster leaves, so the cluster must be known."""
-    for group in open_request.groups:
-        if open_request.cluster is None and all(e.starred for e in group) and not any(e.node.gpus for e in group):
-            yield _about(
-                group[0], "`d*` needs to know the cluster", group[0].spans("dp"), "give the cluster, for example 1x8"
-            )
+    for first in _open(open_request) if open_request.cluster is None else ():
+        yield _about(first, "`d*` needs to know the cluster", first.spans("dp"), "give the cluster, for example 1x8")
 
 
-@rule("ALLOC-STAR-TWICE", source=_LANGUAGE)
+@rule("ALLOC-STAR-TWICE", source=LANGUAGE)
 def star_once(open_request: Request) -> Iterator[Problem]:
     """Two groups that both take what is left have no single answer."""
-    open_groups = [g for g in open_request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
-    if len(open_groups) > 1:
+    if len(firsts := _open(open_request)) > 1:
         message = "`d*` stands in two groups; what is left can go to one only"
-        marks = [(group[0], group[0].spans("dp")) for group in (open_groups[1], open_groups[0])]
+        marks = [(engine, engine.spans("dp")) for engine in firsts[1::-1]]
         yield _together(message, marks, "write a number in the other")
 
 
-@rule("ALLOC-STAR-ROOM", source=_LANGUAGE)
+def _open(request: Request) -> list[Engine]:
+    """The first engine of every group that takes what the others leave."""
+    return [g[0] for g in request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
+
+
+@rule("ALLOC-STAR-ROOM", source=LANGUAGE)
 def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
     """At least one replica must fit into what `d*` may take, and replicas are whole."""
     for engine in group:
         if engine.starred and (room == 0 or room % engine.per_replica):
+            needs = f"a multiple of {engine.per_replica}" if room else f"at least {engine.smallest_world}"
             left = f"{room} GPUs are there" if room else "too few GPUs are left"
-            message = f"`{engine.label}` needs a multiple of {engine.per_replica} GPUs for `d*`, but {left}"
-            if not room:
-                message = f"`{engine.label}` needs at least {engine.smallest_world} GPUs for `d*`, but {left}"
-            yield _about(engine, message, engine.spans("dp"))
+            yield _about(engine, f"`{engine.label}` needs {needs} GPUs for `d*`, but {left}", engine.spans("dp"))
 
 
 @rule("ALLOC-WORLD-LIMIT", source="a bound of this compiler, far above any real cluster")
@@ -62,14 +58,13 @@ def world_bounded(sized_request: Request) -> Iterator[Problem]:
 @rule("ALLOC-CLUSTER-SIZE", source="compared here once; workers that wrap around GPUs are the alternative")
 def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
     """All groups together must fit the cluster; colocated members count once."""
-    cluster = request.cluster
+    cluster, help = request.cluster, None
     if cluster is None or sum(needs) <= cluster.n_gpus:
         return
     if len(needs) == 1:
         engine = max(request.groups[0], key=lambda e: e.world)
         asked = f"`{_short(engine.label)}` asks for {_number(needs[0])} GPUs"
         marks = [(engine, engine.spans("dp", "tp", "pp", "cp"))]
-        help = None
     else:
         parts = " + ".join(map(_number, needs[:8])) + (" + …" if len(needs) > 8 else "")
         asked = f"{_number(sum(needs))} GPUs are asked for ({parts})"
@@ -78,7 +73,7 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
     yield _together(f"{asked}, the cluster has {cluster.n_gpus} ({cluster})", marks, help)
 
 
-@rule("ALLOC-COLOCATE-SIZE", source=_LANGUAGE)
+@rule("ALLOC-COLOCATE-SIZE", source=LANGUAGE)
 def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
     """Members joined by `|` run on the same GPUs, so they have equally many unless `@` says which."""
     for group, need in zip(request.groups, needs, strict=True):
@@ -92,7 +87,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 
 
-@rule("ALLOC-GPU-COUNT", source=_LANGUAGE)
+@rule("ALLOC-GPU-COUNT", source=LANGUAGE)
 def ids_match_world(request: Request) -> Iterator[Problem]:
     """Every rank has one GPU: `@` lists exactly as many as the layout has."""
     for engine in request.engines:
@@ -102,7 +97,7 @@ def ids_match_world(request: Request) -> Iterator[Problem]:
             yield _about(engine, message, tuple(r.span for r in engine.node.gpus))
 
 
-@rule("ALLOC-GPU-OUTSIDE", source=_LANGUAGE)
+@rule("ALLOC-GPU-OUTSIDE", source=LANGUAGE)
 def ids_in_cluster(request: Request) -> Iterator[Problem]:
     """A GPU id is below the number of GPUs of the cluster; ids never wrap around."""
     for engine in request.engines:
@@ -112,7 +107,7 @@ def ids_in_cluster(request: Request) -> Iterator[Problem]:
                 yield _about(engine, message, (ids.span,))
 
 
-@rule("ALLOC-GPU-OVERLAP", source=_LANGUAGE)
+@rule("ALLOC-GPU-OVERLAP", source=LANGUAGE)
 def groups_disjoint(request: Request) -> Iterator[Problem]:
     """Groups joined by `+` are on separate GPUs; sharing is said with `|`."""
     named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
@@ -143,15 +138,11 @@ def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | Non
             continue
         if engine.tp > per_node:
             message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node"
-            help = f"take more servers with a t that divides {per_node}"
-            yield _about(engine, message, engine.spans("tp"), help)
+            yield _about(engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}")
         elif split := _first_split(gpus, engine.tp, per_node):
             message = f"tensor-parallel GPUs {split[0]} to {split[-1]} of `{_short(engine.label)}` are on two nodes"
-            help = (
-                f"take a t that divides the {per_node} GPUs of a node"
-                if per_node % engine.tp
-                else "put this engine first"
-            )
+            uneven = per_node % engine.tp
+            help = f"take a t that divides the {per_node} GPUs of a node" if uneven else "put this engine first"
             yield _about(engine, message, engine.spans("tp"), help)
 
 
@@ -172,10 +163,9 @@ def _about(engine: Engine, message: str, spans: Spans, help: str | None = None) 
 
 def _together(message: str, marks: Sequence[tuple[Engine, Spans]], help: str | None = None) -> Problem:
     """A problem of several engines. Spans are kept when one text has them all; else the request's text stands."""
-    sources = {engine.source for engine, _ in marks}
-    if len(sources) > 1:
+    if len({engine.source for engine, _ in marks}) > 1:
         return Problem(message, (), help)
-    return Problem(message, tuple(span for _, spans in marks for span in spans), help, *sources)
+    return _about(marks[0][0], message, tuple(span for _, spans in marks for span in spans), help)
 
 
 def _number(value: int) -> str:

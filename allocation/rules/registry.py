@@ -3,8 +3,6 @@
 A rule is a small generator of `Problem`s with `@rule`; its docstring is the reason that `docs/rules.md` prints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +10,11 @@ from itertools import islice
 from typing import Any
 
 from allocation.diagnostics import Finding, Problem, Severity, Source
+
+# Sources that many rules name.
+LANGUAGE = "the allocation language"
+STATE = "Megatron-LM core/parallel_state.py"
+CONFIG = "Megatron-LM core/transformer/transformer_config.py"
 
 # One rule about one engine: beyond this the text is no allocation, and the answer should stay short.
 MOST_PER_RULE = 20
@@ -65,15 +68,11 @@ class UnknownSize(Exception):
 def run_rules(source: Source, **known: Any) -> list[Finding]:
     """The findings, about `source`, of every rule that needs nothing but what is `known`."""
     findings: list[Finding] = []
-    for entry in _runnable(tuple(known)):
+    for rule in _runnable(tuple(known)):
         try:
-            for problem in islice(entry.check(*map(known.__getitem__, entry.needs)), MOST_PER_RULE):
-                where = problem.source or source
-                findings.append(
-                    Finding(
-                        entry.code, entry.severity, problem.message, where, problem.spans, problem.help, entry.megatron
-                    )
-                )
+            for p in islice(rule.check(*[known[name] for name in rule.needs]), MOST_PER_RULE):
+                where = p.source or source
+                findings.append(Finding(rule.code, rule.severity, p.message, where, p.spans, p.help, rule.megatron))
         except UnknownSize:
             continue
     return findings

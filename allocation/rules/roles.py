@@ -1,13 +1,11 @@
 """Rules about who is who: names, roles, and one engine per config field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem
 from allocation.language.syntax import Allocation, Word
 from allocation.resolve import SERVER, Engine
-from allocation.rules.registry import rule
+from allocation.rules.registry import LANGUAGE, rule
 
 
 @rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")
@@ -27,7 +25,7 @@ def name_agrees_with_field(field: Allocation, role: str) -> Iterator[Problem]:
             yield Problem(f"the engine is called `{member.name}` in the field of `{role}`", (member.name.span,))
 
 
-@rule("ALLOC-NAME-TWICE", source="the allocation language")
+@rule("ALLOC-NAME-TWICE", source=LANGUAGE)
 def names_unique(engines: list[Engine]) -> Iterator[Problem]:
     """A name stands for one engine."""
     first: dict[str, Word] = {}
@@ -37,7 +35,7 @@ def names_unique(engines: list[Engine]) -> Iterator[Problem]:
             yield Problem(f"two engines are called `{name}`", (name.span, first[name.text].span))
 
 
-@rule("ALLOC-NAME-NEEDED", source="the allocation language")
+@rule("ALLOC-NAME-NEEDED", source=LANGUAGE)
 def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
     """A lone trainer is the actor and a lone kind of server the rollout; beyond that names say who is who."""
     for engine in engines:

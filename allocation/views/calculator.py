@@ -3,17 +3,16 @@
 Needs ipywidgets, which nothing else here does.
 """
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 
 import ipywidgets
 
 from allocation.compiler import Result, check
-from allocation.diagnostics import Finding, Severity, render
+from allocation.diagnostics import Severity, render
 from allocation.model_spec import known_models
 from allocation.plan import Cluster
+from allocation.views.words import count
 
 STYLES = {Severity.ERROR: "#c62828", Severity.WARNING: "#b26a00", Severity.NOTE: "#5f6b7a"}
 
@@ -28,22 +27,16 @@ def panel(text: str, *, model: str = "", cluster: str = "") -> str:
     except ValueError as error:
         return _note(str(error), Severity.ERROR)
     result = check(text, model=model.strip() or None, cluster=known)
-    findings = "".join(_finding(finding) for finding in result.findings)
+    findings = "".join(_note(render(finding), finding.severity) for finding in result.findings)
     return _verdict(result, known) + findings + (result.plan._repr_html_() if result.plan else "")
 
 
 def _verdict(result: Result, cluster: Cluster | None) -> str:
     if result.plan is None:
-        errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
-        words = f"not valid: {errors} error{'s' * (errors > 1)}"
+        words = f"not valid: {count(sum(f.severity is Severity.ERROR for f in result.findings), 'error')}"
     else:
-        count = result.plan.n_gpus
-        words = f"{count:,} GPU{'s' * (count > 1)}" + (f" of {cluster.n_gpus:,}" if cluster else "")
+        words = count(result.plan.n_gpus, "GPU") + (f" of {cluster.n_gpus:,}" if cluster else "")
     return f'<div style="font-size:1.5em;font-weight:bold;margin:0.3em 0">{words}</div>'
-
-
-def _finding(finding: Finding) -> str:
-    return _note(render(finding), finding.severity)
 
 
 def _note(text: str, severity: Severity) -> str:
@@ -65,9 +58,8 @@ class Calculator:
             value=model, options=tuple(known_models()), description="model", continuous_update=False,
             placeholder="a name or a config.json; empty: any", **wide,
         )  # fmt: skip
-        self.cluster = ipywidgets.Text(
-            cluster, description="cluster", placeholder="4x8 is four nodes with eight GPUs; empty: any", **wide
-        )
+        hint = "4x8 is four nodes with eight GPUs; empty: any"
+        self.cluster = ipywidgets.Text(cluster, description="cluster", placeholder=hint, **wide)
         self._view = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.allocation, self.model, self.cluster, self._view])
         for field in (self.allocation, self.model, self.cluster):

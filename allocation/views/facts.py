@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allocation.grid import RankGrid
 from allocation.language.reading import parse
+from allocation.language.syntax import Layout
 from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan, Plan
 from allocation.resolve import SERVER
 
@@ -41,6 +42,18 @@ CARRIES = {
 }
 
 
+_EXPERTS = "parts of each layer's experts"
+_SERVER_NOTES = {"dp": "servers", "tp": "parts of each matrix", "pp": "stages of each server", "ep": _EXPERTS}
+_NOTES = {
+    "dp": "copies of the dense layers", "pp": "stages", "tp": "parts of each dense matrix",
+    "cp": "parts of each sequence", "vpp": "model chunks per rank", "ep": _EXPERTS,
+}  # fmt: skip
+_NAMES = {
+    "dp": "data parallel", "pp": "pipeline parallel", "tp": "tensor parallel", "cp": "context parallel",
+    "vpp": "virtual pipeline", "ep": "expert parallel", "etp": "expert tensor parallel", "edp": "expert data parallel",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """One row of the table of sizes: `note` says what the number counts."""
@@ -54,44 +67,27 @@ class Size:
 def sizes(engine: EnginePlan) -> list[Size]:
     """The sizes of an engine in the order of the language's letters, the experts' last."""
     s = engine.sizes
-    if engine.kind == SERVER:
-        rows = [
-            Size("data parallel", "dp", s.dp, "servers"),
-            Size("tensor parallel", "tp", s.tp, "parts of each matrix"),
-            Size("pipeline parallel", "pp", s.pp, "stages of each server"),
-            Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
-        ]
-        return [row for row in rows if row.short in ("dp", "tp") or row.value > 1]
-    rows = [
-        Size("data parallel", "dp", s.dp, "copies of the dense layers"),
-        Size("pipeline parallel", "pp", s.pp, "stages"),
-        Size("tensor parallel", "tp", s.tp, "parts of each dense matrix"),
-        Size("context parallel", "cp", s.cp, "parts of each sequence"),
-        Size("virtual pipeline", "vpp", s.vpp, "model chunks per rank"),
-        Size("expert parallel", "ep", s.ep, "parts of each layer's experts"),
-        Size("expert tensor parallel", "etp", s.etp, _etp_note(engine)),
-        Size(
-            "expert data parallel", "edp", s.edp, f"copies of the experts: {engine.world_size}/({s.etp}·{s.ep}·{s.pp})"
-        ),
-    ]
-    hidden = {"vpp"} if s.vpp == 1 else set()
-    if not has_experts(engine):
-        hidden |= {"ep", "etp", "edp"}
-    if engine.expert is None:
-        hidden |= {"pp"}
-    return [row for row in rows if row.short not in hidden]
+    hidden = {name for name in ("pp", "ep") if getattr(s, name) == 1}
+    notes = _SERVER_NOTES
+    if engine.kind != SERVER:
+        etp = "parts of each expert"
+        if s.tp > 1 and not any(dim.letter == "t" for dim in _layout(engine).ffn or ()):
+            etp += f"; not written: 1, where Megatron's own default is TP ({s.tp})"
+        edp = f"copies of the experts: {engine.world_size}/({s.etp}·{s.ep}·{s.pp})"
+        notes = _NOTES | {"etp": etp, "edp": edp}
+        hidden = {"vpp"} if s.vpp == 1 else set()
+        hidden |= set() if has_experts(engine) else {"ep", "etp", "edp"}
+        hidden |= set() if engine.expert else {"pp"}
+    return [Size(_NAMES[name], name, getattr(s, name), note) for name, note in notes.items() if name not in hidden]
 
 
-def _etp_note(engine: EnginePlan) -> str:
-    layout = next(parse(engine.text).members).layout
-    if engine.sizes.tp == 1 or any(dim.letter == "t" for dim in layout.ffn or ()):
-        return "parts of each expert"
-    return f"parts of each expert; not written: 1, where Megatron's own default is TP ({engine.sizes.tp})"
+def _layout(engine: EnginePlan) -> Layout:
+    return next(parse(engine.text).members).layout
 
 
 def has_experts(engine: EnginePlan) -> bool:
     """Whether the string says anything about experts; without, their grid would only confuse."""
-    return engine.sizes.ep > 1 or next(parse(engine.text).members).layout.ffn is not None
+    return engine.sizes.ep > 1 or _layout(engine).ffn is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +107,8 @@ class Link:
     @property
     def words(self) -> str:
         """Which links the groups use, in words."""
-        if not self.across:
-            return "same node"
-        if not self.same_node:
-            return "across nodes"
-        return f"{self.same_node} same node, {self.across} across"
+        mixed = f"{self.same_node} same node, {self.across} across"
+        return "same node" if not self.across else mixed if self.same_node else "across nodes"
 
 
 def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
@@ -127,34 +120,35 @@ def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
     return {SERVERS: np.arange(engine.world_size).reshape(engine.sizes.dp, -1)}
 
 
+def engines_with(name: str, engines: Sequence[EnginePlan]) -> tuple[EnginePlan, ...]:
+    """The engines that have a group `name`. Raises `KeyError` when none has."""
+    if having := tuple(engine for engine in engines if name in rank_groups(engine)):
+        return having
+    names = dict.fromkeys(known for engine in engines for known in rank_groups(engine))
+    raise KeyError(f"there is no group {name}; there are {', '.join(names)}")
+
+
 def links(engine: EnginePlan) -> list[Link]:
     """One row per kind of group that has more than one rank, without the experts' where there are none."""
     import numpy as np
 
     nodes = np.concatenate([np.arange(gpus.start, gpus.stop) for gpus in engine.gpus]) // engine.n_gpus_per_node
-    rows = []
-    for name, groups in rank_groups(engine).items():
-        if groups.shape[1] > 1 and name not in _hidden(engine):
-            on = nodes[groups]
-            rows.append(Link(name, len(groups), groups.shape[1], int((on == on[:, :1]).all(axis=1).sum())))
-    return rows
+    on = {name: nodes[groups] for name, groups in _used(engine).items()}
+    return [Link(name, len(at), at.shape[1], int((at == at[:, :1]).all(axis=1).sum())) for name, at in on.items()]
 
 
 def groups_of(engine: EnginePlan, rank: int) -> dict[str, list[int]]:
     """The members of every group with company that `rank` is in, by the group's name."""
-    found = {}
-    for name, groups in rank_groups(engine).items():
-        rows = groups[(groups == rank).any(axis=1)]
-        if len(rows) and groups.shape[1] > 1 and name not in _hidden(engine):
-            found[name] = rows[0].tolist()
-    return found
+    rows = {name: groups[(groups == rank).any(axis=1)] for name, groups in _used(engine).items()}
+    return {name: found[0].tolist() for name, found in rows.items() if len(found)}
 
 
-def _hidden(engine: EnginePlan) -> Collection[str]:
-    """Groups that the engine has and nothing uses: FSDP's beyond its own three, the experts' where there are none."""
+def _used(engine: EnginePlan) -> dict[str, NDArray[np.int64]]:
+    """Groups with company that something uses: of FSDP's only three, the experts' only where there are experts."""
+    hidden: Collection[str] = () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
     if engine.backend == "fsdp":
-        return {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
-    return () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
+        hidden = {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
+    return {name: g for name, g in rank_groups(engine).items() if g.shape[1] > 1 and name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +166,7 @@ class RankMap:
 
 def plan_maps(plan: Plan, by: str | None = None) -> list[tuple[EnginePlan, list[RankMap]]]:
     """The maps of every engine; one without a group `by` has its own default. Raises `KeyError` when none has it."""
-    having = [engine for engine in plan.engines if by in rank_groups(engine)]
-    if by is not None and not having:
-        names = dict.fromkeys(name for engine in plan.engines for name in rank_groups(engine))
-        raise KeyError(f"there is no group {by}; there are {', '.join(names)}")
+    having = engines_with(by, plan.engines) if by else ()
     return [(engine, rank_maps(engine, by if engine in having else None)) for engine in plan.engines]
 
 

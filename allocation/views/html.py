@@ -1,7 +1,5 @@
 """Plans for notebooks: the tables as HTML, and the picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """The grids of a plan as one SVG picture: a box per node, a cell per GPU, a colour per group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 
@@ -95,9 +93,8 @@ def _panel(picture: _Picture, engine: EnginePlan, rank_map: RankMap, left: float
         for gpu in range(engine.n_gpus_per_node):
             line, column = divmod(gpu, per_line)
             x = left + PADDING + column * (CELL_WIDTH + GAP)
-            _cell(
-                picture, rank_map, rank_of.get(Device(node, gpu)), x, y + NODE_TITLE + line * (CELL_HEIGHT + GAP), gpu
-            )
+            below = y + NODE_TITLE + line * (CELL_HEIGHT + GAP)
+            _cell(picture, rank_map, rank_of.get(Device(node, gpu)), x, below, gpu)
         y += height + PADDING
     if len(nodes) > MOST_NODES:
         picture.text(left, y + 10, f"… and {len(nodes) - MOST_NODES} more nodes", "node")

@@ -1,7 +1,5 @@
 """An engine and its groups for a terminal, with rich; readable without colour and in 80 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -26,7 +24,10 @@ def explain(plan: Plan, by: str | None = None) -> Group:
     """The whole plan: what each engine is, where it runs, and what its groups use. Raises `KeyError` for `by`."""
     parts: list[RenderableType] = [Text(plan.allocation, "bold"), Text(plan_words(plan))]
     for engine, maps in plan_maps(plan, by):
-        parts += [Text(), Text(engine_words(engine), "bold"), _sizes(engine)]
+        dimensions = _table("dimension", "", "size", "", right=["size"])
+        for row in sizes(engine):
+            dimensions.add_row(row.name, row.short, f"{row.value:,}", row.note)
+        parts += [Text(), Text(engine_words(engine), "bold"), _indented(dimensions)]
         for rank_map in maps:
             parts += [Text(), Text(f"{rank_map.title}: rank and position, one colour per {rank_map.by} group")]
             parts += _map(engine, rank_map)
@@ -43,13 +44,6 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def _indented(table: Table) -> Padding:
     return Padding(table, (0, 0, 0, 2))
-
-
-def _sizes(engine: EnginePlan) -> Padding:
-    table = _table("dimension", "", "size", "", right=["size"])
-    for row in sizes(engine):
-        table.add_row(row.name, row.short, f"{row.value:,}", row.note)
-    return _indented(table)
 
 
 def _map(engine: EnginePlan, rank_map: RankMap) -> list[RenderableType]:

@@ -1,7 +1,5 @@
 """Numbers in words, the same in every view."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allocation.language.spelling import gpu_ranges

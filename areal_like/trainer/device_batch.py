@@ -76,7 +76,7 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         max_seqlen=pack.max_seqlen,
         rows=copied(rows),
         labels=copied(batch.tokens[targets].astype(np.int64)),
-        sequences=copied(np.searchsorted(np.cumsum(batch.lengths), targets, side="right")),
+        sequences=copied(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
         fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
         count=copied(np.array(len(rows), np.int32)),
     )

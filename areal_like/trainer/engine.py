@@ -43,7 +43,7 @@ class TrainEngine(Protocol):
 
         Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
         on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
-        A step whose loss or gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
+        A step whose gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
         stay as they are. Raises ValueError when no token is trained on, and NonFiniteError when more than
         `actor.optimizer.max_skipped_steps` in a row are skipped.
         """

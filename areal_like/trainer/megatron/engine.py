@@ -93,8 +93,8 @@ class MegatronEngine:
                 model.zero_grad_buffer()
             self._optimizer.zero_grad()
             parts = forward_backward(self._wrapped, micro_batches, token_loss)
-            result = means(parts, self.device)  # reading a number waits for the device: all work is launched by now
-            return {**result, **self._step(result["loss"], learning_rate)}
+            update = self._step(learning_rate)
+            return {**means(parts, self.device), **update}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         weights = iter(self._bridge.export(self._models))
@@ -156,20 +156,20 @@ class MegatronEngine:
             group=parallel_state.get_tensor_model_parallel_group(),
         )
 
-    def _step(self, loss: float, learning_rate: float | None) -> dict[str, float]:
+    def _step(self, learning_rate: float | None) -> dict[str, float]:
         """The update, and what is known of it; every rank sees the same numbers and decides alike."""
         if learning_rate is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
         lr = float(self._optimizer.param_groups[0]["lr"])
-        grad_norm = optimizer.step_if_finite(self._optimizer) if math.isfinite(loss) else math.nan
+        grad_norm = optimizer.step_if_finite(self._optimizer)
         finite = math.isfinite(grad_norm)
         self._scheduler.step(1 if finite and learning_rate is None else 0)
         self._skipped = 0 if finite else self._skipped + 1
         if self._skipped > (limit := self._spec.actor.optimizer.max_skipped_steps):
-            what, value = ("gradient norm", grad_norm) if math.isfinite(loss) else ("loss", loss)
             raise NonFiniteError(
-                f"the {what} is {value}; more than {limit} steps in a row were skipped (actor.optimizer.max_skipped_steps)"
+                f"the gradient norm is {grad_norm}; more than {limit} steps in a row were skipped "
+                "(actor.optimizer.max_skipped_steps)"
             )
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -63,13 +64,22 @@ def make_optimizer(models: list[torch.nn.Module], actor: ActorConfig) -> Megatro
 def step_if_finite(optimizer: MegatronOptimizer) -> float:
     """Updates the weights, unless the gradient's norm is inf or nan; returns the norm, the same on every rank.
 
-    Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without.
+    Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without. Its step is
+    stopped where it has measured the norm and changed nothing yet.
     """
-    optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
-    if math.isfinite(norm):
+    measure, norms = optimizer.get_grad_norm, []
+
+    def measured() -> float:
+        norms.append(measure())
+        if not math.isfinite(norms[0]):
+            raise FloatingPointError
+        return norms[0]
+
+    optimizer.get_grad_norm = measured
+    with suppress(FloatingPointError):
         optimizer.step()
-    return norm
+    del optimizer.get_grad_norm
+    return float(norms[0])
 
 
 def schedule_steps(actor: ActorConfig, total_steps: int | None) -> int:

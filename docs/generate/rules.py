@@ -1,14 +1,13 @@
-"""Writes `docs/rules.md`, the list of all rules, from the code: `python -m allocation.rules.page`."""
+"""Writes `docs/rules.md`, the list of all rules, from the code: `python docs/generate/rules.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import allocation  # registers every rule
-import allocation.convert  # and those of conversions
+import allocation.convert  # noqa: F401  (registers the rules of conversions, and with them all others)
 from allocation.rules.registry import RULES, Rule
 
-PAGE = Path(allocation.__file__).parents[1] / "docs" / "rules.md"
+PAGE = Path(__file__).parents[1] / "rules.md"
 
 CHAPTERS = {
     "syntax": "Text and syntax",
@@ -28,7 +27,7 @@ def page() -> str:
     lines = [
         "# Rules of the allocation compiler",
         "",
-        "Generated from `allocation/rules/` by `python -m allocation.rules.page`; do not edit.",
+        "Generated from `allocation/rules/` by `python docs/generate/rules.py`; do not edit.",
         "An error forbids a plan, a warning and a note do not.",
     ]
     for module, title in CHAPTERS.items():
