@@ -1,7 +1,5 @@
 """The command line of a run: `SCRIPT --config FILE [--dry-run] key=value ...`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

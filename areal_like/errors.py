@@ -1,7 +1,5 @@
 """What can end a run, in the user's words; `str()` of each is the whole message."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

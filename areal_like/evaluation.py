@@ -1,7 +1,5 @@
 """Held-out prompts: when they are evaluated, and what the mean reward is."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The gate before the first step: trainer and servers have to compute the same model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

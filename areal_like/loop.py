@@ -8,8 +8,6 @@ Held-out prompts are evaluated beside that, with the version that was just publi
 answer, so that all answers are of one version.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The hub's client is a process of its own, `python -m areal_like.prepare OWNER/NA
 of this process would have to end before Ctrl-C ends the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """`train`: everything is checked, the run is put together on its cluster, and the loop trains."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A value per token always describes the token at its own position: `logprobs[i]` 
 log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Supervised training on reference answers before reinforcement learning, through the same trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Rewards to advantages. Pure functions on numpy arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from areal_like.types import Floats, Ints

@@ -4,8 +4,6 @@ Every array is made once, by joining the trajectories' own; at 512 groups of 16 
 be affordable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter

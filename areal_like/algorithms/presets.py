@@ -1,7 +1,5 @@
 """The algorithms that a configuration can name."""
 
-from __future__ import annotations
-
 from areal_like.algorithms.advantages import group_normalised
 from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo
 from areal_like.algorithms.types import Algorithm

@@ -1,7 +1,5 @@
 """What an algorithm is: a value that the loop, the batch and the loss follow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

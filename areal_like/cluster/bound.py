@@ -3,8 +3,6 @@
 A script of its own, because code between fork and exec is unsafe in a process with threads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

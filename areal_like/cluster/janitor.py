@@ -5,8 +5,6 @@ standard input, which ends when its owner closes it or dies, SIGKILL included; s
 member of the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

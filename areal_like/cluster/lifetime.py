@@ -1,7 +1,5 @@
 """Everything a run leaves on a host, so that it ends with the run: processes, ports, temporary files."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

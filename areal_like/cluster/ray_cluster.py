@@ -1,7 +1,5 @@
 """A Ray cluster to run on: a private one on loopback (`scheduler.type: local`) or an existing one (`ray`)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Which files of /dev/shm a run made: a killed process leaves them, and nothing in them says whose they were."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

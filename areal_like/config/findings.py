@@ -1,7 +1,5 @@
 """Findings about a configuration: `allocation`'s findings, with the YAML line or the command line as the place."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

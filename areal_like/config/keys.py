@@ -1,7 +1,5 @@
 """The schema as dotted keys: what each one holds, for overrides, suggestions and the reference."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin

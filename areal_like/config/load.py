@@ -1,7 +1,5 @@
 """YAML and `key=value` overrides in, a `RunConfig` out, with everything that is wrong with them at once."""
 
-from __future__ import annotations
-
 import re
 import time
 import types

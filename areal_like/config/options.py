@@ -3,8 +3,6 @@
 `requirements/option_tables.py` writes the tables, so that a configuration is checked without importing the library.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

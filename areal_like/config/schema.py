@@ -4,8 +4,6 @@ Names follow AReaL's published configuration where one exists. Every field state
 several fields lives in `preflight/`, so that all of its findings come together.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """What is wrong with the keys and types of a configuration, in a user's words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args

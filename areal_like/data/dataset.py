@@ -3,8 +3,6 @@
 A dataset is a JSONL or Parquet file, `owner/name` on the Hugging Face hub, or `arithmetic`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Whether a question belongs to `train` or `test` is decided by a hash of its text
 question, whatever the seeds and sizes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

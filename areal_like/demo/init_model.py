@@ -3,8 +3,6 @@
 The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test loads the result there.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers of models that are made here: the generated problems' words, or bytes."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What a person watching the run sees: what is under way, and one row per step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 

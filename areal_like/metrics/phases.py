@@ -1,7 +1,5 @@
 """Where a step's time goes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The reward curve as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run leaves behind: numbers per step, checkpoints, the picture, and where each of them lies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Scalars as TensorBoard events, written without torch."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

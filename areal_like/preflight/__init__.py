@@ -5,8 +5,6 @@ takes the configuration that the first let through: machine, model, data, layout
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

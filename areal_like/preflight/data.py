@@ -1,7 +1,5 @@
 """The data of a run, read and tokenised, and what its size and lengths mean for the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from allocation import Finding, Plan, Severity

@@ -1,7 +1,5 @@
 """The run's allocation, compiled, and what the engine asks of it beyond the language."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

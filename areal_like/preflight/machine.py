@@ -1,7 +1,5 @@
 """The machine of a run: packages, GPUs, ports, the run's directory, the Ray cluster. Starts nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

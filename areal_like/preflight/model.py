@@ -1,7 +1,5 @@
 """The model that a run trains, as far as its files tell without loading a weight."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of SGLang and Megatron-core that the configuration sets, against the layout, the model and the device."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A run's YAML for `allocation check FILE`: registered as an entry point, so that the run and the compiler agree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from allocation.readers import FileError, ReadFile

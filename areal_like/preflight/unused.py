@@ -1,7 +1,5 @@
 """Keys that a run would accept and never read, as another key decides: said as warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The weights of a model directory, as far as the headers of its safetensors files tell without reading a tensor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

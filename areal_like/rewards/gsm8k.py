@@ -4,8 +4,6 @@ GSM8K's grader (grade_school_math/dataset.py) takes the number right after `####
 the reference is a plain number and words follow: `18 eggs` is 18, but neither `7/2` nor `7 million` is 7.
 """
 
-from __future__ import annotations
-
 import re
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")

@@ -5,8 +5,6 @@ was killed takes milliseconds. The forkserver starts with the first response tha
 process. It is one for all pools of a process and keeps what the first of them preloaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import multiprocessing

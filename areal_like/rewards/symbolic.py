@@ -4,8 +4,6 @@ Importing this module takes seconds, grammar tables and all; the forkserver of a
 workers.
 """
 
-from __future__ import annotations
-
 import logging
 
 from math_verify import LatexExtractionConfig, parse, verify

@@ -11,8 +11,6 @@ and a step may take finished groups ahead of slow ones only if it holds for what
 at its deadline at the latest, and nothing is ever discarded. With η = 0 this is synchronous training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass
 

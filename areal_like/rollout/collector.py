@@ -1,7 +1,5 @@
 """Keeps groups generating while the trainer trains, and hands out batches that are fresh enough."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field

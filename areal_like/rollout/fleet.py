@@ -6,8 +6,6 @@
 - A server that leaves, or does nothing for `stall_s` although it has requests, gives these back as Unavailable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import itertools

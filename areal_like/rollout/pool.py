@@ -1,7 +1,5 @@
 """All servers of a run as one pool that holds one weight version."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

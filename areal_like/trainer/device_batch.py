@@ -1,7 +1,5 @@
 """One rank's share of packed micro-batches as tensors on its device, a micro-batch at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Environment variables of a trainer rank, read by torch, Transformer Engine and NCCL at their start. No torch here."""
 
-from __future__ import annotations
-
 import os
 
 from areal_like.cluster.lifetime import local_interface

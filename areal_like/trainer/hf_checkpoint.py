@@ -1,7 +1,5 @@
 """Weights under their Hugging Face names: in buckets for the servers, in a directory for everybody else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ Only the rows that are asked for are looked at, a slice of them at a time and ag
 logits and their gradient no tensor of their size exists (151,936 words x 16,384 tokens in float32 would take 10 GB).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -13,8 +13,6 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 6. A micro-batch that no sequence was left for holds one dummy sequence, which is trained on nowhere.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

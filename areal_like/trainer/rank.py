@@ -3,8 +3,6 @@
 The controller imports this to start actors, so torch is imported inside the methods only.
 """
 
-from __future__ import annotations
-
 from socket import socket
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A trainer as the controller sees it: one object whose ranks are Ray actors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

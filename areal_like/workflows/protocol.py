@@ -1,7 +1,5 @@
 """What the collector runs for each prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 
 from areal_like.types import Ints, Prompt, Trajectory

@@ -1,7 +1,5 @@
 """A prompt, n samples, a reward for each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -12,6 +12,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat")
 jupyter_client = pytest.importorskip("jupyter_client")
 nbclient = pytest.importorskip("nbclient")
+run_sync = pytest.importorskip("jupyter_core.utils").run_sync
 calculators = pytest.importorskip("allocation.views.calculator")
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,11 @@ def executed():
     place = {"metadata": {"path": str(ROOT)}}
     with TemporaryDirectory() as sockets:  # they would stay in the working directory
         kernel = jupyter_client.AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/ipc")
-        return nbclient.NotebookClient(notebook, km=kernel, timeout=900, record_timing=False, resources=place).execute()
+        client = nbclient.NotebookClient(notebook, km=kernel, timeout=900, record_timing=False, resources=place)
+        try:
+            return client.execute()
+        finally:
+            run_sync(kernel.shutdown_kernel)(now=True)  # the client ends only kernels that it started itself
 
 
 def answers(notebook):

@@ -7,8 +7,6 @@ attention, sliding windows) is left to SGLang's loop, and so is a long prompt: a
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """One SGLang server over HTTP (0.5.17's endpoints)."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -11,8 +11,6 @@ port. Where there is no CUDA, SGLang's CPU path is made to start, and to start q
 SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory and removes that.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.machinery
 import multiprocessing

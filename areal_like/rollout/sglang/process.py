@@ -1,7 +1,5 @@
 """One SGLang server: its command line, and the Ray actor that starts it and notices its end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of model, optimizer and schedule that any other layout can load (Megatron's dist_checkpointing)."""
 
-from __future__ import annotations
-
 import queue
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """Packed micro-batches through Megatron's forward-backward schedules: one rank, a pipeline, a virtual pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Megatron's data parallelism, optimizer and learning-rate schedule, from the config's names."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 

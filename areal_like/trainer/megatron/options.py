@@ -1,7 +1,5 @@
 """Which fields of Megatron-core's TransformerConfig a run sets, and which of them a user may."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Means over all tokens that a step trained on, known to every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

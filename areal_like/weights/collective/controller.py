@@ -1,7 +1,5 @@
 """Weights by broadcast: buckets of tensors through one process group of trainer rank 0 and every server rank."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field

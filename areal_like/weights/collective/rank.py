@@ -1,7 +1,5 @@
 """The trainer's end of the weight update group; imported by trainer ranks only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta

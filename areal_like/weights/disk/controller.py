@@ -1,7 +1,5 @@
 """Weights over a directory that trainer and servers share: a Hugging Face checkpoint per version, removed when read."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from dataclasses import dataclass

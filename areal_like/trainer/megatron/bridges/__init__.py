@@ -1,7 +1,5 @@
 """Libraries that convert between Hugging Face and Megatron, behind one protocol; each is imported only when chosen."""
 
-from __future__ import annotations
-
 import json
 
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource

@@ -1,7 +1,5 @@
 """Building one rank's model chunks from a bridge's provider, as Megatron-LM's `training.get_model` does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Rotary frequencies are transformers' own for every `rope_type`. YaRN's factor on
 alike, so it goes, squared, into the softmax's scale: Transformer Engine's rotary kernel for packed sequences drops it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Importing libraries that change more than they should, or that want more than there is."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """mbridge (https://github.com/ISEEKYAN/mbridge) behind the Bridge protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

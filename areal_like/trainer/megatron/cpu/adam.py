@@ -4,8 +4,6 @@ Those keep the step count in the parameter group. torch's own keeps it per param
 optimizer's checkpoint (`KeyError: step`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ So a model has the same layers, weight names and checkpoint layout on CPU and GP
 Megatron's own local layers will not do: they know neither packed sequences nor context parallelism.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
