@@ -9,7 +9,7 @@ import numpy as np
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.types import Prompt
+from areal_like.types import Prompt, Reward
 from areal_like.workflows.protocol import Score
 
 PROMPTS_PER_REQUEST = 64
@@ -41,12 +41,12 @@ class Evaluator:
         starts = range(0, len(self.prompts), PROMPTS_PER_REQUEST)
         parts = [self.prompts[start : start + PROMPTS_PER_REQUEST] for start in starts]
         judged = await asyncio.gather(*map(self._rewards, parts))
-        rewards = [reward for part in judged for (reward,) in part if reward is not None]
+        rewards = [reward.value for part in judged for (reward,) in part if reward.value is not None]
         if not rewards:
             raise RewardsMissing(len(self.prompts), "evaluation")
         return float(np.mean(rewards))
 
-    async def _rewards(self, prompts: Sequence[Prompt]) -> list[Sequence[float | None]]:
+    async def _rewards(self, prompts: Sequence[Prompt]) -> list[Sequence[Reward]]:
         responses = await self.pool.generate([prompt.tokens for prompt in prompts], self.sampling)
         pairs = zip(prompts, responses, strict=True)
         return await asyncio.gather(*(self.score(prompt, [response.tokens]) for prompt, response in pairs))

@@ -25,7 +25,7 @@ from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Ints, Prompt
+from areal_like.types import Ints, Prompt, Reward
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.protocol import Score
@@ -155,8 +155,8 @@ def _parts(
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:
-    async def score(prompt: Prompt, responses: Sequence[Ints]) -> list[float | None]:
+    async def score(prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
         texts = [job.tokenizer.decode(response.tolist()) for response in responses]
-        return await rewards.score(texts, [prompt.answer] * len(texts))
+        return [Reward(value) for value in await rewards.score(texts, [prompt.answer] * len(texts))]
 
     return score

@@ -27,12 +27,22 @@ class FinishReason(StrEnum):
 class Prompt:
     """One dataset row, ready to be generated from.
 
-    `sample_id` is the row's number in the dataset; `answer` is the row's reference answer.
+    `sample_id` is the row's number in the dataset, `row` the row with all of its columns, `answer` its reference answer
+    ("" where it has none). `tokens` are the prompt as it is generated from.
     """
 
     sample_id: int
     tokens: Sequence[int]
-    answer: str
+    answer: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a response is worth: `value`, None where it is missing, and named parts, which are recorded beside it."""
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Trajectory:
     Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`. `versions` is the weight version that generated each token,
     and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
     are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
-    (a timed-out or crashed verifier).
+    (a timed-out or crashed verifier); `reward_parts` are recorded beside it.
     """
 
     sample_id: int
@@ -52,6 +62,7 @@ class Trajectory:
     versions: Ints
     finish_reason: FinishReason
     reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def generated(self) -> NDArray[np.bool]:

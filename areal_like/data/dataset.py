@@ -202,7 +202,7 @@ def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Recor
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
             raise _row_error(config, row, "path", problem, f"{remedy}, such as `bytes`")
-    return Prompt(sample_id=row, tokens=tokens, answer=answer)
+    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record)
 
 
 def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:

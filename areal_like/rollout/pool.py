@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -123,6 +123,22 @@ class ServerPool:
                 if len(causes) == MOST_TRIES:
                     raise ServerError(f"a request failed {MOST_TRIES} times:\n  " + "\n  ".join(causes)) from error
         return responses
+
+    async def sample(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        priority: int = 0,
+        session: Hashable | None = None,
+    ) -> Response:
+        """Generate one response; requests of one `session` go to one server while that lives, which keeps their prefix.
+
+        Raises as `generate` does.
+        """
+        (response,) = await self.generate([tokens], sampling, None if seed is None else [seed], priority)
+        return response
 
     async def _prefill_shared(self, member: Member, inputs: Sequence[Ints]) -> None:
         """Have the server cache what several inputs are equal to: arriving together, each of them would prefill it."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from areal_like.types import Ints, Prompt, Trajectory
+from areal_like.types import Ints, Prompt, Reward, Trajectory
 
 type Workflow = Callable[[Prompt, int], Awaitable[list[Trajectory]]]
 """From a prompt and its group's id to the group's trajectories. A smaller id is an older group, to be served first."""
 
-type Score = Callable[[Prompt, Sequence[Ints]], Awaitable[Sequence[float | None]]]
-"""One reward for each response to a prompt, or None where it is missing."""
+type Score = Callable[[Prompt, Sequence[Ints]], Awaitable[Sequence[Reward]]]
+"""One reward for each response to a prompt, all of one group."""

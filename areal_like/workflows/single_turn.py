@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.types import FinishReason, Prompt, Trajectory
+from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.protocol import Score
 
 
@@ -34,7 +34,7 @@ def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
     return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
 
 
-def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float | None) -> Trajectory:
+def trajectory(prompt: Prompt, group_id: int, response: Response, reward: Reward) -> Trajectory:
     """Join a prompt and one response to it."""
     start = len(prompt.tokens)
     return Trajectory(
@@ -44,5 +44,6 @@ def trajectory(prompt: Prompt, group_id: int, response: Response, reward: float 
         logprobs=np.concatenate([np.zeros(start, np.float32), response.logprobs]),
         versions=np.concatenate([np.full(start, -1, np.int32), response.versions]),
         finish_reason=response.finish_reason or FinishReason.LENGTH,
-        reward=reward,
+        reward=reward.value,
+        reward_parts=reward.parts,
     )

@@ -21,7 +21,7 @@ from areal_like.loop import Parts, mean, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
+from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Reward, Trajectory
 
 LIMIT_S = 120  # hung
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
@@ -96,8 +96,8 @@ class HeldOut:
         self._stage.did.append("evaluated")
         return [Response([1], [-1.0], [0], FinishReason.STOP) for _ in prompts]
 
-    async def score(self, prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[float | None]:
-        return [0.75]
+    async def score(self, prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[Reward]:
+        return [Reward(0.75)]
 
 
 async def train(stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None) -> Notes:

@@ -1,0 +1,56 @@
+"""A user's own code is found by name, in a file or a package, and what is wrong with it is told by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_like.user_code import UserCodeError, absolute, load_object
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_is_run_once_and_finds_what_lies_beside_it(tmp_path):
+    write(tmp_path / "beside_it.py", "unit = 2\n")
+    file = write(tmp_path / "own.py", "from beside_it import unit\ndef double(x): return unit * x\nother = double(3)\n")
+    assert load_object(f"{file}:double")(4) == 8
+    assert load_object(f"{file}:other") == 6
+
+
+def test_a_module_is_imported():
+    assert load_object("json:dumps")([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        ("def score(:\n", "score", "line 1: "),
+        ("\nimport not_there\n", "score", "line 2: ModuleNotFoundError: No module named 'not_there'"),
+        ("raise SystemExit(3)\n", "score", "line 1: SystemExit: 3"),
+        ("def scor(): ...\n", "score", "has no 'score'; it has scor"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(tmp_path, text, name, told):
+    file = write(tmp_path / f"wrong{abs(hash(text))}.py", text)
+    with pytest.raises(UserCodeError, match=r"wrong\d+\.py") as caught:
+        load_object(f"{file}:{name}")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["score", "missing.py:score", "no.such.package:score", "json:not a name", ":x"])
+def test_what_names_nothing_is_refused(reference):
+    with pytest.raises(UserCodeError):
+        load_object(reference)
+
+
+def test_a_reference_survives_another_working_directory(tmp_path, monkeypatch):
+    write(tmp_path / "here.py", "value = 7\n")
+    monkeypatch.chdir(tmp_path)
+    reference = absolute("here.py:value")
+    monkeypatch.chdir("/")
+    assert load_object(reference) == 7
+    assert absolute("json:dumps") == "json:dumps"
