@@ -2,13 +2,15 @@
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_ARGS ?= tests
+PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test lint format lock clean
+.PHONY: help setup setup-gpu demo test test-long lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
 	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
+	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
 
@@ -29,7 +31,10 @@ demo: setup
 	@$(RUN) python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml $(ARGS)
 
 test: $(VENV)/.dev-installed
-	@$(RUN) OMP_NUM_THREADS=1 python -m pytest $(PYTEST_ARGS)
+	@$(RUN) $(PYTEST) -m 'not long' $(PYTEST_ARGS)
+
+test-long: $(VENV)/.dev-installed
+	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
 	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed

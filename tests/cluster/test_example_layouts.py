@@ -20,6 +20,7 @@ from areal_like.config.load import load
 from areal_like.config.schema import SchedulerConfig
 from areal_like.preflight.layout import find_plan
 
+pytestmark = pytest.mark.long
 EXAMPLES = sorted((ROOT / "examples/math").glob("*.yaml"))
 FIRST = 10  # the id of each node's first GPU, so that an id is not an index
 

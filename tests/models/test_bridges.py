@@ -24,6 +24,7 @@ from areal_like.trainer.megatron.bridges import support
 from areal_like.trainer.megatron.bridges.support import BRIDGES, bridge_problems
 
 REGISTRY = runpy.run_path(str(Path(__file__).parents[2] / "requirements/bridge_registry.py"))
+pytestmark = pytest.mark.long
 TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' original lengths
 ONE = ParallelSizes()
