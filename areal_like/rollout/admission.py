@@ -8,7 +8,10 @@ the version that the next step trains and d[0] <= d[1] <= ... the deadlines of t
 
 so training in order of deadline always meets every deadline. A group starts only if the invariant still holds with it,
 and a step may take finished groups ahead of slow ones only if it holds for what stays. Hence a slow group delays a step
-at its deadline at the latest, and nothing is ever discarded. With η = 0 this is synchronous training.
+at its deadline at the latest, and nothing is ever discarded for its age. With η = 0 this is synchronous training.
+
+A group that the algorithm does not want (`drop`) leaves its place to a new one: what waits behind it moves up, which
+only loosens the invariant.
 """
 
 from collections.abc import Container
@@ -48,6 +51,13 @@ class Admission:
         admitted = Admitted(group_id, self.published + self.max_staleness)
         self._waiting.append(admitted)
         return admitted
+
+    def drop(self, group_id: int) -> None:
+        """A group will not be trained on; raises KeyError where it does not wait."""
+        rest = [group for group in self._waiting if group.group_id != group_id]
+        if len(rest) == len(self._waiting):
+            raise KeyError(group_id)
+        self._waiting = rest
 
     def take(self, finished: Container[int]) -> list[int] | None:
         """Ids of the next batch, oldest first, or None while it has to wait for more groups to finish."""

@@ -1,7 +1,7 @@
 """Keeps groups generating while the trainer trains, and hands out batches that are fresh enough."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.rollout.admission import Admission
@@ -13,8 +13,10 @@ from areal_like.workflows.protocol import Workflow
 class Collector:
     """A workflow for each of `groups` prompts, as many at once as the staleness bound and `max_groups` admit.
 
-    Every admitted group is handed out exactly once. Groups run as tasks of `tasks`, so the first one that fails
-    ends the run.
+    Every admitted group is handed out exactly once, unless `keeps` says no to it: then another one takes its place.
+    After `max_drops` groups in a row that were not kept all are, until one would be kept anyway, so that a policy
+    that always does the same still ends its run. Groups run as tasks of `tasks`, so the first one that fails ends the
+    run.
     """
 
     prompts: Iterator[Prompt]
@@ -23,7 +25,11 @@ class Collector:
     admission: Admission
     max_groups: int | None
     tasks: asyncio.TaskGroup
-    tokens_generated: int = field(default=0, init=False)  # in the trajectories of finished groups
+    keeps: Callable[[Sequence[Trajectory]], bool] | None = None
+    max_drops: int = 0
+    dropped: int = field(default=0, init=False)  # groups that were not kept
+    tokens_generated: int = field(default=0, init=False)  # in the trajectories of finished groups, dropped ones too
+    _drops_in_row: int = field(default=0, init=False)
     _started: int = field(default=0, init=False)
     _running: int = field(default=0, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
@@ -45,7 +51,9 @@ class Collector:
         self._fill()
 
     def _fill(self) -> None:
-        while self._started < self.groups and self.admission.capacity and self._running != self.max_groups:
+        while (
+            self._started - self.dropped < self.groups and self.admission.capacity and self._running != self.max_groups
+        ):
             group_id, prompt = self._started, next(self.prompts)
             self.admission.start(group_id)
             self._started += 1
@@ -54,8 +62,19 @@ class Collector:
 
     async def _run(self, group_id: int, prompt: Prompt) -> None:
         trajectories = await self.workflow(prompt, group_id)
-        self._finished[group_id] = trajectories
         self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
         self._running -= 1
+        if self._is_dropped(trajectories):
+            self.dropped += 1
+            self.admission.drop(group_id)
+        else:
+            self._finished[group_id] = trajectories
         self._progress.set()
         self._fill()
+
+    def _is_dropped(self, trajectories: Sequence[Trajectory]) -> bool:
+        if self.keeps is None or self.keeps(trajectories):
+            self._drops_in_row = 0
+            return False
+        self._drops_in_row += 1
+        return self._drops_in_row <= self.max_drops

@@ -50,6 +50,61 @@ def test_no_group_is_trained_after_its_bound_and_none_is_lost(batch_size, max_st
     assert len(trained) == len(set(trained)) == steps * batch_size
 
 
+@given(
+    batch_size=st.integers(1, 4),
+    max_staleness=st.integers(0, 3),
+    steps=st.integers(1, 8),
+    seed=st.integers(0, 10**6),
+    dropped_share=st.floats(0, 0.9),
+)
+def test_a_dropped_group_leaves_its_place_to_a_new_one_that_is_as_fresh(
+    batch_size, max_staleness, steps, seed, dropped_share
+):
+    """Batches stay complete, nothing is trained after its bound, and what is dropped is never trained."""
+    rng = random.Random(seed)
+    admission = Admission(batch_size, max_staleness)
+    started_at, running, finished, dropped, trained = {}, [], set(), set(), []
+
+    def fill():
+        while admission.capacity:
+            group = len(started_at)
+            started_at[group] = admission.published
+            admission.start(group)
+            running.append(group)
+
+    for version in range(steps):
+        fill()
+        while (batch := admission.take(finished)) is None:
+            assert running, "the run would wait for ever"
+            group = running.pop(rng.randrange(len(running)))
+            if rng.random() < dropped_share:
+                dropped.add(group)
+                admission.drop(group)
+            else:
+                finished.add(group)
+            fill()
+        assert len(batch) == batch_size
+        assert all(version - started_at[group] <= max_staleness for group in batch)
+        trained += batch
+        finished -= set(batch)
+        fill()
+        if running and rng.random() < dropped_share:  # while the step trains
+            dropped.add(group := running.pop())
+            admission.drop(group)
+            fill()
+        admission.publish(version + 1)
+    assert len(trained) == len(set(trained)) == steps * batch_size
+    assert not dropped & set(trained)
+
+
+def test_only_a_group_that_waits_can_be_dropped():
+    admission = Admission(batch_size=1, max_staleness=0)
+    admission.start(0)
+    assert admission.take({0}) == [0]
+    with pytest.raises(KeyError):
+        admission.drop(0)
+
+
 def test_synchronous_training_starts_nothing_while_a_batch_trains():
     admission = Admission(batch_size=2, max_staleness=0)
     assert admission.capacity == 2

@@ -1,0 +1,64 @@
+"""Groups that the algorithm does not keep are replaced, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from areal_like.rollout.admission import Admission
+from areal_like.rollout.collector import Collector
+from areal_like.types import FinishReason, Prompt, Trajectory
+
+LIMIT_S = 60  # hung
+
+
+async def batches(rewards: list[float], groups: int, **settings: Any) -> tuple[list[list[int]], Collector]:
+    """The ids of the groups of each batch of 2; group i has reward `rewards[i]`, the last one's from there on."""
+
+    async def workflow(prompt: Prompt, group_id: int) -> list[Trajectory]:
+        await asyncio.sleep(0)
+        made, reward = np.zeros(3, np.int32), rewards[min(group_id, len(rewards) - 1)]
+        return [Trajectory(0, group_id, made, made.astype(np.float32), made, FinishReason.STOP, reward)]
+
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+        collector = Collector(
+            prompts=(Prompt(i, [1]) for i in count()),
+            groups=groups,
+            workflow=workflow,
+            admission=Admission(2, 0),
+            max_groups=None,
+            tasks=tasks,
+            **settings,
+        )
+        taken = []
+        for version in range(groups // 2):
+            collector.publish(version)
+            taken.append([item.group_id for item in await collector.next_batch()])
+    return taken, collector
+
+
+def kept(group: Any) -> bool:
+    return bool(group[0].reward > 0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "max_drops", "expected", "dropped"),
+    [
+        ([0, 1, 0, 0, 1, 1, 1], 9, [[1, 4], [5, 6]], 3),
+        ([1], 9, [[0, 1], [2, 3]], 0),
+        ([0], 3, [[3, 4], [5, 6]], 3),  # the fourth in a row is kept, and all after it
+        ([0, 0, 1, 0], 2, [[2, 5], [6, 7]], 4),  # one that is kept anyway lets two more be dropped
+        ([0], 0, [[0, 1], [2, 3]], 0),
+    ],
+)
+def test_a_group_that_is_not_kept_is_replaced(
+    rewards: list[float], max_drops: int, expected: list[list[int]], dropped: int
+) -> None:
+    taken, collector = asyncio.run(batches(rewards, 4, keeps=kept, max_drops=max_drops))
+    assert taken == expected
+    assert collector.dropped == dropped
+    assert collector.tokens_generated == 3 * (4 + dropped)
