@@ -92,7 +92,13 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[int]:
-        """Token ids of a conversation, the start of the assistant's next turn included.
+        """Token ids of a conversation, the start of the assistant's next turn included; as `render_chat`."""
+        return self.encode_text(self.render_chat(messages, tools, **arguments))
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
+    ) -> str:
+        """Text of a conversation, the start of the assistant's next turn included.
 
         `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. Raises
         TokenizerError where the template refuses.
@@ -108,15 +114,19 @@ class Tokenizer:
             raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:
             raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
+        return str(text)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text that names its special tokens itself, as what a template gives does."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a reference answer as the model should give it, end token included."""
         return [*self._encode(text, add_special_tokens=False), self.eos_token_ids[0]]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.backend.decode(list(tokens), skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of token ids, special tokens left out unless they are wanted."""
+        return self.backend.decode(list(tokens), skip_special_tokens=not special)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with _LibraryErrors("the text cannot be tokenised"):
