@@ -1,6 +1,6 @@
 """One rank's share of packed micro-batches as tensors on its device, a micro-batch at a time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,26 +35,29 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class DeviceBatches:
-    """Micro-batches that are copied when an iterator reaches them; each of several iterators copies its own.
+    """Micro-batches that are packed and copied when an iterator reaches them, while the device computes the one before.
 
-    `wanted` is `[tokens of the batch]`, where a prediction is to be looked at.
+    Each of several iterators copies its own; `pack` gives the i-th of `count` and remembers it. `wanted` is
+    `[tokens of the batch]`, where a prediction is to be looked at.
     """
 
-    packs: Sequence[MicroBatch]
+    count: int
+    pack: Callable[[int], MicroBatch]
     batch: Batch
     wanted: NDArray[np.bool]
     device: torch.device
 
     def __len__(self) -> int:
-        return len(self.packs)
+        return self.count
 
     def __iter__(self) -> Iterator[DeviceBatch]:
-        return (to_device(pack, self.batch, self.wanted, self.device) for pack in self.packs)
+        return (to_device(pack, self.batch, self.wanted, self.device) for pack in map(self.pack, range(self.count)))
 
     @property
     def targets(self) -> NDArray[np.int64]:
         """The places in the batch of all labels, in the order of the micro-batches."""
-        return np.concatenate([pack.targets[_rows(pack, self.wanted)] for pack in self.packs])
+        packs = map(self.pack, range(self.count))
+        return np.concatenate([pack.targets[_rows(pack, self.wanted)] for pack in packs])
 
 
 def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:

@@ -66,7 +66,7 @@ def make_schedule(
     `max_tokens` is per micro-batch before context parallelism divides it. Raises PackingError for an empty batch and
     for a sequence that is longer than a micro-batch.
     """
-    padded = [-(-int(length) // alignment) * alignment for length in lengths]
+    padded = (-(-np.asarray(lengths, np.int64) // alignment) * alignment).tolist()
     if not padded or min(padded) == 0:
         raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
     if max(padded) > max_tokens:
@@ -74,7 +74,7 @@ def make_schedule(
             f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
             f"mb_spec.max_tokens_per_mb is {max_tokens}; set it to {max(padded)} or more, or generate shorter responses"
         )
-    order = sorted(range(len(padded)), key=lambda i: (-padded[i], i))
+    order = np.argsort(np.negative(padded), stable=True).tolist()
     n = _round_up(-(-sum(padded) // (dp * max_tokens)), multiple)
     while (bins := _lightest_first(order, padded, dp * n, max_tokens)) is None:
         n = _round_up(n + 1 + n // 16, multiple)

@@ -26,7 +26,7 @@ def test_micro_batches_are_on_the_device_one_at_a_time(monkeypatch):
 
     monkeypatch.setattr(device_batch, "to_device", counted)
     wanted = tokens != 2
-    batches = DeviceBatches(packs, batch, wanted, torch.device("cpu"))
+    batches = DeviceBatches(len(packs), packs.__getitem__, batch, wanted, torch.device("cpu"))
     for _ in range(2):  # as two chunks of a virtual pipeline do
         labels = []
         for micro_batch in batches:

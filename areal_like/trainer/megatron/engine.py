@@ -4,6 +4,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -136,11 +137,13 @@ class MegatronEngine:
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
         cp_rank = parallel_state.get_context_parallel_rank()
-        packs = [
-            packing.pack(batch.tokens, batch.lengths, members, schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
-            for members in schedule.micro_batches[parallel_state.get_data_parallel_rank()]
-        ]
-        return DeviceBatches(packs, batch, wanted, self.device)
+        share = schedule.micro_batches[parallel_state.get_data_parallel_rank()]
+
+        @cache
+        def pack(i: int) -> packing.MicroBatch:
+            return packing.pack(batch.tokens, batch.lengths, share[i], schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
+
+        return DeviceBatches(len(share), pack, batch, wanted, self.device)
 
     def _log_probs_at(
         self, micro_batch: DeviceBatch, logits: torch.Tensor, temperature: float

@@ -31,7 +31,7 @@ def forward_backward(
             data_iterator=iterators if len(models) > 1 else iterators[0],
             model=list(models) if len(models) > 1 else models[0],
             num_microbatches=len(micro_batches),
-            seq_length=len(micro_batches.packs[0].tokens),  # unused: shapes travel with the activations
+            seq_length=len(micro_batches.pack(0).tokens),  # unused: shapes travel with the activations
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
