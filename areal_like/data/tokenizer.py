@@ -21,6 +21,22 @@ from areal_like.demo.tokenizers import EOS, make_tokenizer
 # A template is a program: it fails by its own hand, or as any expression of Python does.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
+# What a model without a chat template gets for a conversation: its start token, the tools as JSON, and a line
+# `role: content` for each message. A turn of the assistant ends with the end token, as it was generated; its tool calls
+# have the form of Qwen's (SGLang's tool parser `qwen25`).
+PLAIN_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: "
+    "{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content or [] %}{% if part.type != 'text' %}"
+    "{{ raise_exception('it takes text only, not ' ~ part.type) }}{% endif %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": {{ call.function.name | tojson }}, "arguments": {% if call.function.arguments is string %}'
+    "{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}\n</tool_call>{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
 
 class TokenizerError(Exception):
     """The tokenizer's files are missing or unusable; the message says which and what would do."""
@@ -53,7 +69,7 @@ class Tokenizer:
     def make(cls, kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
         """The tokenizer of a model that `areal_like/demo/init_model.py` makes."""
         backend = make_tokenizer(kind)
-        return cls(backend, [backend.token_to_id(EOS)])
+        return cls(backend, [backend.token_to_id(EOS)], special_tokens={"eos_token": EOS})
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
@@ -100,16 +116,15 @@ class Tokenizer:
     ) -> str:
         """Text of a conversation, the start of the assistant's next turn included.
 
-        `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. Raises
-        TokenizerError where the template refuses.
+        `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. A tokenizer
+        without a template has PLAIN_TEMPLATE. Raises TokenizerError where the template refuses.
         """
-        if self._template is None:
-            raise TokenizerError("the tokenizer has no chat template")
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        template = PLAIN_TEMPLATE if self._template is None else self._template
         variables = {"add_generation_prompt": True, **self._special_tokens, **arguments}
         try:
-            (text,), _ = render_jinja_template([messages], tools, chat_template=self._template, **variables)
+            (text,), _ = render_jinja_template([messages], tools, chat_template=template, **variables)
         except TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:

@@ -20,6 +20,7 @@ TAKING_AWAY = (
     "{name} has {a} {things} and gives away {b}. How many {things} does {name} have now?",
 )
 SPLITS = ("train", "test")
+ROLES = ("system", "user", "assistant", "tool")  # of a conversation about a problem
 _TEST_SHARE = 26  # of 256
 
 
@@ -48,7 +49,8 @@ def generate(size: int, max_number: int, seed: int, split: str) -> list[dict[str
 
 
 def sentences() -> Iterator[str]:
-    """Sentences that between them hold every word and digit of any problem and answer."""
+    """Sentences that between them hold every word and digit of any problem, answer and plain conversation."""
     yield "#### 0123456789"
+    yield from (f"{role}: \n" for role in ROLES)
     for template, name, things in itertools.product(ADDING + TAKING_AWAY, NAMES, THINGS):
         yield template.format(name=name, things=things, a=1, b=2)

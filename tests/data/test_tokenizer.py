@@ -54,6 +54,41 @@ def test_the_chat_template_gives_what_transformers_gives(model):
     )
 
 
+QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have now?"}
+
+
+def test_a_model_without_a_template_has_plain_conversations():
+    tokenizer = Tokenizer.make("bytes")
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "1 + 0?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+    ]
+    text = tokenizer.backend.decode(tokenizer.encode_chat(messages, [{"type": "function"}]), skip_special_tokens=False)
+    assert text.splitlines() == [
+        'tools: [{"type": "function"}]',
+        "system: Be brief.",
+        "user: 1 + 0?",
+        "assistant: <tool_call>",
+        '{"name": "add", "arguments": {"a": 1}}',
+        "</tool_call><eos>",
+        "tool: 1",
+        "assistant: ",
+    ]
+    with pytest.raises(TokenizerError, match="text only, not image_url"):
+        tokenizer.encode_chat([{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_the_demo_knows_the_words_of_a_plain_conversation_and_turns_continue_it():
+    tokenizer = Tokenizer.make("arithmetic")
+    first, response = tokenizer.encode_chat([QUESTION]), tokenizer.encode_response("#### 7")
+    second = tokenizer.encode_chat([QUESTION, {"role": "assistant", "content": "#### 7"}, QUESTION])
+    assert second[: len(first) + len(response)] == [*first, *response]
+    assert tokenizer.unk_token_id not in second
+
+
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "<sum> & é", "parameters": {"b": 1, "a": 2}}}]
 
 

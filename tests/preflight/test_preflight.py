@@ -217,14 +217,14 @@ def test_a_model_directory_needs_its_weights(write, tmp_path):
     assert "no weights" in finding.message
 
 
-@pytest.mark.parametrize("model", ["actor.path=SMALL", "actor.init_model.vocab_size=44"])
+@pytest.mark.parametrize("model", ["actor.path=SMALL", "actor.init_model.vocab_size=50"])
 def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(write, tmp_path, model):
     write_init_model(InitModelConfig(num_hidden_layers=1), tmp_path / "small", seed=0)
     write_init_model(InitModelConfig(num_hidden_layers=1, tokenizer="bytes"), tmp_path / "large", seed=0)
     overrides = [model.replace("SMALL", str(tmp_path / "small")), f"tokenizer_path={tmp_path / 'large'}"]
     (finding,) = errors(write(), *overrides, "train_dataset.max_prompt_length=400", "valid_dataset=null")[:1]
     assert finding.key == "tokenizer_path (command line)"
-    assert "259 entries, the model's embedding 44 rows" in finding.message
+    assert "259 entries, the model's embedding 50 rows" in finding.message
 
 
 @pytest.mark.parametrize("address", ["foo", ":6379", "10.0.0.1:x", "10.0.0.1:70000", "ray://10.0.0.1:6379"])

@@ -45,9 +45,9 @@ def test_a_torn_file_is_named(model, size):
     [
         (
             {"hidden_size": 64},
-            "model.embed_tokens.weight is 44 x 128, but config.json has vocab_size x hidden_size = 44 x 64",
+            "model.embed_tokens.weight is 50 x 128, but config.json has vocab_size x hidden_size = 50 x 64",
         ),
-        ({"vocab_size": 50}, "= 50 x 128"),
+        ({"vocab_size": 56}, "= 56 x 128"),
         ({"num_hidden_layers": 3}, "the weights have 2 layers, but config.json has num_hidden_layers = 3"),
         ({"num_hidden_layers": 1}, "num_hidden_layers = 1"),
     ],
