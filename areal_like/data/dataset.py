@@ -3,10 +3,13 @@
 A dataset is a JSONL or Parquet file, `owner/name` on the Hugging Face hub, or `arithmetic`.
 """
 
+import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,41 +89,34 @@ def read_records(config: DatasetConfig) -> Sequence[Record]:
 
 
 class PromptStream:
-    """Endless passes over the prompts, each in its own seeded order, with a place that can be saved.
+    """Endless passes over the prompts, each in its own seeded order; `stream[place]` is the prompt at a place.
 
-    Order depends on `seed` and the number of the pass alone, so a restored stream goes on exactly where it stood.
+    Order depends on `seed` and the number of the pass alone, so a place is all that a resumed run has to know.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, shuffle: bool, seed: int) -> None:
         self._prompts, self._shuffle, self._seed = prompts, shuffle, seed
-        self._epoch, self._position = 0, 0
-        self._order = self._order_of(0)
+        self._order_of = lru_cache(maxsize=2)(self._order)  # of the passes that groups are started from
+
+    def __getitem__(self, place: int) -> Prompt:
+        epoch, position = divmod(place, len(self._prompts))
+        return self._prompts[self._order_of(epoch)[position]]
 
     def __iter__(self) -> Iterator[Prompt]:
-        return self
+        return map(self.__getitem__, itertools.count())
 
-    def __next__(self) -> Prompt:
-        if self._position == len(self._prompts):
-            self._epoch, self._position = self._epoch + 1, 0
-            self._order = self._order_of(self._epoch)
-        self._position += 1
-        return self._prompts[self._order[self._position - 1]]
-
-    def state_dict(self) -> dict[str, int]:
-        """Number of the pass and of prompts given out in it; `size` is there to notice another dataset."""
-        return {"epoch": self._epoch, "position": self._position, "size": len(self._prompts)}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from a saved place; raises ValueError if it was saved over another number of prompts."""
-        if state["size"] != len(self._prompts):
-            raise ValueError(f"the saved place is in {state['size']} prompts, the dataset now has {len(self._prompts)}")
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._order_of(self._epoch)
-
-    def _order_of(self, epoch: int) -> Sequence[int]:
+    def _order(self, epoch: int) -> Sequence[int]:
         if not self._shuffle:
             return range(len(self._prompts))
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """A text that is another one where any prompt, its answer or the order is."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(repr((list(prompt.tokens), prompt.answer)).encode())
+    return digest.hexdigest()
 
 
 def training_steps(config: RunConfig, n_prompts: int) -> int:

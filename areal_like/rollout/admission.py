@@ -27,16 +27,21 @@ class Admitted:
 
 
 class Admission:
-    """The bookkeeping of one run; the module's docstring states its invariant."""
+    """The bookkeeping of a run that begins with `version`; the module's docstring states its invariant."""
 
-    def __init__(self, batch_size: int, max_staleness: int) -> None:
+    def __init__(self, batch_size: int, max_staleness: int, version: int = 0) -> None:
         if batch_size < 1 or max_staleness < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1, max_staleness {max_staleness} at least 0")
         self.batch_size = batch_size
         self.max_staleness = max_staleness
-        self.published = 0  # what every server holds
-        self.next_trained = 0  # the version at which the next batch will be trained
+        self.published = version  # what every server holds
+        self.next_trained = version  # the version at which the next batch will be trained
         self._waiting: list[Admitted] = []  # in order of deadline, because deadlines never decrease
+
+    @property
+    def waiting(self) -> list[int]:
+        """Ids of the groups that were let in and not trained yet, oldest first."""
+        return [group.group_id for group in self._waiting]
 
     @property
     def capacity(self) -> int:

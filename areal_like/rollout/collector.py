@@ -1,11 +1,13 @@
 """Keeps groups generating while the trainer trains, and hands out batches that are fresh enough."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from areal_like.data.dataset import PromptStream
 from areal_like.rollout.admission import Admission
-from areal_like.types import Prompt, Trajectory
+from areal_like.types import Trajectory
 from areal_like.workflows.protocol import Workflow
 
 
@@ -16,10 +18,11 @@ class Collector:
     Every admitted group is handed out exactly once, unless `keeps` says no to it: then another one takes its place.
     After `max_drops` groups in a row that were not kept all are, until one would be kept anyway, so that a policy
     that always does the same still ends its run. Groups run as tasks of `tasks`, so the first one that fails ends the
-    run.
+    run. A group's id is its prompt's place in `prompts`. A run that is resumed starts the groups `again`, which
+    had been admitted but not trained, and goes on with group `started`.
     """
 
-    prompts: Iterator[Prompt]
+    prompts: PromptStream
     groups: int
     workflow: Workflow
     admission: Admission
@@ -27,13 +30,23 @@ class Collector:
     tasks: asyncio.TaskGroup
     keeps: Callable[[Sequence[Trajectory]], bool] | None = None
     max_drops: int = 0
-    dropped: int = field(default=0, init=False)  # groups that were not kept
-    tokens_generated: int = field(default=0, init=False)  # in the trajectories of finished groups, dropped ones too
+    again: Sequence[int] = ()
+    started: int = 0  # groups that ever were
+    dropped: int = 0  # groups that were not kept
+    tokens_generated: int = 0  # in the trajectories of finished groups, dropped ones too
+    _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
-    _started: int = field(default=0, init=False)
     _running: int = field(default=0, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._again = deque(self.again)
+
+    @property
+    def untrained(self) -> list[int]:
+        """Ids of the groups that were admitted, now or before the run was resumed, and are not trained yet."""
+        return [*self.admission.waiting, *self._again]
 
     async def next_batch(self) -> list[Trajectory]:
         """Wait for the next batch; its groups are complete, in order of age."""
@@ -52,16 +65,18 @@ class Collector:
 
     def _fill(self) -> None:
         while (
-            self._started - self.dropped < self.groups and self.admission.capacity and self._running != self.max_groups
+            (self._again or self.started - self.dropped < self.groups)
+            and self.admission.capacity
+            and self._running != self.max_groups
         ):
-            group_id, prompt = self._started, next(self.prompts)
+            group_id = self._again.popleft() if self._again else self.started
+            self.started = max(self.started, group_id + 1)
             self.admission.start(group_id)
-            self._started += 1
             self._running += 1
-            self.tasks.create_task(self._run(group_id, prompt), name=f"group {group_id}")
+            self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
 
-    async def _run(self, group_id: int, prompt: Prompt) -> None:
-        trajectories = await self.workflow(prompt, group_id)
+    async def _run(self, group_id: int) -> None:
+        trajectories = await self.workflow(self.prompts[group_id], group_id)
         self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
         self._running -= 1
         if self._is_dropped(trajectories):

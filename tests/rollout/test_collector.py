@@ -1,19 +1,20 @@
-"""Groups that the algorithm does not keep are replaced, and not for ever."""
+"""Groups that the algorithm does not keep are replaced, and not for ever; a resumed run generates some again."""
 
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
+from areal_like.data.dataset import PromptStream
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 LIMIT_S = 60  # hung
+PROMPTS = [Prompt(row, [row]) for row in range(5)]
 
 
 async def batches(rewards: list[float], groups: int, **settings: Any) -> tuple[list[list[int]], Collector]:
@@ -26,7 +27,7 @@ async def batches(rewards: list[float], groups: int, **settings: Any) -> tuple[l
 
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         collector = Collector(
-            prompts=(Prompt(i, [1]) for i in count()),
+            prompts=PromptStream(PROMPTS, shuffle=True, seed=3),
             groups=groups,
             workflow=workflow,
             admission=Admission(2, 0),
@@ -62,3 +63,42 @@ def test_a_group_that_is_not_kept_is_replaced(
     assert taken == expected
     assert collector.dropped == dropped
     assert collector.tokens_generated == 3 * (4 + dropped)
+
+
+async def answer(prompt: Prompt, group_id: int) -> list[Trajectory]:
+    tokens = np.array([0, 1], np.int32)
+    logprobs, versions = np.zeros(2, np.float32), np.array([-1, 0], np.int32)
+    return [Trajectory(prompt.sample_id, group_id, tokens, logprobs, versions, FinishReason.STOP, 1.0)]
+
+
+def collector(tasks: asyncio.TaskGroup, version: int = 0, **settings) -> Collector:
+    stream = PromptStream(PROMPTS, shuffle=True, seed=3)
+    admission = Admission(2, 1, version)
+    return Collector(
+        prompts=stream, groups=12, workflow=answer, admission=admission, max_groups=None, tasks=tasks, **settings
+    )
+
+
+def test_groups_that_were_not_trained_come_first_with_their_own_prompts() -> None:
+    async def run() -> tuple[list[Trajectory], list[int], list[Trajectory]]:
+        async with asyncio.TaskGroup() as tasks:
+            first = collector(tasks)
+            trained = [item for version in (0, 1) for item in await batch(first, version)]
+            left, started = first.untrained, first.started
+            second = collector(tasks, version=2, again=left, started=started)
+            assert second.untrained == left
+            trained_later = [item for version in range(2, 6) for item in await batch(second, version)]
+        return trained, left, trained_later
+
+    trained, left, later = asyncio.run(run())
+    assert [item.group_id for item in trained + later] == list(range(12))
+    assert left == [4, 5, 6, 7]
+    whole = PromptStream(PROMPTS, shuffle=True, seed=3)
+    assert [item.sample_id for item in trained + later] == [whole[place].sample_id for place in range(12)]
+
+
+async def batch(collector: Collector, version: int) -> list[Trajectory]:
+    collector.publish(version)
+    taken = await collector.next_batch()
+    collector.publish(version + 1)
+    return taken
