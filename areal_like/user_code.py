@@ -1,6 +1,7 @@
 """A user's own code, named in the configuration: `my_rewards.py:score` or `package.module:score`.
 
-A name travels between processes where a function could not: every process loads it for itself, once.
+A name travels between processes where a function could not: every process loads it for itself, once. What a script
+or notebook has given to `train` has a name in its own process alone, and goes to others as a Portable.
 """
 
 import functools
@@ -8,6 +9,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,9 +29,72 @@ def absolute(reference: str) -> str:
     return f"{Path(where).expanduser().absolute()}{colon}{name}" if where.endswith(".py") else reference
 
 
-@functools.cache
 def load_object(reference: str) -> Any:
     """What `reference` names; its module is run on the way. Raises UserCodeError."""
+    if reference in _given:
+        return _given[reference]
+    where, _, name = reference.rpartition(":")
+    if where == _GIVEN:
+        raise UserCodeError(f"{name} was given by the Python code that called train(): call it there, or name a file")
+    return _load_named(reference)
+
+
+@contextmanager
+def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Have `load_object` find these objects under references, which this yields by key; a text is one already."""
+    references = {}
+    for key, value in objects.items():
+        name = f"{key.partition('.')[0]}.{getattr(value, '__name__', type(value).__name__)}"
+        references[key] = value if isinstance(value, str) else f"{_GIVEN}:{name}"
+        if not isinstance(value, str):
+            _given[references[key]] = value
+    try:
+        yield references
+    finally:
+        for reference in references.values():
+            _given.pop(reference, None)
+
+
+@dataclass(frozen=True)
+class Portable:
+    """What a reference names, on its way to a process that this one starts, through the pipe between them.
+
+    An object that was given from Python travels by value, as Ray would send it (cloudpickle): its module may be a
+    notebook, which no other process can import.
+    """
+
+    reference: str
+    by_value: bytes | None
+
+    @classmethod
+    def of(cls, reference: str) -> "Portable":
+        """Raises UserCodeError for an object that cannot be sent."""
+        if reference not in _given:
+            return cls(absolute(reference), None)
+        from pickle import PicklingError
+
+        import cloudpickle
+
+        try:
+            return cls(reference, cloudpickle.dumps(_given[reference]))
+        except (PicklingError, TypeError, AttributeError) as error:
+            raise UserCodeError(f"{reference} cannot be sent to a worker process: {error}") from error
+
+    def load(self) -> Any:
+        """The object, in the process that it was sent to. Raises UserCodeError."""
+        if self.by_value is None:
+            return load_object(self.reference)
+        import pickle
+
+        return pickle.loads(self.by_value)  # noqa: S301 - made by `of` in the process that started this one
+
+
+_GIVEN = "given"
+_given: dict[str, Any] = {}
+
+
+@functools.cache
+def _load_named(reference: str) -> Any:
     where, _, name = reference.rpartition(":")
     if not where or not name.isidentifier():
         raise UserCodeError(f"{reference!r} does not name a file or module and what to take from it: write {FORM}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -130,8 +131,12 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
 def _signals_cancel() -> Iterator[None]:
     """Ctrl-C and SIGTERM cancel the block, which then ends by them, whatever else fails meanwhile.
 
-    They often reach the whole process group, and with it the private cluster, so failures are to be expected.
+    They often reach the whole process group, and with it the private cluster, so failures are to be expected. Signals
+    reach the main thread alone: a run in another one is cancelled by who started it.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[int]()
 
     def cancel(number: int) -> None:

@@ -3,7 +3,7 @@
 import re
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.config.validate import first_causes, unknown_key, validate, wrong_keys
 
 COMMAND_LINE = "command line"
+PYTHON = "given from Python"
 _ALTERNATIVES = (
     ("actor.path", "actor.init_model"),
     ("allocation_mode", "actor.backend"),
@@ -34,8 +35,10 @@ class LoadedConfig:
     origins: Origins
 
 
-def load(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a run's YAML and apply overrides such as `actor.backend=megatron:d4`.
+def load(
+    source: str | Path | Mapping[str, Any] | RunConfig | LoadedConfig, overrides: Sequence[str] = ()
+) -> LoadedConfig:
+    """Read a run's YAML, or the mappings of one, and apply overrides such as `actor.backend=megatron:d4`.
 
     Raises ConfigError with everything that is wrong with keys, types, references and overrides. Values may refer to
     each other (`${gconfig.n_samples}`). An override of a text is taken letter by letter, so no quotes are needed
@@ -43,7 +46,7 @@ def load(file: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     `allocation_mode` and the roles' `backend`) the command line's one unsets the file's. An empty `trial_name` becomes
     the present time.
     """
-    data, places = _read(file)
+    data, places = _contents(source)
     findings = [found for text in overrides if (found := _override(data, places, text))]
     _settle_alternatives(data, places)
     origins = Origins(places)
@@ -67,6 +70,22 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+.\d]"), list("-+.0123456789"))
+
+
+def _contents(
+    source: str | Path | Mapping[str, Any] | RunConfig | LoadedConfig,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Nested mappings that may be changed, and the place of each key."""
+    if isinstance(source, str | Path):
+        return _read(source)
+    if isinstance(source, LoadedConfig):
+        return source.config.model_dump(), dict(source.origins.places)
+    values = source.model_dump() if isinstance(source, RunConfig) else source
+    try:
+        data = OmegaConf.to_container(OmegaConf.create(dict(values)))
+    except OmegaConfBaseException as error:
+        raise _error(PYTHON, f"not a configuration: {_first_line(error)}", "correct it") from error
+    return _with_text_keys(data), {str(key): PYTHON for key in values}
 
 
 def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:

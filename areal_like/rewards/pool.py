@@ -94,8 +94,8 @@ class RewardPool(AbstractAsyncContextManager["RewardPool"]):
         return reward
 
     def _start(self) -> None:
-        """Start forkserver and workers. Each worker imports again what the main script does: the command line."""
-        multiprocessing.set_forkserver_preload([self._verifier.preload, "areal_like.cli"])
+        """Start forkserver and workers."""
+        multiprocessing.set_forkserver_preload([self._verifier.preload])
         self._pool.schedule(os.getpid)  # the first task starts the workers
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from areal_like import cli, train
+from areal_like import cli, launch
 from areal_like.errors import RecordError
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
@@ -87,7 +87,7 @@ def test_the_command_line_tells_it_in_one_line(
         error = RecordError("runs/e/t/summary.json cannot be written: No space left on device")
         raise ExceptionGroup("tasks", [error]) if grouped else error
 
-    monkeypatch.setattr(train, "run", full)
+    monkeypatch.setattr(launch, "run", full)
     with pytest.raises(typer.Exit) as ended:
         cli.main(CONFIG, ["trial_name=t"])
     assert ended.value.exit_code == cli.FAILED

@@ -20,7 +20,7 @@ def started(monkeypatch):
     async def pretend(job, view):
         runs.append(job.config)
 
-    monkeypatch.setattr("areal_like.train.run", pretend)
+    monkeypatch.setattr("areal_like.launch.run", pretend)
     return runs
 
 

@@ -20,7 +20,7 @@ from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View
 from areal_like.preflight import preflight
 from areal_like.prepare import model_directory
-from areal_like.train import run
+from areal_like.run import run
 
 
 @pytest.mark.parametrize(

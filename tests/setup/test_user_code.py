@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from areal_like.user_code import UserCodeError, absolute, load_object
+from areal_like.user_code import Portable, UserCodeError, absolute, given, load_object
 
 
 def write(path: Path, text: str) -> str:
@@ -54,3 +58,44 @@ def test_a_reference_survives_another_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     assert load_object(reference) == 7
     assert absolute("json:dumps") == "json:dumps"
+
+
+def test_objects_are_found_under_their_names_while_they_are_given():
+    def score():
+        return 1
+
+    def other():
+        return 2
+
+    other.__name__ = "score"
+    with given({"reward.function": score, "workflow": other, "algorithm": "grpo"}) as names:
+        assert names == {
+            "reward.function": "given:reward.score",
+            "workflow": "given:workflow.score",
+            "algorithm": "grpo",
+        }
+        assert [load_object(names[key]) for key in ("reward.function", "workflow")] == [score, other]
+    with pytest.raises(UserCodeError, match=r"reward\.score was given by the Python code that called train\(\)"):
+        load_object("given:reward.score")
+
+
+def test_a_function_of_no_importable_module_reaches_another_process(tmp_path):
+    factor = 3
+    with given({"reward.function": lambda x: factor * x}) as names:
+        portable = Portable.of(names["reward.function"])
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).load()(4))"
+    sent = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(portable), capture_output=True, check=True)
+    assert sent.stdout == b"12\n"
+
+
+def test_what_has_a_name_travels_by_it(tmp_path):
+    write(tmp_path / "named.py", "def one(): return 1\n")
+    portable = Portable.of(f"{tmp_path}/named.py:one")
+    assert portable.by_value is None
+    assert portable.load()() == 1
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    with given({"reward.function": lambda: lock}) as names, pytest.raises(UserCodeError, match="cannot be sent"):
+        Portable.of(names["reward.function"])

@@ -1,4 +1,4 @@
-"""`train`: everything is checked, the run is put together on its cluster, and the loop trains."""
+"""A run that was checked: put together on its cluster, trained by the loop, ended as a whole."""
 
 import asyncio
 import math
@@ -7,17 +7,16 @@ from pathlib import Path
 
 from areal_like.algorithms.presets import grpo
 from areal_like.cluster.run import Cluster, run_cluster
-from areal_like.config.findings import ConfigError, Origins
-from areal_like.config.load import LoadedConfig, dump
+from areal_like.config.load import dump
 from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import PromptStream
 from areal_like.engines import start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import Evaluator
 from areal_like.loop import Parts, reinforce
-from areal_like.metrics.console import View, complain
+from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.preflight import Job, preflight
+from areal_like.preflight import Job
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directory
 from areal_like.rewards import REWARDS, RewardPool
@@ -30,34 +29,6 @@ from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.single_turn import SingleTurn
-
-
-def train(config: RunConfig | LoadedConfig) -> None:
-    """Check a configuration and train; nothing of the run is left afterwards but its directory.
-
-    Raises ConfigError with all findings before anything starts, RunError where the run fails, KeyboardInterrupt, and
-    SystemExit after SIGTERM.
-    """
-    loaded = config if isinstance(config, LoadedConfig) else LoadedConfig(config, Origins())
-    job = check(loaded)
-    view = View(loaded.config.stats_logger.console)
-    try:
-        with view.live():
-            asyncio.run(run(job, view))
-    except ExceptionGroup as group:
-        first: Exception = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from group
-
-
-def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
-    """All that can be known before a process starts; says warnings, raises ConfigError if there are errors."""
-    checked = preflight(loaded, dry_run=dry_run)
-    if checked.job is None:
-        raise ConfigError(checked.findings)
-    complain(checked.findings)
-    return checked.job
 
 
 async def run(job: Job, view: View) -> None:

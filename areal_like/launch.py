@@ -1,0 +1,136 @@
+"""`train`, as `from areal_like import train` gives it, and `check`: what command line, scripts and notebooks call."""
+
+import asyncio
+import json
+import multiprocessing
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from areal_like.config.findings import ConfigError
+from areal_like.config.load import LoadedConfig, load
+from areal_like.config.schema import RunConfig
+from areal_like.errors import RunError
+from areal_like.metrics.console import View, complain
+from areal_like.preflight import Job, preflight
+from areal_like.run import run
+from areal_like.user_code import given
+
+type Config = str | Path | Mapping[str, Any] | RunConfig | LoadedConfig
+
+
+def train(
+    config: Config,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    reward: Any = None,
+    workflow: Any = None,
+    algorithm: Any = None,
+    dataset: Any = None,
+    valid_dataset: Any = None,
+) -> Path:
+    """Check a configuration and train; nothing of the run is left afterwards but its directory, which is returned.
+
+    `config` is a YAML file, nested mappings, or a configuration; `overrides` are `["gconfig.n_samples=4"]` or
+    `{"gconfig.n_samples": 4}`. The objects are used as if `reward.function`, `workflow`, `algorithm`,
+    `train_dataset.path` and `valid_dataset.path` named them; a text is what such a key may hold. It works within a
+    running event loop too, as in a notebook: there it blocks the cell, and an interrupt ends the run.
+
+    Raises ConfigError with all findings before anything starts, RunError where the run fails, KeyboardInterrupt, and
+    SystemExit after SIGTERM.
+    """
+    if multiprocessing.parent_process() is not None:
+        raise RunError("train() was called by a worker process: put the call below `if __name__ == '__main__':`")
+    objects = {
+        "reward.function": reward,
+        "workflow": workflow,
+        "algorithm": algorithm,
+        "train_dataset.path": dataset,
+        "valid_dataset.path": valid_dataset,
+    }
+    with given({key: value for key, value in objects.items() if value is not None}) as references:
+        changes = [*_texts(overrides), *_texts(references)]
+        loaded = config if isinstance(config, LoadedConfig) and not changes else load(config, changes)
+        job = check(loaded)
+        view = View(job.config.stats_logger.console)
+        try:
+            with view.live(), _main_script_stays_here():
+                _run_to_its_end(job, view)
+        except ExceptionGroup as group:
+            first: Exception = group
+            while isinstance(first, ExceptionGroup):
+                first = first.exceptions[0]
+            raise first from group
+        return job.config.run_dir
+
+
+def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
+    """All that can be known before a process starts; says warnings, raises ConfigError if there are errors."""
+    checked = preflight(loaded, dry_run=dry_run)
+    if checked.job is None:
+        raise ConfigError(checked.findings)
+    complain(checked.findings)
+    return checked.job
+
+
+def _texts(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """Overrides as the command line has them; JSON is YAML."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
+
+
+def _run_to_its_end(job: Job, view: View) -> None:
+    """Run in this thread, or in one of its own where this one's event loop is busy."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(run(job, view))
+        return
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+
+    async def tell_and_run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            started.set_result((asyncio.get_running_loop(), tasks.create_task(run(job, view))))
+
+    with ThreadPoolExecutor(1, "areal-like run") as threads:
+        ended = threads.submit(asyncio.run, tell_and_run())
+        try:
+            with _interrupts_raise():
+                ended.result()
+        except KeyboardInterrupt:
+            loop, task = started.result()
+            with suppress(RuntimeError):  # the loop is closed: the run has just ended
+                loop.call_soon_threadsafe(task.cancel)
+            wait([ended])
+            raise
+
+
+@contextmanager
+def _interrupts_raise() -> Iterator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt here: asyncio.run's handler would cancel a task of the loop that waits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _main_script_stays_here() -> Iterator[None]:
+    """Keep multiprocessing's workers from running the caller's script again; what they need of it is sent to them."""
+    names: dict[str, Any] = vars(sys.modules["__main__"])
+    hidden: dict[str, Any] = {name: names.pop(name) for name in ("__file__", "__spec__") if name in names}
+    names["__spec__"] = None
+    try:
+        yield
+    finally:
+        names.update(hidden)

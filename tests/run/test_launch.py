@@ -1,0 +1,141 @@
+"""`train` from Python: in a script, in a notebook's running loop, with objects instead of names."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from running import CONFIG, ROOT
+
+from areal_like import launch, train
+from areal_like.config.findings import ConfigError
+from areal_like.config.load import load
+from areal_like.errors import ServerError
+from areal_like.metrics.console import View
+from areal_like.preflight import Job
+
+LIMIT_S = 120  # hung
+QUIET = {"trial_name": "t", "stats_logger.console": False}
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """What would have been run, and in which thread."""
+    started: list[Job] = []
+
+    async def run(job: Job, view: View) -> None:
+        await asyncio.sleep(0)
+        started.append(job)
+
+    monkeypatch.setattr(launch, "run", run)
+    return started
+
+
+def test_a_configuration_comes_in_every_form(jobs: list[Job], tmp_path: Path) -> None:
+    overrides = QUIET | {"cluster.fileroot": str(tmp_path), "gconfig.n_samples": 4, "tokenizer_path": None}
+    from_file = load(CONFIG)
+    directory = train(CONFIG, overrides)
+    assert directory == tmp_path / "gsm8k-grpo-cpu/t"
+    for config in (str(CONFIG), from_file, from_file.config, from_file.config.model_dump()):
+        train(config, overrides)
+    assert len({job.config.model_dump_json() for job in jobs}) == 1
+    assert jobs[0].config.gconfig.n_samples == 4
+    assert len(jobs) == 5
+
+
+def test_what_is_wrong_says_where_it_came_from(jobs: list[Job]) -> None:
+    values = load(CONFIG).config.model_dump() | {"seeed": 1}
+    with pytest.raises(ConfigError, match=r"seeed \(given from Python\)"):
+        train(values)
+    with pytest.raises(ConfigError, match="n_samples"):
+        train(values, ["gconfig.n_samples=no"])
+    assert jobs == []
+
+
+def test_in_a_notebook_the_run_has_a_loop_of_its_own(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    pretended = launch.run
+
+    async def run(job: Job, view: View) -> None:
+        threads.append(threading.current_thread())
+        await pretended(job, view)
+
+    monkeypatch.setattr(launch, "run", run)
+
+    async def cell() -> Path:
+        return train(CONFIG, QUIET)
+
+    assert asyncio.run(cell()).name == "t"
+    assert threads[0] is not threading.main_thread()
+
+
+def test_a_failure_in_a_notebook_is_the_first_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(job: Job, view: View) -> None:
+        raise ExceptionGroup("tasks", [ServerError("server 0 is gone")])
+
+    async def cell() -> None:
+        train(CONFIG, QUIET)
+
+    monkeypatch.setattr(launch, "run", run)
+    with pytest.raises(ServerError, match="server 0 is gone"):
+        asyncio.run(cell())
+
+
+def test_an_interrupt_of_a_notebook_s_cell_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, main = [], threading.main_thread().ident
+
+    async def run(job: Job, view: View) -> None:
+        try:
+            asyncio.get_running_loop().call_later(0.1, signal.pthread_kill, main, signal.SIGINT)
+            await asyncio.sleep(LIMIT_S)
+        finally:
+            await asyncio.sleep(0.1)  # as clean-up takes its time
+            ended.append(job)
+
+    async def cell() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            train(CONFIG, QUIET)
+
+    monkeypatch.setattr(launch, "run", run)
+    asyncio.run(cell())
+    assert len(ended) == 1
+
+
+SCRIPT = """
+import multiprocessing
+import os
+from areal_like import launch, train
+from areal_like.user_code import Portable
+
+def double(x):
+    return 2 * x
+
+async def run(job, view):
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        print(pool.apply(os.getpid) != os.getpid(), multiprocessing.parent_process())
+
+launch.run = run
+train(CONFIG, {"trial_name": "t"})  # not guarded by `if __name__ == "__main__"`
+print(__file__)
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_workers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("CONFIG", repr(str(CONFIG))))
+    environment = {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=900)
+    assert (result.stdout, result.returncode) == (f"True None\n{script}\n", 0), result.stderr
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import areal_like, sys; print(*sorted(n for n in sys.modules if n.startswith('areal_like') or n == 'numpy'))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "areal_like\n"
