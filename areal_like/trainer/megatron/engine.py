@@ -1,8 +1,6 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
-import logging
 import math
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,10 +14,10 @@ from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous
-from areal_like.trainer.environment import apply_environment, rank_environment
 from areal_like.trainer.hf_checkpoint import write_checkpoint
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
+from areal_like.trainer.process import prepare_process
 from areal_like.types import Batch, Floats, LossSpec
 
 cpu.install()  # before anything imports megatron.core
@@ -41,7 +39,7 @@ class MegatronEngine:
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         actor, sizes = spec.actor, spec.sizes
         self._spec = spec
-        self.device = _prepare_process(spec, rendezvous.address)
+        self.device = prepare_process(spec, rendezvous.address)
         options = transformer_options(actor, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
         source = ModelSource(spec.path, getattr(torch, actor.dtype), sizes, options)
         steps = optimizer.schedule_steps(actor, spec.total_steps)
@@ -173,22 +171,3 @@ class MegatronEngine:
                 "(actor.optimizer.max_skipped_steps)"
             )
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
-
-
-def _prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
-    """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
-    on_gpu, deterministic = spec.device == "cuda", spec.actor.megatron.use_deterministic_algorithms
-    if on_gpu != torch.cuda.is_available():
-        raise ValueError(
-            "the trainer is to run on cuda, but this process sees no GPU"
-            if on_gpu
-            else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
-        )
-    model_parallel = spec.sizes.tp * spec.sizes.cp > 1
-    variables = rank_environment(device=spec.device, deterministic=deterministic, model_parallel=model_parallel)
-    apply_environment(variables, master_address)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    torch.use_deterministic_algorithms(deterministic)
-    if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

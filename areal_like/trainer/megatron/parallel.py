@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +11,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
 from areal_like.trainer.engine import Rendezvous
+from areal_like.trainer.process import join
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
@@ -29,27 +28,7 @@ def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.devic
     world_size = sizes.tp * sizes.cp * sizes.dp * sizes.pp
     if rendezvous.world_size != world_size:
         raise ValueError(f"the layout takes {world_size} ranks, but {rendezvous.world_size} were started")
-    timeout = timedelta(seconds=rendezvous.timeout_s)
-    store = dist.TCPStore(
-        rendezvous.address,
-        rendezvous.port,
-        world_size,
-        is_master=rendezvous.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
-    )
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store,
-        rank=rendezvous.rank,
-        world_size=world_size,
-        timeout=timeout,
-        device_id=device if on_gpu else None,
-    )
+    join(rendezvous, device)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,

@@ -1,0 +1,57 @@
+"""The process of a trainer rank: its environment, device and process group, whatever the backend."""
+
+import logging
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from areal_like.trainer.engine import EngineSpec, Rendezvous
+from areal_like.trainer.environment import apply_environment, rank_environment
+
+
+def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
+    """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
+    on_gpu, deterministic = spec.device == "cuda", spec.actor.megatron.use_deterministic_algorithms
+    if on_gpu != torch.cuda.is_available():
+        raise ValueError(
+            "the trainer is to run on cuda, but this process sees no GPU"
+            if on_gpu
+            else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
+        )
+    model_parallel = spec.sizes.tp * spec.sizes.cp > 1
+    variables = rank_environment(device=spec.device, deterministic=deterministic, model_parallel=model_parallel)
+    apply_environment(variables, master_address)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.use_deterministic_algorithms(deterministic)
+    if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+def join(rendezvous: Rendezvous, device: torch.device) -> None:
+    """Join the process group of all ranks: nccl between GPUs, gloo on CPU.
+
+    Raises torch.distributed's errors, which name the rank, when a rank does not come in time.
+    """
+    timeout, on_gpu = timedelta(seconds=rendezvous.timeout_s), device.type == "cuda"
+    store = dist.TCPStore(
+        rendezvous.address,
+        rendezvous.port,
+        rendezvous.world_size,
+        is_master=rendezvous.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
+    )
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rendezvous.rank,
+        world_size=rendezvous.world_size,
+        timeout=timeout,
+        device_id=device if on_gpu else None,
+    )
