@@ -7,8 +7,8 @@ cache or hub knows.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ class ModelSpec:
     """Shape of a decoder-only model. FFN sizes are per expert; `experts` 0 is a dense model.
 
     `vocab_size` and `max_positions` are 0 where they are not known.
-    `shared_ffn` is the width of all shared experts of a layer together. `linear_key_heads` and
-    `linear_value_heads` belong to gated-delta-net layers (Qwen3-Next), 0 elsewhere.
+    `shared_ffn` is the width of all shared experts of a layer together, `dense_layers` are the layers of a model with
+    experts that have none. `qk_norm` is `head` (one norm's weights for all heads), `full` (of their own) or empty.
+    What begins with `linear_` belongs to gated-delta-net layers (Qwen3-Next), ranks and `qk_nope`, `qk_rope` to latent
+    attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention (DeepSeek-V3.2).
     """
 
     name: str
@@ -49,11 +51,39 @@ class ModelSpec:
     mtp_layers: int = 0
     linear_key_heads: int = 0
     linear_value_heads: int = 0
+    linear_key_dim: int = 0
+    linear_value_dim: int = 0
+    linear_kernel: int = 0
+    linear_layers: tuple[int, ...] = ()
+    dense_layers: tuple[int, ...] = ()
+    head_dim: int = 0
+    qk_norm: str = ""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    norms: int = 2
+    q_rank: int = 0
+    kv_rank: int = 0
+    qk_nope: int = 0
+    qk_rope: int = 0
+    value_dim: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    shared_gate: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """Columns of all query heads together."""
+        return self.heads * (self.qk_nope + self.qk_rope if self.latent_attention else self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's config calls its experts; `experts` is empty for a dense one."""
+    """How a family's config calls its experts; `experts` is empty for a dense one.
+
+    `bias` are the attention projections that `attention_bias` means, `norms` the norms of a layer, `defaults` the
+    values that transformers' configuration class gives keys which a config leaves out.
+    """
 
     experts: str = ""
     expert_ffn: str = ""
@@ -62,25 +92,59 @@ class Family:
     expert_bias: bool = False
     latent_attention: bool = False
     linear_attention: bool = False
+    qk_norm: str = ""
+    bias: str = ""
+    norms: int = 2
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_DENSE = Family()
-_DEEPSEEK = Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", latent_attention=True)
-_QWEN_MOE = Family("num_experts", "moe_intermediate_size")
+_BIAS = {"attention_bias": True}
+_MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_DEEPSEEK = Family(
+    "n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", latent_attention=True, bias="qkvo",
+    defaults=_MLA | {"first_k_dense_replace": 3},
+)  # fmt: skip
+_SPARSE = replace(_DEEPSEEK, defaults=_DEEPSEEK.defaults | {"index_n_heads": 64, "index_head_dim": 128})
+_GLM = Family(bias="qkv", defaults={"head_dim": 128})
+_QWEN2 = Family(bias="qkv", defaults=_BIAS)
+_QWEN3 = Family(bias="qkvo", qk_norm="head", defaults={"head_dim": 128})
+_EVERY_LAYER = {"decoder_sparse_step": 1}
+_QWEN3_MOE = Family("num_experts", "moe_intermediate_size", bias="qkvo", qk_norm="head", defaults=_EVERY_LAYER)
 _QWEN_SHARED = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
+_GEMMA = Family(bias="qkvo", defaults={"head_dim": 256, "tie_word_embeddings": True})
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "glm", "glm4"), _DENSE),
-    **dict.fromkeys(("mimo", "olmo2", "phi3", "exaone4", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"), _DENSE),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN_MOE),
-    "qwen2_moe": Family(*_QWEN_SHARED),
-    "qwen3_next": Family(*_QWEN_SHARED, linear_attention=True),
-    "olmoe": Family("num_experts", "intermediate_size"),
+    "llama": Family(bias="qkvo"),
+    "mistral": Family(),
+    **dict.fromkeys(("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text"), _QWEN2),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), _QWEN3),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, norms=4),
+    "gemma3_text": replace(_GEMMA, norms=4, qk_norm="head"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, norms=4),
+    "olmo2": Family(bias="qkvo", qk_norm="full"),
+    "phi3": Family(),
+    "exaone4": Family(qk_norm="head"),
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_vl_moe_text": _QWEN3_MOE,
+    "qwen2_moe": Family(*_QWEN_SHARED, bias="qkv", defaults=_BIAS | _EVERY_LAYER),
+    "qwen3_next": Family(
+        *_QWEN_SHARED, linear_attention=True, bias="qkvo", qk_norm="head",
+        defaults={**_EVERY_LAYER, "head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                  "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
+    ),
+    "olmoe": Family("num_experts", "intermediate_size", bias="qkvo", qk_norm="full"),
     "mixtral": Family("num_local_experts", "intermediate_size"),
-    "minimax_m2": Family("num_local_experts", "intermediate_size"),
-    "gpt_oss": Family("num_local_experts", "intermediate_size", expert_bias=True),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"), _DEEPSEEK),
-    "glm4_moe": Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts"),
-}
+    "minimax_m2": Family("num_local_experts", "intermediate_size", qk_norm="full", defaults={"head_dim": 128}),
+    "gpt_oss": Family("num_local_experts", "intermediate_size", expert_bias=True, bias="qkvo",
+                      defaults=_BIAS | {"head_dim": 64}),
+    "deepseek_v2": replace(_DEEPSEEK, defaults=_MLA | {"first_k_dense_replace": 0}),
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _SPARSE,
+    "kimi_k2": _DEEPSEEK,
+    "glm4_moe": Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", bias="qkv", qk_norm="head",
+                       defaults={"first_k_dense_replace": 1, "head_dim": 128}),
+}  # fmt: skip
 # transformers 5 writes some families' number of experts by another family's name.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # The config's name of each field; an optional one that is missing, null or 0 keeps the default of `ModelSpec`.
@@ -92,6 +156,10 @@ _OPTIONAL = {
     "kv_heads": "num_key_value_heads", "max_positions": "max_position_embeddings",
     "experts_per_token": "num_experts_per_tok", "router_groups": "n_group", "mtp_layers": "num_nextn_predict_layers",
     "linear_key_heads": "linear_num_key_heads", "linear_value_heads": "linear_num_value_heads",
+    "linear_key_dim": "linear_key_head_dim", "linear_value_dim": "linear_value_head_dim",
+    "linear_kernel": "linear_conv_kernel_dim", "head_dim": "head_dim", "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank", "qk_nope": "qk_nope_head_dim", "qk_rope": "qk_rope_head_dim",
+    "value_dim": "v_head_dim", "index_heads": "index_n_heads", "index_dim": "index_head_dim",
 }  # fmt: skip
 
 
@@ -110,11 +178,13 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
     written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
     if family.experts and written:
         config = {**config, family.experts: config[written]}
+    config = {**family.defaults, **config}
     problems = list(_problems(config, family))
     if problems:
         raise ModelError(f"{name}: " + "; ".join(problems))
     sizes = {field: config[key] for field, key in _REQUIRED.items()}
-    sizes |= {"kv_heads": sizes["heads"]} | {f: config[key] for f, key in _OPTIONAL.items() if config.get(key)}
+    sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["hidden_size"] // sizes["heads"]}
+    sizes |= {f: config[key] for f, key in _OPTIONAL.items() if config.get(key)}
     expert_ffn = config[family.expert_ffn] if family.experts else 0
     shared = config.get(family.shared_ffn) or (config.get(family.shared_experts) or 0) * expert_ffn
     return ModelSpec(
@@ -127,7 +197,34 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         shared_ffn=shared,
         expert_bias=family.expert_bias,
         latent_attention=family.latent_attention,
+        linear_layers=tuple(_linear_layers(config)) if family.linear_attention else (),
+        dense_layers=tuple(_dense_layers(config, family)) if family.experts else (),
+        qk_norm=family.qk_norm if config.get("use_qk_norm", family_name != "glm4_moe") else "",
+        qkv_bias=bool(config.get("attention_bias")) and "q" in family.bias,
+        output_bias=bool(config.get("attention_bias")) and "o" in family.bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norms=family.norms,
+        shared_gate=family.shared_ffn != "",
     )
+
+
+def _linear_layers(config: Mapping[str, Any]) -> Iterator[int]:
+    """Layers with linear attention: `layer_types`, or all but every fourth (transformers' Qwen3NextConfig)."""
+    types = config.get("layer_types")
+    for layer in range(config["num_hidden_layers"]):
+        if types[layer] == "linear_attention" if types else (layer + 1) % config["full_attention_interval"]:
+            yield layer
+
+
+def _dense_layers(config: Mapping[str, Any], family: Family) -> Iterable[int]:
+    """Layers without experts: the first ones (DeepSeek, GLM), or those that `decoder_sparse_step` leaves out (Qwen)."""
+    layers = range(config["num_hidden_layers"])
+    if "first_k_dense_replace" in family.defaults:
+        return layers[: config["first_k_dense_replace"]]
+    if "decoder_sparse_step" not in family.defaults:
+        return ()
+    step, named = config["decoder_sparse_step"], config.get("mlp_only_layers") or ()
+    return (layer for layer in layers if (layer + 1) % step or layer in named)
 
 
 def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:

@@ -53,3 +53,23 @@ class BatchSpec:
     def sequences(self) -> int:
         """Sequences of one step."""
         return self.n_prompts * self.n_samples
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """What else decides how much memory is needed. `gpu_bytes` None: the size of a GPU is not known.
+
+    `bucket_bytes` are sent at once in a weight update. `mem_fraction_static` is SGLang's: the share of a GPU for weights
+    and KV cache. With `offload` engines that share GPUs take turns on them, their weights waiting in the host's memory.
+    """
+
+    gpu_bytes: int | None = None
+    dtype: str = "bfloat16"
+    mem_fraction_static: float = 0.8
+    bucket_bytes: int = 512 << 20
+    offload: bool = False
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number of `dtype`."""
+        return {"bfloat16": 2, "float32": 4}[self.dtype]

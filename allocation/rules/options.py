@@ -49,7 +49,7 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
         return
     if settings.num_layers_in_first_pipeline_stage or settings.num_layers_in_last_pipeline_stage:
         yield Problem("pipeline_model_parallel_layout excludes num_layers_in_first/last_pipeline_stage")
-    stages = _expand(text)
+    stages = pipeline_stages(text)
     if stages is None:
         yield Problem(f"pipeline_model_parallel_layout {text[:60]!r} is not made of E, t, m, L, `|` and (…)*n")
         return
@@ -83,7 +83,7 @@ def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelS
 _REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL]))\*([0-9]{1,3})")
 
 
-def _expand(text: str) -> list[str] | None:
+def pipeline_stages(text: str) -> list[str] | None:
     """The stages of a layout string with all repetitions written out, None when it is malformed or absurd."""
     while match := _REPEAT.search(text):
         text = text[: match.start()] + (match[1] or match[2] or "") * int(match[3]) + text[match.end() :]

@@ -1,0 +1,353 @@
+"""Bytes per GPU of every engine in every phase, from the shapes alone.
+
+Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
+in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). What a layer keeps for backward
+follows from Transformer Engine's modules (`module/layernorm_linear.py`, `attention/dot_product_attention`), in the
+manner of Korthikanti et al., arXiv 2205.05198; Megatron-LM's own estimate is `training/theoretical_memory_usage.py`.
+Logits are the trainer's (`areal_like/trainer/logprobs.py`): as they come, and once more as their gradient.
+Sizes are those of the pipeline stage that needs most; experts are taken to be equally busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from allocation.model_spec import ModelSpec
+from allocation.parameters import Held, Parameters, has_experts, held, layer, stages, vocabulary
+from allocation.plan import EnginePlan, ParallelSizes, Plan
+from allocation.resolve import SERVER
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+
+# Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
+# gives; NCCL's buffers for each communicator with company; what SGLang's CUDA graphs and prefill take.
+CONTEXT = 600 << 20
+WORKSPACE = 100 << 20
+COMMUNICATOR = 100 << 20
+GRAPHS = 2 << 30
+# Reserved by torch's allocator beyond what is allocated at the peak.
+FRAGMENTATION = 0.03
+DEFAULT_TOKENS = 16384
+_PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One use of memory."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What lies on a GPU at the worst moment of a phase."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def largest(self) -> Item:
+        return max(self.items, key=lambda item: item.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The phases of one engine. `stage` is the pipeline stage that needs most. `kv_tokens` are those that a server's KV
+    cache has room for, where the GPU's size is known, `kv_token_bytes` what one takes."""
+
+    role: str
+    phases: tuple[Phase, ...]
+    stage: int = 0
+    kv_token_bytes: int = 0
+    kv_tokens: int | None = None
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    def phase(self, name: str) -> Phase:
+        """Raises `StopIteration` for a phase that the engine does not have."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All that the memory model is told beside an engine."""
+
+    model: ModelSpec
+    megatron: MegatronSettings = MegatronSettings()
+    memory: MemorySettings = MemorySettings()
+    batch: BatchSpec | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch, over the ranks of context parallelism."""
+        batch = self.batch
+        if batch is None:
+            return DEFAULT_TOKENS
+        if batch.micro_batch is not None and batch.max_length is not None:
+            return batch.micro_batch * batch.max_length
+        return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)
+
+
+def footprints(plan: Plan, work: Workload) -> tuple[Footprint, ...]:
+    """The memory of every engine of a plan."""
+    return tuple(footprint(engine, work) for engine in plan.engines)
+
+
+def footprint(engine: EnginePlan, work: Workload) -> Footprint:
+    """The memory of one engine."""
+    if engine.kind == SERVER:
+        return _server(engine.role, engine.sizes, work)
+    if engine.backend == "fsdp":
+        return _fsdp(engine.role, engine.sizes, work)
+    return trainer(engine.role, engine.sizes, work)
+
+
+def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """A Megatron trainer: the stage with the highest peak."""
+    layers = stages(work.model, sizes, work.megatron)
+    ends = range(sizes.pp) if work.model.dense_layers or work.model.linear_layers else {0, sizes.pp - 1}
+    stage_phases = {stage: _phases(sizes, work, layers[stage], stage) for stage in sorted(ends)}
+    worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
+    return Footprint(role, tuple(stage_phases[worst]), worst)
+
+
+def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int) -> list[Phase]:
+    model, first, last = work.model, stage == 0, stage == sizes.pp - 1
+    mine = held(model, sizes, layers, first=first, last=last)
+    static = _static(mine, sizes, work)
+    loaded = [item for item in static if item.name != "Adam's moments"]
+    beside = [Item("CUDA and libraries", CONTEXT + WORKSPACE), Item("NCCL", COMMUNICATOR * _communicators(sizes))]
+    tokens = work.tokens // sizes.cp
+    kept, unit = _activations(sizes, work, layers, stage, tokens)
+    logits = last * tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * work.memory.item
+    inside = max((layer_workspace(model, sizes, number, work) * tokens for number in layers), default=0)
+    table = vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
+    head_gradient = table if last else 0
+    both_ends = head_gradient if model.tied_embeddings and first else 0
+    ends = last * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
+    # Backward begins at the head, where the logits lie twice, and goes on with the layers, one recomputed unit a time.
+    at_head = [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
+    in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
+    deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
+    forward = [Item("logits", logits), Item("inside a layer", inside)] if logits >= inside else [Item("inside a layer", inside)]
+    exported = _largest_gathered(model, sizes, work)
+    named = {
+        "load": [*loaded, Item("largest weight", exported)],
+        "log-probs": [*static, *forward],
+        "forward and backward": [*static, Item("activations", kept), *deeper],
+        "optimizer step": static,
+        "weight update": [*static, Item("gathered weights", exported), Item("bucket", work.memory.bucket_bytes)],
+        "save": static,
+    }
+    return [Phase(name, tuple(item for item in (*items, *beside) if item.bytes)) for name, items in named.items()]
+
+
+def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """Weights, gradients, main weights and moments; the distributed optimizer shards the last two."""
+    item, sharded = work.memory.item, work.megatron.use_distributed_optimizer
+    copies = work.megatron.num_distributed_optimizer_instances
+    dense_over = max(1, sizes.dp * sizes.cp // copies) if sharded else 1
+    owned = -(-mine.dense // dense_over) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
+    return [
+        Item("weights", mine.total * item),
+        Item("gradients (float32)", mine.total * 4),
+        Item("main weights (float32)", owned * 4 if item < 4 else 0),
+        Item("Adam's moments", owned * 8),
+    ]
+
+
+def _communicators(sizes: ParallelSizes) -> int:
+    """NCCL communicators that move tensors on a rank."""
+    s = sizes
+    return sum(size > 1 for size in (s.tp, s.cp, s.pp, s.dp * s.cp, s.ep * s.etp, s.edp if s.ep * s.etp > 1 else 1))
+
+
+def _activations(
+    sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, tokens: int
+) -> tuple[int, int]:
+    """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew."""
+    settings, model = work.megatron, work.model
+    each = [layer_activations(model, sizes, number, work) * tokens for number in layers]
+    entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
+    unit = 0
+    if settings.recompute_granularity == "full" and layers:
+        step, per_chunk = settings.recompute_num_layers or 1, max(1, len(layers) // sizes.vpp)
+        if settings.recompute_method == "block":
+            anew = min(step, per_chunk) * sizes.vpp
+            unit, each = max(each), [*[entry] * anew, *each[anew:]]
+        else:
+            unit = max(sum(each[i : i + step]) for i in range(0, len(each), step))
+            each = [entry] * (-(-per_chunk // step) * sizes.vpp)
+    in_flight, chunks = _in_flight(sizes, work, stage)
+    return int(sum(each) * in_flight / chunks), unit
+
+
+def _in_flight(sizes: ParallelSizes, work: Workload, stage: int) -> tuple[int, int]:
+    """Chunks of a stage whose activations wait for their backward at once, and chunks of a micro-batch.
+
+    Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` with one chunk a rank, else
+    `(pp - stage - 1) * 2 + (vpp - 1) * pp + 1`; never more than there are.
+    """
+    pp, vpp = sizes.pp, sizes.vpp
+    at_once = pp - stage if vpp == 1 else (pp - stage - 1) * 2 + (vpp - 1) * pp + 1
+    return min(at_once, micro_batches(sizes, work) * vpp), vpp
+
+
+def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
+    """Micro-batches of a rank in one optimizer step; many when the batch is not known."""
+    batch = work.batch
+    if batch is None or batch.max_length is None:
+        return 1 << 20
+    sequences = max(1, batch.sequences // batch.n_minibatches // sizes.dp)
+    if batch.micro_batch is not None:
+        return max(1, sequences // batch.micro_batch)
+    return max(1, -(-sequences * batch.max_length // work.tokens))
+
+
+def layer_activations(model: ModelSpec, sizes: ParallelSizes, number: int, work: Workload) -> int:
+    """Bytes that layer `number` keeps for backward, for each token of a rank (before tensor parallelism)."""
+    item, tp = work.memory.item, sizes.tp
+    modules = set(work.megatron.recompute_modules) if work.megatron.recompute_granularity == "selective" else set()
+    hidden = model.hidden_size / tp * item  # sequence parallelism is on wherever TP is
+    norms = 2 * hidden * (model.norms - ("layernorm" in modules))
+    kept = norms + _attention_activations(model, sizes, number, item, modules)
+    if not has_experts(model, number):
+        return int(kept + (0 if "mlp" in modules else 3 * model.ffn * item / tp))
+    if "moe" in modules:
+        return int(kept)
+    return int(kept + _moe_activations(model, sizes, item, modules))
+
+
+def _attention_activations(
+    model: ModelSpec, sizes: ParallelSizes, number: int, item: int, modules: set[str]
+) -> float:
+    """Queries, keys and values as attention takes them, as the norm before it takes them, its output and log-sums."""
+    tp = sizes.tp
+    sums = 4 * model.heads / tp
+    if number in model.linear_layers:
+        keys, values = (
+            model.linear_key_heads * model.linear_key_dim,
+            model.linear_value_heads * model.linear_value_dim,
+        )
+        return 3 * (2 * keys + 2 * values) * item / tp
+    if model.latent_attention:
+        q, out = model.query_width, model.heads * model.value_dim
+        compressed = 2 * (model.q_rank + model.kv_rank) + model.qk_rope
+        up = 0 if "mla_up_proj" in modules else 2 * q + model.heads * (model.qk_nope + 2 * model.value_dim)
+        return (compressed + (up + out) / tp) * item + sums
+    q = model.heads * model.head_dim / tp
+    kv = model.head_dim * max(1, model.kv_heads / tp)
+    normed = q + kv if model.qk_norm else 0
+    gate = q if model.linear_layers else 0
+    return (2 * q + 2 * kv + normed + gate) * item + sums
+
+
+def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules: set[str]) -> float:
+    """Router and permutation, the tokens as experts take them, their activations, and the shared experts."""
+    local = 1 / sizes.tp
+    chosen, h, width = model.experts_per_token, model.hidden_size, model.expert_ffn
+    router = model.experts * (3 * 4 + 1 + 2 * 4)  # logits, scores and probabilities; the map; the permutation's map
+    activation = 2 if "moe_act" in modules else 3
+    experts = chosen * (h * sizes.etp + activation * width) * item
+    shared = 0 if "shared_experts" in modules else 3 * model.shared_ffn * item
+    return local * (router + experts + shared)
+
+
+def layer_workspace(model: ModelSpec, sizes: ParallelSizes, number: int, work: Workload) -> int:
+    """Bytes for each token that backward through a layer needs for a moment: gradients of its widest activations."""
+    item, tp = work.memory.item, sizes.tp
+    width = 3 * model.ffn / tp
+    if has_experts(model, number):
+        width = model.experts_per_token * (2 * model.hidden_size * sizes.etp + 3 * model.expert_ffn) / tp
+    return int((width + 2 * model.hidden_size * (1 + (tp > 1))) * item)
+
+
+def _largest_gathered(model: ModelSpec, sizes: ParallelSizes, work: Workload) -> int:
+    """The largest weight under its Hugging Face name, gathered from all ranks that have a part of it."""
+    spread = max(sizes.tp, sizes.pp, sizes.ep, sizes.etp) > 1
+    largest = max(vocabulary(model), model.hidden_size * model.ffn, model.hidden_size * model.query_width)
+    return largest * work.memory.item * (2 if spread else 0)
+
+
+def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """FSDP2 with float32 weights in shards, which are gathered in `dtype` a layer at a time (torch fully_shard)."""
+    model, item = work.model, work.memory.item
+    shards, tokens = sizes.dp * sizes.cp, work.tokens // sizes.cp
+    layers = [layer(model, number) for number in range(model.layers)]
+    per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in layers]
+    tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
+    owned = -(-(sum(per_layer) + tables + model.hidden_size) // shards)
+    static = [Item("weights (float32 shards)", owned * 4), Item("gradients (float32 shards)", owned * 4)]
+    static.append(Item("Adam's moments", owned * 8))
+    gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
+    full = work.megatron.recompute_granularity == "full"
+    one = [layer_activations(model, sizes, number, work) * tokens for number in range(model.layers)]
+    kept = model.hidden_size * item * tokens * model.layers + max(one) if full else sum(one)
+    logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
+    beside = [Item("CUDA and libraries", CONTEXT + WORKSPACE), Item("NCCL", COMMUNICATOR * _communicators(sizes))]
+    export = Item("gathered weights", 2 * vocabulary(model) * item)
+    named = {
+        "load": [static[0]],
+        "log-probs": [*static, gathered, Item("logits", logits)],
+        "forward and backward": [*static, gathered, Item("activations", kept), Item("logits", logits),
+                                 Item("their gradient", logits)],
+        "optimizer step": static,
+        "weight update": [*static, export, Item("bucket", work.memory.bucket_bytes)],
+        "save": static,
+    }  # fmt: skip
+    return Footprint(role, tuple(Phase(name, (*items, *beside)) for name, items in named.items()))
+
+
+def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """An SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
+    model, memory = work.model, work.memory
+    weights = server_weights(model, sizes) * memory.item
+    per_token = kv_token_bytes(model, sizes, memory.item)
+    context = Item("CUDA and libraries", CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
+    room = None
+    cache = 0
+    if memory.gpu_bytes is not None:
+        cache = max(0, int(memory.gpu_bytes * memory.mem_fraction_static) - weights - context.bytes)
+        room = cache // per_token if per_token else 0
+    elif work.batch is not None and work.batch.max_length is not None:
+        cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
+    held_weights, kv = Item("weights", weights), Item("KV cache", cache)
+    phases = (
+        Phase("load", (held_weights, context)),
+        Phase("rollout", (held_weights, kv, Item("CUDA graphs and prefill", GRAPHS), context)),
+        Phase("weight update", (held_weights, kv, Item("bucket", memory.bucket_bytes), Item("CUDA graphs", GRAPHS // 2), context)),
+    )
+    return Footprint(role, phases, 0, per_token, room)
+
+
+def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
+    """Parameters on one GPU of a server; TP splits experts too, whole (EP) or in columns."""
+    layers = sum((layer(model, number) for number in range(model.layers)), Parameters())
+    tables = (1 if model.tied_embeddings else 2) * vocabulary(model, 64 * sizes.tp) // sizes.tp
+    return (layers.dense_on(sizes.tp, model.kv_heads) + layers.experts // sizes.tp) // sizes.pp + tables
+
+
+def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
+    """Bytes of KV cache that a token takes on one GPU of a server; latent attention keeps one vector on each."""
+    layers = (model.layers - len(model.linear_layers)) // sizes.pp
+    if model.latent_attention:
+        return layers * (model.kv_rank + model.qk_rope) * item
+    return layers * 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item
+
+
+def needed(prints: Iterable[Footprint], work: Workload) -> int:
+    """Bytes that engines need together on a GPU that they share: all peaks, or the highest with offloading."""
+    peaks = [with_reserve(one.peak.bytes) if one.kv_tokens is None else one.peak.bytes for one in prints]
+    return max(peaks, default=0) if work.memory.offload else sum(peaks)
+
+
+def with_reserve(size: int) -> int:
+    """What torch's allocator asks the GPU for when `size` is allocated."""
+    return int(size * (1 + FRAGMENTATION))

@@ -1,0 +1,163 @@
+"""How many parameters a model has, and how many of them a rank holds: the shapes of transformers' modeling files.
+
+Counts are those of `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
+without layers for multi-token prediction, which neither transformers nor the trainer builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allocation.model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from allocation.plan import ParallelSizes
+    from allocation.settings import MegatronSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters by how they are spread.
+
+    `split` lie once on the ranks of a tensor-parallel group, `kv` too, as long as there are heads enough, `copied` on
+    each of its ranks, `experts` once on the ranks of an expert and expert-tensor parallel block.
+
+    """
+
+    split: int = 0
+    kv: int = 0
+    copied: int = 0
+    experts: int = 0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(
+            self.split + other.split, self.kv + other.kv, self.copied + other.copied, self.experts + other.experts
+        )
+
+    @property
+    def total(self) -> int:
+        """All of them, each once."""
+        return self.split + self.kv + self.copied + self.experts
+
+    def dense_on(self, tp: int, kv_heads: int) -> int:
+        """Parameters on one tensor-parallel rank, without its experts; KV heads are copied where there are too few."""
+        return -(-self.split // tp) + -(-self.kv // min(tp, kv_heads)) + self.copied
+
+
+def total_parameters(model: ModelSpec) -> int:
+    """All parameters of a model; a tied output layer counts once."""
+    tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
+    return sum((layer(model, number).total for number in range(model.layers)), tables + model.hidden_size)
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that a token passes through: its experts, all else, and the output layer but not the embedding."""
+    layers = [layer(model, number) for number in range(model.layers)]
+    share = model.experts_per_token / model.experts if model.experts else 0
+    inner = sum(p.total - p.experts + int(p.experts * share) for p in layers)
+    return inner + vocabulary(model) + model.hidden_size
+
+
+def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
+    """Parameters of an embedding or an output layer with its rows padded to a `multiple`."""
+    return -(-model.vocab_size // multiple) * multiple * model.hidden_size
+
+
+def layer(model: ModelSpec, number: int) -> Parameters:
+    """The parameters of decoder layer `number`."""
+    attention = _linear(model) if number in model.linear_layers else _latent(model) if model.latent_attention else None
+    norms = Parameters(copied=model.norms * model.hidden_size)
+    return (attention or _attention(model)) + feed_forward(model, number) + norms
+
+
+def feed_forward(model: ModelSpec, number: int) -> Parameters:
+    """Of one layer: the dense part, or router, experts and shared experts."""
+    h = model.hidden_size
+    if not has_experts(model, number):
+        bias = model.mlp_bias * 2 * model.ffn
+        return Parameters(split=3 * h * model.ffn + bias, copied=model.mlp_bias * h)
+    each = 3 * h * model.expert_ffn + model.expert_bias * (2 * model.expert_ffn + h)
+    router = model.experts * (h + model.expert_bias) + model.shared_gate * h
+    return Parameters(split=3 * h * model.shared_ffn, copied=router, experts=model.experts * each)
+
+
+def has_experts(model: ModelSpec, number: int) -> bool:
+    """Whether layer `number` has experts."""
+    return model.experts > 0 and number not in model.dense_layers
+
+
+def _attention(model: ModelSpec) -> Parameters:
+    h, q, kv = model.hidden_size, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    gate = q if model.linear_layers else 0  # Qwen3-Next's full attention has a gate for every query
+    norm = {"": 0, "head": 2 * model.head_dim, "full": q + kv}[model.qk_norm]
+    sinks = model.heads if model.expert_bias else 0  # gpt-oss
+    split = h * (2 * q + gate) + sinks + model.qkv_bias * (q + gate)
+    return Parameters(split, 2 * kv * (h + model.qkv_bias), norm + model.output_bias * h)
+
+
+def _latent(model: ModelSpec) -> Parameters:
+    """Multi-head latent attention; the compressing matrices are on every tensor-parallel rank."""
+    h, heads, biased = model.hidden_size, model.heads, model.qkv_bias
+    inner = (model.q_rank or h) * model.query_width
+    inner += model.kv_rank * heads * (model.qk_nope + model.value_dim) + heads * model.value_dim * h
+    copied = (h + biased) * (model.kv_rank + model.qk_rope) + model.kv_rank
+    copied += (h + biased + 1) * model.q_rank + model.output_bias * h
+    if model.index_heads:
+        copied += model.index_heads * (model.q_rank * model.index_dim + h) + model.index_dim * (h + 2)
+    return Parameters(split=inner, copied=copied)
+
+
+def _linear(model: ModelSpec) -> Parameters:
+    """A gated delta net: queries and keys, values and gates, a convolution, two numbers and two vectors per head."""
+    h, values = model.hidden_size, model.linear_value_heads
+    keys, width = model.linear_key_heads * model.linear_key_dim, values * model.linear_value_dim
+    projections = h * (2 * keys + 2 * width + 2 * values) + width * h
+    convolution = model.linear_kernel * (2 * keys + width)
+    return Parameters(split=projections + convolution + 2 * values, copied=model.linear_value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters on one rank: those of the dense grid and those of the experts' grid, which have optimizers apart."""
+
+    dense: int
+    expert: int
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.expert
+
+
+def held(model: ModelSpec, sizes: ParallelSizes, layers: Iterable[int], *, first: bool, last: bool) -> Held:
+    """What a rank of a trainer holds whose pipeline stage has `layers`, and the embedding (`first`), and the head."""
+    parts = sum((layer(model, number) for number in layers), Parameters())
+    table = vocabulary(model, sizes.tp) // sizes.tp
+    tables = first + (last and not (model.tied_embeddings and first))
+    dense = parts.dense_on(sizes.tp, model.kv_heads) + tables * table + last * model.hidden_size
+    return Held(dense, -(-parts.experts // (sizes.ep * sizes.etp)))
+
+
+def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[list[int]]:
+    """The layers of each pipeline stage, those of its virtual stages together (Megatron-LM transformer_layer.py)."""
+    from allocation.rules.options import pipeline_stages
+
+    if (written := settings.pipeline_model_parallel_layout) and (parts := pipeline_stages(written)):
+        chunks = [part.count("t") for part in parts]
+    else:
+        ends = settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
+        middle = sizes.pp - sum(end is not None for end in ends)
+        even = (model.layers - sum(end or 0 for end in ends)) // max(1, middle)
+        per_rank = [even] * sizes.pp
+        if ends[0] is not None:
+            per_rank[0] = ends[0]
+        if ends[1] is not None:
+            per_rank[-1] = ends[1]
+        chunks = [count // sizes.vpp for _ in range(sizes.vpp) for count in per_rank]
+    found: list[list[int]] = [[] for _ in range(sizes.pp)]
+    start = 0
+    for place, count in enumerate(chunks):
+        found[place % sizes.pp] += range(start, start + count)
+        start += count
+    return found

@@ -1,0 +1,332 @@
+"""Peak memory of the trainer in each phase, measured, and what the memory model says of the same layout.
+
+python -m benchmarks.memory --device cuda --out FILE [--only NAME ...] [--ranks N]
+
+Each case builds the engine in fresh processes, one for each rank, with random weights made on the spot. Sizes are what
+torch's allocator gave out at most (`max_memory_allocated`) and took from the GPU (`max_memory_reserved`), and what was
+taken from the device over all of the phases. On CPU, where nobody counts, only the tensors of the engine are summed:
+a rehearsal with a tiny model. Results are written after every case.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import allocation
+from allocation.memory import Workload, trainer
+from allocation.model_spec import from_config
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+from benchmarks.report import ROOT, circumstances
+
+EXAMPLE = ROOT / "examples" / "math" / "gsm8k_grpo_qwen3_0.6b.yaml"
+LENGTH = 2048
+CASE_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape in a layout. `tokens` are those of a micro-batch, of which a step has two on each rank."""
+
+    name: str
+    shape: str
+    layout: str = "megatron:d1"
+    tokens: int = 16384
+    recompute: Mapping[str, Any] = field(default_factory=dict)
+
+
+DENSE = {"tokenizer": "bytes", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
+         "max_position_embeddings": 40960}  # fmt: skip
+
+
+def dense(hidden: int, layers: int, heads: int, ffn: int, **more: Any) -> dict[str, Any]:
+    return DENSE | {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": ffn,
+    } | more  # fmt: skip
+
+
+SHAPES = {
+    "qwen3-0.6b": dense(1024, 28, 16, 3072),
+    "qwen3-1.7b": dense(2048, 28, 16, 6144),
+    "qwen3-4b": dense(2560, 36, 32, 9728),
+    "qwen3-8b-20-layers": dense(4096, 20, 32, 12288, tie_word_embeddings=False),
+    "qwen3-moe-6-layers": dense(
+        2048, 6, 32, 6144, num_key_value_heads=4, tie_word_embeddings=False, num_experts=64, num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
+    "tiny": {"tokenizer": "bytes", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96},
+    "tiny-moe": {"tokenizer": "bytes", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+                 "tie_word_embeddings": False, "num_experts": 4, "moe_intermediate_size": 32},
+}  # fmt: skip
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+CASES = {
+    case.name: case
+    for case in (
+        Case("0.6b", "qwen3-0.6b"),
+        Case("0.6b short", "qwen3-0.6b", tokens=4096),
+        Case("0.6b full", "qwen3-0.6b", recompute=FULL),
+        Case("1.7b", "qwen3-1.7b"),
+        Case("1.7b block", "qwen3-1.7b", recompute=FULL | {"recompute_method": "block", "recompute_num_layers": 14}),
+        Case("4b", "qwen3-4b", tokens=8192),
+        Case("4b full", "qwen3-4b", tokens=32768, recompute=FULL),
+        Case("moe", "qwen3-moe-6-layers"),
+        Case("8b cut full", "qwen3-8b-20-layers", tokens=8192, recompute=FULL),
+        Case("tiny", "tiny", tokens=512),
+        Case("tiny moe", "tiny-moe", tokens=512),
+        Case("0.6b t2", "qwen3-0.6b", "megatron:d1t2"),
+        Case("1.7b d2", "qwen3-1.7b", "megatron:d2"),
+        Case("1.7b p2", "qwen3-1.7b", "megatron:d1p2"),
+        Case("4b c2", "qwen3-4b", "megatron:d1c2", tokens=16384),
+        Case("moe e2", "qwen3-moe-6-layers", "megatron:(attn:d2|ffn:e2)"),
+        Case("4b d2t2", "qwen3-4b", "megatron:d2t2"),
+        Case("moe e4", "qwen3-moe-6-layers", "megatron:(attn:d2t2|ffn:e4)"),
+    )
+}
+DEFAULT = {
+    "cuda": ["0.6b", "0.6b short", "0.6b full", "1.7b", "1.7b block", "moe", "4b", "4b full", "8b cut full"],
+    "cpu": ["tiny", "tiny moe"],
+}
+
+
+def main(
+    out: Annotated[Path, typer.Option()],
+    device: Annotated[str, typer.Option()] = "cuda",
+    only: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}")] = None,
+    limit_s: Annotated[int, typer.Option(help="seconds after which no further case starts")] = 500,
+) -> None:
+    start, results = time.monotonic(), []
+    head = circumstances()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in only or DEFAULT[device]:
+            if time.monotonic() - start > limit_s:
+                print(f"{name}: left out, {limit_s} s are over", flush=True)
+                continue
+            begun = time.monotonic()
+            result = measure(CASES[name], device, Path(folder))
+            results.append({**result, "seconds": round(time.monotonic() - begun, 1)})
+            show(results[-1])
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps({**head, "unit": "bytes", "cases": results}, indent=1) + "\n")
+
+
+def measure(case: Case, device: str, folder: Path) -> dict[str, Any]:
+    """One case in as many processes as its layout has ranks; the figures of the rank with the highest peak."""
+    plan = allocation.compile(case.layout)
+    engine = plan.engines[0]
+    work = folder / case.name.replace(" ", "_")
+    work.mkdir()
+    ranks = []
+    for rank in range(engine.world_size):
+        command = [sys.executable, "-m", "benchmarks.memory", "rank", case.name, device, str(folder), str(work), str(rank)]
+        ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        outputs = [rank.communicate(timeout=CASE_LIMIT_S)[0] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        outputs = [f"no answer within {CASE_LIMIT_S} s"]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    head = {"name": case.name, "shape": SHAPES[case.shape], "layout": case.layout, "tokens": case.tokens,
+            "length": min(LENGTH, case.tokens), "recompute": dict(case.recompute)}  # fmt: skip
+    files = sorted(work.glob("rank*.json"))
+    if len(files) < len(ranks):
+        return head | {"failed": outputs[0][-2000:]}
+    figures = [json.loads(file.read_text()) for file in files]
+    worst = max(figures, key=lambda one: one["phases"]["forward and backward"]["peak"])
+    return head | worst | {"predicted": predicted(head)}
+
+
+def predicted(result: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of tensors in each phase by the memory model: without what the device needs beside the allocator's."""
+    from areal_like.config.schema import InitModelConfig
+    from areal_like.demo.init_model import model_config
+
+    sizes = allocation.compile(result["layout"]).engines[0].sizes
+    model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
+    batch = BatchSpec(2 * result["tokens"] // result["length"] * sizes.dp, 1, 1, result["length"], result["tokens"])
+    settings = MegatronSettings(**result["recompute"])
+    phases = trainer("actor", sizes, Workload(model, settings, MemorySettings(), batch)).phases
+    beside = ("CUDA and libraries", "NCCL")
+    return {p.name: sum(item.bytes for item in p.items if item.name not in beside) for p in phases}
+
+
+def show(result: Mapping[str, Any]) -> None:
+    if "failed" in result:
+        print(f"{result['name']}: failed\n{result['failed']}", flush=True)
+        return
+    print(f"{result['name']} ({result['seconds']} s)", flush=True)
+    for name, measured in result["phases"].items():
+        if name in result["predicted"]:
+            said = result["predicted"][name]
+            error = said / measured["peak"] - 1
+            print(f"  {name:22} {measured['peak'] / 2**30:8.3f} GiB, predicted {said / 2**30:8.3f} ({error:+.1%})", flush=True)
+
+
+class Rank:
+    """One rank: phases, and what they took."""
+
+    def __init__(self, case: Case, device: str, folder: Path, work: Path, rank: int) -> None:
+        from areal_like.config.load import load
+        from areal_like.trainer.megatron.engine import MegatronEngine  # before the lock: it takes longest
+
+        self.case, self.device, self.rank = case, device, rank
+        self.sizes = allocation.compile(case.layout).engines[0].sizes
+        overrides = [f"device={device}", "actor.init_model=null", "actor.path=model"]
+        overrides += [f"actor.mb_spec.max_tokens_per_mb={case.tokens}"]
+        overrides += [f"actor.megatron.{name}={value}" for name, value in case.recompute.items()]
+        self.actor = load(EXAMPLE, overrides).config.actor
+        self.make, self.folder, self.work = MegatronEngine, folder, work
+
+    def run(self) -> dict[str, Any]:
+        from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo
+        from areal_like.trainer.engine import EngineSpec
+        from areal_like.types import LossSpec
+
+        model = made_model(SHAPES[self.case.shape], self.folder / self.case.shape, self.device)
+        phases: dict[str, dict[str, int]] = {}
+        free = self.free()
+        spec = EngineSpec(self.actor, model, self.sizes, self.device, 1, 1000)
+        self.engine = self.phase(phases, "load", lambda: self.make(spec, self.meet()))
+        batch, loss = self.batch(), LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
+        self.phase(phases, "first log-probs", lambda: self.engine.log_probs(batch))
+        self.phase(phases, "first step", lambda: self.engine.train(batch, loss))
+        seconds = time.perf_counter()
+        self.phase(phases, "forward and backward", lambda: self.engine.train(batch, loss))
+        seconds = time.perf_counter() - seconds
+        self.phase(phases, "log-probs", lambda: self.engine.log_probs(batch))
+        self.phase(phases, "weight update", self.export)
+        figures = {"phases": phases, "device_bytes": free - self.free(), "step_seconds": seconds,
+                   "tokens_per_step": len(batch.tokens)}  # fmt: skip
+        self.engine.shutdown()
+        return figures
+
+    def phase(self, phases: dict[str, dict[str, int]], name: str, call: Callable[[], Any]) -> Any:
+        """Runs a phase; `peak` and `reserved` are its highest, `after` is what stays."""
+        import torch
+
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        value = call()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            stats = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated()
+        else:
+            import gc
+
+            storages = {
+                tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for tensor in gc.get_objects()
+                if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+            }
+            stats = (sum(storages.values()),) * 3
+        phases[name] = dict(zip(("peak", "reserved", "after"), stats, strict=True))
+        return value
+
+    def free(self) -> int:
+        import torch
+
+        if self.device == "cpu":
+            return 0
+        torch.zeros(1, device="cuda")
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    def meet(self) -> Any:
+        from areal_like.cluster.lifetime import listen
+        from areal_like.trainer.engine import Rendezvous
+
+        world, place = self.sizes.dp * self.sizes.per_replica, self.work / "port"
+        if self.rank == 0:
+            listener = listen("127.0.0.1")
+            place.with_suffix(".new").write_text(str(listener.getsockname()[1]))
+            place.with_suffix(".new").rename(place)
+            return Rendezvous(0, world, "127.0.0.1", listener.getsockname()[1], listener=listener)
+        while not place.exists():
+            time.sleep(0.1)
+        return Rendezvous(self.rank, world, "127.0.0.1", int(place.read_text()))
+
+    def batch(self) -> Any:
+        """Two full micro-batches for each data-parallel rank; a quarter of each sequence is its prompt."""
+        from areal_like.types import Batch
+
+        length, rng = min(LENGTH, self.case.tokens), np.random.default_rng(0)
+        n = 2 * self.case.tokens // length * self.sizes.dp
+        total = n * length
+        mask = np.tile(np.repeat(np.float32([0, 1]), [length // 4, length - length // 4]), n)
+        return Batch(
+            lengths=np.full(n, length, np.int32),
+            tokens=rng.integers(4, SHAPES[self.case.shape]["vocab_size"], total, dtype=np.int32),
+            fields={
+                "loss_mask": mask,
+                "advantages": rng.normal(size=total).astype(np.float32),
+                "behaviour_logprobs": np.full(total, -12, np.float32),
+                "on_policy": np.ones(total, np.float32),
+            },
+        )
+
+    def export(self) -> None:
+        from areal_like.weights.collective.rank import CollectiveSender
+
+        sender = CollectiveSender(self.engine, self.rank, "127.0.0.1")
+        for number in range(len(sender.layout(MemorySettings().bucket_bytes >> 20))):
+            sender.prepare(number)
+            sender._flat = None
+
+
+def made_model(shape: Mapping[str, Any], folder: Path, device: str) -> Path:
+    """A checkpoint with random weights, made by the first that needs it, on the GPU where there is one."""
+    import torch
+    from safetensors.torch import save_file
+
+    from areal_like.config.schema import InitModelConfig
+    from areal_like.demo.init_model import _tensor_shapes, model_config
+
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            new.mkdir()
+            config = model_config(InitModelConfig(**shape), "bfloat16")
+            (new / "config.json").write_text(json.dumps(config))
+            weights = {
+                name: (torch.randn(size, dtype=torch.bfloat16, device=device) * 0.02).cpu()
+                if len(size) > 1
+                else torch.ones(size, dtype=torch.bfloat16)
+                for name, size in _tensor_shapes(config)
+            }
+            save_file(weights, new / "model.safetensors", {"format": "pt"})
+            new.rename(folder)
+    return folder
+
+
+def rank_main(name: str, device: str, folder: str, work: str, rank: str) -> None:
+    import os
+
+    if device == "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = rank
+    figures = Rank(CASES[name], device, Path(folder), Path(work), int(rank)).run()
+    file = Path(work, f"rank{rank}.json")
+    file.with_suffix(".new").write_text(json.dumps(figures))
+    file.with_suffix(".new").rename(file)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        rank_main(*sys.argv[2:])
+    else:
+        typer.run(main)
