@@ -1,4 +1,4 @@
-"""GPUs by name: memory, arithmetic and links, for the memory model and the planner. Figures are vendors' data sheets."""
+"""GPUs by name: memory, arithmetic and links, from the vendors' data sheets."""
 
 import re
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ _UNITS = {"gib": GIB, "g": GIB, "gb": 10**9, "mib": 1 << 20}
 
 
 def find_gpu(text: str) -> Gpu:
-    """`h200`, or a size of memory (`24GiB`), which says nothing of the speed: an H100's is assumed. Raises `ValueError`."""
+    """The GPU of a name, or one with a size of memory (`24GiB`) and an H100's speed. Raises `ValueError`."""
     name = text.strip().lower().replace("_", "-")
     name = {"a100": "a100-80", "h100-80": "h100", "4090": "rtx4090"}.get(name, name)
     if name in GPUS:

@@ -11,10 +11,10 @@ Sizes are those of the pipeline stage that needs most; experts are taken to be e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Held, Parameters, has_experts, held, layer, stages, vocabulary
+from allocation.parameters import Held, Parameters, has_experts, held, layer, stages, total_parameters, vocabulary
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
@@ -80,8 +80,8 @@ class Workload:
     """All that the memory model is told beside an engine."""
 
     model: ModelSpec
-    megatron: MegatronSettings = MegatronSettings()
-    memory: MemorySettings = MemorySettings()
+    megatron: MegatronSettings = field(default_factory=MegatronSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     batch: BatchSpec | None = None
 
     @property
@@ -136,14 +136,18 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     at_head = [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
     in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
     deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
-    forward = [Item("logits", logits), Item("inside a layer", inside)] if logits >= inside else [Item("inside a layer", inside)]
+    forward = (
+        [Item("logits", logits), Item("inside a layer", inside)]
+        if logits >= inside
+        else [Item("inside a layer", inside)]
+    )
     exported = _largest_gathered(model, sizes, work)
     named = {
         "load": [*loaded, Item("largest weight", exported)],
         "log-probs": [*static, *forward],
         "forward and backward": [*static, Item("activations", kept), *deeper],
         "optimizer step": static,
-        "weight update": [*static, Item("gathered weights", exported), Item("bucket", work.memory.bucket_bytes)],
+        "weight update": [*static, Item("gathered weights", exported), Item("bucket", _bucket(model, work))],
         "save": static,
     }
     return [Phase(name, tuple(item for item in (*items, *beside) if item.bytes)) for name, items in named.items()]
@@ -225,22 +229,17 @@ def layer_activations(model: ModelSpec, sizes: ParallelSizes, number: int, work:
     return int(kept + _moe_activations(model, sizes, item, modules))
 
 
-def _attention_activations(
-    model: ModelSpec, sizes: ParallelSizes, number: int, item: int, modules: set[str]
-) -> float:
+def _attention_activations(model: ModelSpec, sizes: ParallelSizes, number: int, item: int, modules: set[str]) -> float:
     """Queries, keys and values as attention takes them, as the norm before it takes them, its output and log-sums."""
     tp = sizes.tp
     sums = 4 * model.heads / tp
     if number in model.linear_layers:
-        keys, values = (
-            model.linear_key_heads * model.linear_key_dim,
-            model.linear_value_heads * model.linear_value_dim,
-        )
-        return 3 * (2 * keys + 2 * values) * item / tp
+        keys = model.linear_key_heads * model.linear_key_dim
+        return 6 * (keys + model.linear_value_heads * model.linear_value_dim) * item / tp
     if model.latent_attention:
-        q, out = model.query_width, model.heads * model.value_dim
+        out, inner = model.heads * model.value_dim, 2 * model.query_width + model.heads * model.qk_nope
         compressed = 2 * (model.q_rank + model.kv_rank) + model.qk_rope
-        up = 0 if "mla_up_proj" in modules else 2 * q + model.heads * (model.qk_nope + 2 * model.value_dim)
+        up = 0 if "mla_up_proj" in modules else inner + 2 * out
         return (compressed + (up + out) / tp) * item + sums
     q = model.heads * model.head_dim / tp
     kv = model.head_dim * max(1, model.kv_heads / tp)
@@ -272,8 +271,18 @@ def layer_workspace(model: ModelSpec, sizes: ParallelSizes, number: int, work: W
 def _largest_gathered(model: ModelSpec, sizes: ParallelSizes, work: Workload) -> int:
     """The largest weight under its Hugging Face name, gathered from all ranks that have a part of it."""
     spread = max(sizes.tp, sizes.pp, sizes.ep, sizes.etp) > 1
-    largest = max(vocabulary(model), model.hidden_size * model.ffn, model.hidden_size * model.query_width)
-    return largest * work.memory.item * (2 if spread else 0)
+    return _largest(model, work) * (2 if spread else 0)
+
+
+def _largest(model: ModelSpec, work: Workload) -> int:
+    widest = max(model.vocab_size, model.ffn, model.query_width)
+    return model.hidden_size * widest * work.memory.item
+
+
+def _bucket(model: ModelSpec, work: Workload) -> int:
+    """Tensors that are sent at once: no more than there are, and at least one (`areal_like/weights/collective`)."""
+    everything = total_parameters(model) * work.memory.item
+    return max(min(work.memory.bucket_bytes, everything), _largest(model, work))
 
 
 def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
@@ -299,7 +308,7 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "forward and backward": [*static, gathered, Item("activations", kept), Item("logits", logits),
                                  Item("their gradient", logits)],
         "optimizer step": static,
-        "weight update": [*static, export, Item("bucket", work.memory.bucket_bytes)],
+        "weight update": [*static, export, Item("bucket", _bucket(model, work))],
         "save": static,
     }  # fmt: skip
     return Footprint(role, tuple(Phase(name, (*items, *beside)) for name, items in named.items()))
@@ -322,7 +331,10 @@ def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     phases = (
         Phase("load", (held_weights, context)),
         Phase("rollout", (held_weights, kv, Item("CUDA graphs and prefill", GRAPHS), context)),
-        Phase("weight update", (held_weights, kv, Item("bucket", memory.bucket_bytes), Item("CUDA graphs", GRAPHS // 2), context)),
+        Phase(
+            "weight update",
+            (held_weights, kv, Item("bucket", _bucket(model, work)), Item("CUDA graphs", GRAPHS // 2), context),
+        ),
     )
     return Footprint(role, phases, 0, per_token, room)
 

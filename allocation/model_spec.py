@@ -104,7 +104,7 @@ _DEEPSEEK = Family(
     "n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", latent_attention=True, bias="qkvo",
     defaults=_MLA | {"first_k_dense_replace": 3},
 )  # fmt: skip
-_SPARSE = replace(_DEEPSEEK, defaults=_DEEPSEEK.defaults | {"index_n_heads": 64, "index_head_dim": 128})
+_SPARSE = replace(_DEEPSEEK, defaults={**_DEEPSEEK.defaults, "index_n_heads": 64, "index_head_dim": 128})
 _GLM = Family(bias="qkv", defaults={"head_dim": 128})
 _QWEN2 = Family(bias="qkv", defaults=_BIAS)
 _QWEN3 = Family(bias="qkvo", qk_norm="head", defaults={"head_dim": 128})

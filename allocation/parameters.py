@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allocation.model_spec import ModelSpec
+from allocation.rules.options import pipeline_stages
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
@@ -141,8 +142,6 @@ def held(model: ModelSpec, sizes: ParallelSizes, layers: Iterable[int], *, first
 
 def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[list[int]]:
     """The layers of each pipeline stage, those of its virtual stages together (Megatron-LM transformer_layer.py)."""
-    from allocation.rules.options import pipeline_stages
-
     if (written := settings.pipeline_model_parallel_layout) and (parts := pipeline_stages(written)):
         chunks = [part.count("t") for part in parts]
     else:

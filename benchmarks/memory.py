@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +86,7 @@ CASES = {
         Case("8b cut full", "qwen3-8b-20-layers", tokens=8192, recompute=FULL),
         Case("tiny", "tiny", tokens=512),
         Case("tiny moe", "tiny-moe", tokens=512),
+        Case("tiny t2", "tiny", "megatron:d1t2", tokens=512),
         Case("0.6b t2", "qwen3-0.6b", "megatron:d1t2"),
         Case("1.7b d2", "qwen3-1.7b", "megatron:d2"),
         Case("1.7b p2", "qwen3-1.7b", "megatron:d1p2"),
@@ -97,7 +98,7 @@ CASES = {
 }
 DEFAULT = {
     "cuda": ["0.6b", "0.6b short", "0.6b full", "1.7b", "1.7b block", "moe", "4b", "4b full", "8b cut full"],
-    "cpu": ["tiny", "tiny moe"],
+    "cpu": ["tiny", "tiny t2"],
 }
 
 
@@ -126,11 +127,21 @@ def measure(case: Case, device: str, folder: Path) -> dict[str, Any]:
     """One case in as many processes as its layout has ranks; the figures of the rank with the highest peak."""
     plan = allocation.compile(case.layout)
     engine = plan.engines[0]
-    work = folder / case.name.replace(" ", "_")
+    work = folder / f"case-{case.name}"
     work.mkdir()
     ranks = []
     for rank in range(engine.world_size):
-        command = [sys.executable, "-m", "benchmarks.memory", "rank", case.name, device, str(folder), str(work), str(rank)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.memory",
+            "rank",
+            case.name,
+            device,
+            str(folder),
+            str(work),
+            str(rank),
+        ]
         ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         outputs = [rank.communicate(timeout=CASE_LIMIT_S)[0] for rank in ranks]
@@ -173,7 +184,10 @@ def show(result: Mapping[str, Any]) -> None:
         if name in result["predicted"]:
             said = result["predicted"][name]
             error = said / measured["peak"] - 1
-            print(f"  {name:22} {measured['peak'] / 2**30:8.3f} GiB, predicted {said / 2**30:8.3f} ({error:+.1%})", flush=True)
+            print(
+                f"  {name:22} {measured['peak'] / 2**30:8.3f} GiB, predicted {said / 2**30:8.3f} ({error:+.1%})",
+                flush=True,
+            )
 
 
 class Rank:
