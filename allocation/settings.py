@@ -60,7 +60,7 @@ class MemorySettings:
     """What else decides how much memory is needed. `gpu_bytes` None: the size of a GPU is not known.
 
     `bucket_bytes` are sent at once in a weight update. `mem_fraction_static` is SGLang's: the share of a GPU for
-    weights and KV cache. With `offload` engines that share GPUs take turns on them, their weights waiting in the host's memory.
+    weights and KV cache. With `offload` engines that share GPUs take turns on them and wait in the host's memory.
     """
 
     gpu_bytes: int | None = None
