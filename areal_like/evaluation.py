@@ -1,52 +1,83 @@
-"""Held-out prompts: when they are evaluated, and what the mean reward is."""
+"""Held-out prompts: when they are evaluated, and how good what the servers answer them is."""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.types import Prompt, Reward
-from areal_like.workflows.protocol import Score
+from areal_like.types import Prompt, Trajectory
+from areal_like.workflows.protocol import Workflow
 
-PROMPTS_PER_REQUEST = 64
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Prompts, and the workflow that gives `n_samples` trajectories for each."""
+
+    prompts: Sequence[Prompt]
+    workflow: Workflow
+    n_samples: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one set gave: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them."""
+
+    n_samples: int
+    mean: float
+    pass_at: Mapping[int, float]
+    trajectories: Sequence[Trajectory]
+
+    def scalars(self) -> dict[str, float]:
+        """The numbers under the names that papers give them."""
+        return {f"mean@{self.n_samples}": self.mean} | {f"pass@{k}": share for k, share in self.pass_at.items()}
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Held-out prompts, and all it takes to judge what the servers answer them."""
+    """The sets of a run by name."""
 
     config: EvaluatorConfig
-    prompts: Sequence[Prompt]
-    sampling: Sampling
-    pool: ServerPool
-    score: Score
+    sets: Mapping[str, EvaluationSet]
 
     def due(self, done: int, steps: int) -> bool:
         """Whether to evaluate after `done` of `steps` training steps."""
-        if not self.prompts:
+        if not self.sets:
             return False
         if done in (0, steps):
             return self.config.at_start if done == 0 else self.config.at_end
         return self.config.freq_steps is not None and done % self.config.freq_steps == 0
 
-    async def reward(self) -> float:
-        """Mean reward with the weights that the servers hold; missing rewards do not count.
+    async def evaluate(self) -> dict[str, Result]:
+        """Every set with the weights that the servers hold. Raises RewardsMissing where one has no reward at all."""
+        results = await asyncio.gather(*(self._evaluate(name, part) for name, part in self.sets.items()))
+        return dict(zip(self.sets, results, strict=True))
 
-        Raises RewardsMissing where all of them are missing.
-        """
-        starts = range(0, len(self.prompts), PROMPTS_PER_REQUEST)
-        parts = [self.prompts[start : start + PROMPTS_PER_REQUEST] for start in starts]
-        judged = await asyncio.gather(*map(self._rewards, parts))
-        rewards = [reward.value for part in judged for (reward,) in part if reward.value is not None]
-        if not rewards:
-            raise RewardsMissing(len(self.prompts), "evaluation")
-        return float(np.mean(rewards))
+    async def _evaluate(self, name: str, part: EvaluationSet) -> Result:
+        numbers = range(-len(part.prompts), 0)  # of groups: smaller than any that is trained, and so served first
+        groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
+        rewards = [[item.reward for item in group if item.reward is not None] for group in groups]
+        trajectories = [item for group in groups for item in group]
+        judged = [values for values in rewards if values]
+        if not judged:
+            raise RewardsMissing(len(part.prompts), f"evaluation of {name}")
+        passed = [(len(values), sum(value >= self.config.pass_reward for value in values)) for values in judged]
+        mean = float(np.mean([np.mean(values) for values in judged]))
+        return Result(part.n_samples, mean, pass_at(passed, part.n_samples), trajectories)
 
-    async def _rewards(self, prompts: Sequence[Prompt]) -> list[Sequence[Reward]]:
-        responses = await self.pool.generate([prompt.tokens for prompt in prompts], self.sampling)
-        pairs = zip(prompts, responses, strict=True)
-        return await asyncio.gather(*(self.score(prompt, [response.tokens]) for prompt, response in pairs))
+
+def pass_at(counts: Sequence[tuple[int, int]], n_samples: int) -> dict[int, float]:
+    """pass@k for k = 1, 2, 4, ... up to `n_samples`, of prompts with (responses, responses that passed).
+
+    The unbiased estimate 1 - C(n - c, k) / C(n, k), averaged over prompts (Chen et al. 2021, "Evaluating Large Language
+    Models Trained on Code", arXiv:2107.03374, equation 1). A prompt with fewer than k rewards does not count at k.
+    """
+    shares = {}
+    for k in sorted({*(2**power for power in range(n_samples.bit_length())), n_samples}):
+        known = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]
+        if known:
+            shares[k] = float(np.mean(known))
+    return shares

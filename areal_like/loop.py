@@ -83,7 +83,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
-    record.held_out(done, await evaluator.reward())
+    record.held_out(done, {name: result.scalars() for name, result in (await evaluator.evaluate()).items()})
 
 
 async def train_step(

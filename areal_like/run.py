@@ -12,7 +12,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import PromptStream
 from areal_like.engines import start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
-from areal_like.evaluation import Evaluator
+from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
@@ -120,9 +120,17 @@ def _parts(
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
     )
-    greedy_or_not = Sampling(sampling.max_new_tokens, config.evaluator.temperature, stop_token_ids=stop)
-    evaluator = Evaluator(config.evaluator, job.valid_prompts, greedy_or_not, pool, score)
+    evaluator = Evaluator(config.evaluator, _evaluation_sets(job, pool, score))
     return Parts(grpo(config.actor), trainer, sync, collector, evaluator, rewards)
+
+
+def _evaluation_sets(job: Job, pool: ServerPool, score: Score) -> dict[str, EvaluationSet]:
+    sets = {}
+    for name, data in job.config.evaluations.items():
+        n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
+        sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=job.tokenizer.eos_token_ids)
+        sets[name] = EvaluationSet(job.evaluated[name], SingleTurn(pool, score, sampling, n_samples), n_samples)
+    return sets
 
 
 def _score(job: Job, rewards: RewardPool) -> Score:

@@ -19,6 +19,11 @@ def section_of(annotation: Any) -> type[Section] | None:
     )
 
 
+def entries_of(annotation: Any) -> type[Section] | None:
+    """The section of each entry of a type such as `dict[str, Section]`."""
+    return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
+
+
 def annotation_of(key: str) -> Any | None:
     """The type behind a dotted key, None where there is no such key."""
     annotation: Any = RunConfig

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
@@ -331,20 +331,47 @@ class WarmStartConfig(Section):
     check_every: int = Field(25, ge=1, description="Optimizer steps between two held-out evaluations.")
 
 
+def _greedy_or_not(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"0, which is greedy, or at least {LEAST_TEMPERATURE:g}")
+    return temperature
+
+
+TEMPERATURE = AfterValidator(_greedy_or_not)
+_SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
+
+
+class EvaluationConfig(ValidDatasetConfig):
+    """One of several sets of held-out prompts; what is null here is the evaluator's."""
+
+    n_samples: int | None = Field(None, ge=1, description="Responses per prompt; null: `evaluator.n_samples`.")
+    temperature: Annotated[float | None, TEMPERATURE] = Field(
+        None, ge=0, description="Softmax temperature, 0 is greedy; null: `evaluator.temperature`."
+    )
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Longest response, in tokens; null: `evaluator.max_new_tokens`."
+    )
+
+
 class EvaluatorConfig(Section):
-    """When the held-out prompts are evaluated."""
+    """When held-out prompts are evaluated, and how; `valid_dataset` is one set of them, `datasets` are further ones."""
 
     freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
-    temperature: float = Field(0.0, ge=0, description="Softmax temperature of evaluation; 0 is greedy.")
+    n_samples: int = Field(1, ge=1, description="Responses per prompt: the n of mean@n, and the largest k of pass@k.")
+    temperature: Annotated[float, TEMPERATURE] = Field(
+        0.0, ge=0, description="Softmax temperature of evaluation; 0 is greedy."
+    )
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Longest response, in tokens; null: `gconfig.max_new_tokens`."
+    )
+    pass_reward: float = Field(1.0, description="A response passes, for pass@k, where its reward is at least this.")
     at_start: bool = Field(True, description="Evaluate before the first training step.")
     at_end: bool = Field(True, description="Evaluate after the last training step.")
-
-    @field_validator("temperature")
-    @classmethod
-    def _is_greedy_or_not(cls, temperature: float) -> float:
-        if 0 < temperature < LEAST_TEMPERATURE:
-            raise ValueError(f"0, which is greedy, or at least {LEAST_TEMPERATURE:g}")
-        return temperature
+    datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field(
+        {},
+        description="Further sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and "
+        "`max_new_tokens` where they differ from the evaluator's.",
+    )
 
 
 class SaverConfig(Section):
@@ -413,6 +440,27 @@ class RunConfig(Section):
         return max(prompts) + self.gconfig.max_new_tokens
 
     @property
+    def evaluations(self) -> dict[str, EvaluationConfig]:
+        """What is evaluated, by name, with every setting; `valid_dataset` under this name."""
+        own: dict[str, ValidDatasetConfig | None] = {"valid_dataset": self.valid_dataset, **self.evaluator.datasets}
+        common = {
+            "n_samples": self.evaluator.n_samples,
+            "temperature": self.evaluator.temperature,
+            "max_new_tokens": self.evaluator.max_new_tokens or self.gconfig.max_new_tokens,
+        }
+        return {
+            name: EvaluationConfig.model_validate(common | data.model_dump(exclude_none=True))
+            for name, data in own.items()
+            if data is not None
+        }
+
+    @property
+    def longest_generated(self) -> int:
+        """Most tokens of a prompt and its response, those that are only evaluated included."""
+        evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
+        return max(self.longest_sequence, *evaluated, 0)
+
+    @property
     def context_length(self) -> int:
         """Positions of a server's context, in tokens."""
-        return self.sglang.context_length or self.longest_sequence + SERVER_RESERVE
+        return self.sglang.context_length or self.longest_generated + SERVER_RESERVE

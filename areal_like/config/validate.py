@@ -9,7 +9,16 @@ from pydantic_core import ErrorDetails
 
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding, nearest_keys, nearest_words
-from areal_like.config.keys import all_keys, annotation_of, is_below, members, section_of, takes_text, value_at
+from areal_like.config.keys import (
+    all_keys,
+    annotation_of,
+    entries_of,
+    is_below,
+    members,
+    section_of,
+    takes_text,
+    value_at,
+)
 from areal_like.config.schema import RunConfig, Section
 
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
@@ -85,6 +94,9 @@ def wrong_keys(data: dict[str, Any], section: type[Section] | None = RunConfig, 
             yield unknown_key(key, dotted="." in name)
         elif value == _ABSENT:
             yield _missing_key(key)
+        elif field and (entries := entries_of(field.annotation)) and isinstance(value, dict):
+            for name, entry in value.items():
+                yield from wrong_keys(entry, entries, f"{key}.{name}.") if isinstance(entry, dict) else ()
         elif isinstance(value, dict):
             yield from wrong_keys(value, section_of(field.annotation) if field else None, f"{key}.")
 

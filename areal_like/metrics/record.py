@@ -37,12 +37,23 @@ class Record:
         """Where the Hugging Face checkpoint of `step` goes."""
         return self.directory / "checkpoints" / f"step-{step}"
 
-    def held_out(self, step: int, reward: float) -> None:
-        """The mean reward on held-out problems after `step` training steps."""
+    def held_out(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        """What each set of held-out problems gave after `step` training steps, mean@n first.
+
+        `reward/held_out` is the mean of that over the sets.
+        """
+        reward = sum(next(iter(numbers.values())) for numbers in results.values()) / len(results)
         self._held_out[step] = reward
-        self._write(step, {"reward/held_out": reward})
+        tagged = {f"evaluation/{name}/{key}": value for name, of_it in results.items() for key, value in of_it.items()}
+        self._write(step, {"reward/held_out": reward} | tagged)
         if step == 0:
             self._view.say(f"held-out reward before training: {reward:.3f}")
+        if len(tagged) > 2:  # of one response to each prompt of one set the row says it all
+            said = (
+                f"{name} " + ", ".join(f"{key} {value:.3f}" for key, value in of_it.items())
+                for name, of_it in results.items()
+            )
+            self._view.say(f"  held-out at step {step}: " + "; ".join(said))
         if step in self._waiting:
             self._view.row(self._waiting.pop(step) | {"held-out": reward})
 

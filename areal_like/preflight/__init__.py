@@ -5,7 +5,7 @@ takes the configuration that the first let through: machine, model, data, layout
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allocation import Plan
@@ -32,8 +32,13 @@ class Job:
     plan: Plan
     tokenizer: Tokenizer
     train_prompts: Sequence[Prompt]
-    valid_prompts: Sequence[Prompt]
+    evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
     steps: int
+
+    @property
+    def valid_prompts(self) -> Sequence[Prompt]:
+        """Those of `valid_dataset`."""
+        return self.evaluated.get("valid_dataset", ())
 
     def __str__(self) -> str:
         engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
@@ -75,6 +80,9 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     ]
     job = None
     if plan is not None and tokenizer is not None and not has_errors(findings):
-        train, valid = prompts["train_dataset"], prompts["valid_dataset"]
-        job = Job(config, device, plan, tokenizer, train, valid, training_steps(config, len(train)))
+        train = prompts["train_dataset"]
+        evaluated = {
+            key.rpartition(".")[2]: of_it for key, of_it in prompts.items() if key != "train_dataset" and of_it
+        }
+        job = Job(config, device, plan, tokenizer, train, evaluated, training_steps(config, len(train)))
     return Preflight(tuple(map(loaded.origins.locate, findings)), job)

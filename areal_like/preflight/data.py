@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import SERVER_RESERVE, DatasetConfig, RunConfig
+from areal_like.config.schema import SERVER_RESERVE, RunConfig
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.rewards import REWARDS
@@ -17,11 +17,12 @@ Prompts = Mapping[str, Sequence[Prompt]]
 
 def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompts, list[Finding]]:
     """The prompts of each dataset, by its key; none of one that a finding is about, or without a tokenizer."""
-    prompts: dict[str, Sequence[Prompt]] = {"train_dataset": (), "valid_dataset": ()}
+    datasets = {"train_dataset": config.train_dataset, "valid_dataset": config.valid_dataset}
+    datasets |= {f"evaluator.datasets.{name}": data for name, data in config.evaluator.datasets.items()}
+    prompts: dict[str, Sequence[Prompt]] = dict.fromkeys(datasets, ())
     findings = []
     check_answer, on_answers = REWARDS[config.reward.type].check, config.warm_start is not None
-    for key in prompts:
-        dataset: DatasetConfig | None = getattr(config, key)
+    for key, dataset in datasets.items():
         try:
             if dataset is not None and tokenizer is not None:
                 prompts[key] = load_prompts(dataset, tokenizer, check_answer, train_on_answers=on_answers)
@@ -44,7 +45,7 @@ def check_data(
     yield from _steps(config, len(prompts["train_dataset"]))
     if config.warm_start is not None and tokenizer is not None and plan is not None:
         sizes = plan.engine("actor").sizes
-        for key in prompts:
+        for key in ("train_dataset", "valid_dataset"):
             yield from _warm_start(config, key, prompts[key], tokenizer, sequence_alignment(sizes.tp, sizes.cp))
 
 
@@ -65,9 +66,20 @@ def _samples(config: RunConfig) -> Iterator[Finding]:
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
     """What is measured on held-out prompts needs some."""
-    for key, value in (("warm_start", config.warm_start), ("evaluator.freq_steps", config.evaluator.freq_steps)):
-        if config.valid_dataset is None and value is not None:
+    freq_steps, some = config.evaluator.freq_steps, bool(config.evaluations)
+    for key, value, there in (
+        ("warm_start", config.warm_start, config.valid_dataset is not None),
+        ("evaluator.freq_steps", freq_steps, some),
+    ):
+        if not there and value is not None:
             yield finding("RUN-HELD-OUT", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null")
+    for name, data in config.evaluations.items():
+        if data.n_samples != 1 and data.temperature == 0:
+            own = config.evaluator.datasets.get(name)
+            key = "evaluator" if own is None or own.n_samples is None else f"evaluator.datasets.{name}"
+            message = f"{data.n_samples} greedy responses to a prompt are the same response"
+            help = f"write {key}.temperature=1.0, or {key}.n_samples=1"
+            yield finding("RUN-HELD-OUT", f"{key}.n_samples", message, help)
 
 
 def _warm_start(
@@ -91,10 +103,10 @@ def _warm_start(
 
 def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
     """A server's context holds the longest prompt and response, and the model's positions hold the context."""
-    longest, context = config.longest_sequence, config.context_length
+    longest, context = config.longest_generated, config.context_length
     positions = spec.max_positions if spec else 0
     if context < longest + SERVER_RESERVE:
-        message = f"{context} tokens do not hold max_prompt_length + gconfig.max_new_tokens = {longest}"
+        message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {longest}"
         help = f"write sglang.context_length={longest + SERVER_RESERVE} or more: SGLang keeps {SERVER_RESERVE}"
         yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
     if longest <= positions < context:

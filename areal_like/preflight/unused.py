@@ -56,7 +56,7 @@ def _is_made(data: DatasetConfig) -> bool:
 
 def _evaluates(run: RunConfig) -> bool:
     times = run.evaluator
-    return run.valid_dataset is not None and (times.at_start or times.at_end or times.freq_steps is not None)
+    return bool(run.evaluations) and (times.at_start or times.at_end or times.freq_steps is not None)
 
 
 def _has_experts(run: RunConfig) -> bool:
@@ -64,6 +64,7 @@ def _has_experts(run: RunConfig) -> bool:
 
 
 _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
+_EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
 RULES = (
     *_datasets(["split"], lambda data: not _is_file(data), "a file has no splits"),
@@ -85,7 +86,7 @@ RULES = (
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
-    Rule(("evaluator.temperature",), lambda run: not _evaluates(run), "nothing is evaluated"),
+    Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (
     Rule(("sglang.mem_fraction_static",), lambda _: True, "on CPU the KV cache holds what the run can have in flight"),

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from areal_like.config.keys import members, section_of
+from areal_like.config.keys import entries_of, members, section_of
 from areal_like.config.schema import RunConfig, Section
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
@@ -43,6 +43,8 @@ def _chapters(section: type[Section], key: str, may_be_null: bool = False) -> It
     for name, info in fields.items():
         if inner := section_of(info.annotation):
             yield from _chapters(inner, f"{key}.{name}".lstrip("."), types.NoneType in members(info.annotation))
+        elif entries := entries_of(info.annotation):
+            yield from _chapters(entries, f"{key}.{name}.NAME".lstrip("."))
 
 
 def _row(name: str, info: FieldInfo) -> str:

@@ -22,12 +22,12 @@ def record_run(directory: Path, held_out: Mapping[int, float] = EVALUATED) -> No
     """Two steps, and an evaluation after each step in `held_out`."""
     record = Record(directory, "a title", View(enabled=True), tensorboard=True)
     if 0 in held_out:
-        record.held_out(0, held_out[0])
+        record.held_out(0, {"valid_dataset": {"mean@1": held_out[0], "pass@1": 0.0}})
     for step in (1, 2):
         with record.phase("training"):
             time.sleep(0.01)
         if step in held_out:
-            record.held_out(step, held_out[step])
+            record.held_out(step, {"valid_dataset": {"mean@1": held_out[step], "pass@1": 0.0}})
         record.step(step, STATS | ({"logprob_diff": 1e-6} if step == 1 else {}), tokens_generated=100 * step)
     record.finish()
     record.close()
@@ -92,6 +92,29 @@ def test_tensorboard_gets_each_step_s_own_tokens_and_seconds(tmp_path: Path) -> 
         assert 0.01 <= training <= whole
         assert values["throughput/train_tokens_per_second"][step] == pytest.approx(300 / training, rel=1e-5)
         assert values["throughput/rollout_tokens_per_second"][step] == pytest.approx(100 / whole, rel=1e-5)
+
+
+def test_several_sets_are_recorded_by_name_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    record = Record(tmp_path, "a title", View(enabled=True), tensorboard=True)
+    record.held_out(
+        4, {"math": {"mean@2": 0.25, "pass@1": 0.25, "pass@2": 0.5}, "code": {"mean@1": 0.75, "pass@1": 0.5}}
+    )
+    record.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    values = {tag: event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    assert values == {
+        "reward/held_out": 0.5,
+        "evaluation/math/mean@2": 0.25,
+        "evaluation/math/pass@1": 0.25,
+        "evaluation/math/pass@2": 0.5,
+        "evaluation/code/mean@1": 0.75,
+        "evaluation/code/pass@1": 0.5,
+    }
+    said = "  held-out at step 4: math mean@2 0.250, pass@1 0.250, pass@2 0.500; code mean@1 0.750, pass@1 0.500\n"
+    assert capsys.readouterr().out == said
 
 
 def test_phases_add_up_and_start_anew() -> None:

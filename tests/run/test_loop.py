@@ -16,12 +16,11 @@ from areal_like import loop
 from areal_like.algorithms.presets import grpo
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
-from areal_like.evaluation import Evaluator
+from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.loop import Parts, mean, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Reward, Trajectory
+from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 LIMIT_S = 120  # hung
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
@@ -83,29 +82,27 @@ class Stage:
 
 
 class HeldOut:
-    """A pool that answers held-out prompts, and their rewards; `wait` comes first."""
+    """A workflow of held-out prompts; `wait` comes first."""
 
     def __init__(self, stage: Stage, wait: Callable[[], object] = lambda: None) -> None:
         self._stage, self._wait = stage, wait
 
-    async def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Response]:
+    async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
+        assert group_id < 0, "a training group's"
         self._stage.did.append("evaluate")
         waiting = self._wait()
         if asyncio.iscoroutine(waiting):
             await waiting
         self._stage.did.append("evaluated")
-        return [Response([1], [-1.0], [0], FinishReason.STOP) for _ in prompts]
-
-    async def score(self, prompt: Prompt, responses: Sequence[Sequence[int]]) -> list[Reward]:
-        return [Reward(0.75)]
+        made = np.array([-1, 0], np.int32)
+        return [Trajectory(0, group_id, np.ones(2, np.int32), np.zeros(2, np.float32), made, FinishReason.STOP, 0.75)]
 
 
 async def train(stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None) -> Notes:
-    """A run on a stage; what it evaluates, if anything, are 100 prompts: two requests."""
+    """A run on a stage; what it evaluates, if anything, are two prompts."""
     config = load(CONFIG, [f"cluster.fileroot={folder}", *SETTINGS, *overrides]).config
-    prompts = [Prompt(0, [1, 2], "3")] * 100 if held_out else []
-    pool = held_out or HeldOut(stage)
-    evaluator = Evaluator(config.evaluator, prompts, Sampling(1), cast(Any, pool), pool.score)
+    sets = {"valid_dataset": EvaluationSet([Prompt(0, [1, 2], "3")] * 2, held_out, 1)} if held_out else {}
+    evaluator = Evaluator(config.evaluator, sets)
     record, parts = Notes(folder), Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage))
     async with asyncio.timeout(LIMIT_S):
         await reinforce(config, parts, steps, record)
@@ -165,7 +162,7 @@ def test_held_out_prompts_are_evaluated_while_the_next_step_trains(
     stage, record = asyncio.run(run())
     first = stage.did[: stage.did.index("publish 2")]
     assert first[:2] == ["train 0", "publish 1"]
-    assert sorted(first[2:5]) == ["evaluate", "evaluate", "train 1"]  # 100 prompts are two requests
+    assert sorted(first[2:5]) == ["evaluate", "evaluate", "train 1"]
     assert first[5:] == ["evaluated", "evaluated"]
     assert {step: scalars.get("reward/held_out") for step, scalars in record.scalars.items()} == {
         1: 0.75,
