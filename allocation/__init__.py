@@ -6,7 +6,7 @@
 4
 """
 
-from allocation.compiler import Result, check, compile
+from allocation.compiler import Result, RoleSettings, check, compile
 from allocation.diagnostics import AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid
 from allocation.language.reading import parse
@@ -42,6 +42,7 @@ __all__ = [
     "Plan",
     "RankGrid",
     "Result",
+    "RoleSettings",
     "ServerPlan",
     "Severity",
     "Source",

@@ -43,6 +43,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleSettings:
+    """What a role has of its own instead of what all others share."""
+
+    model: ModelSpec | None
+    batch: BatchSpec | None
+    megatron: MegatronSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """What is known besides the string. `model` None: rules about the model have nothing to say; likewise `batch`."""
 
@@ -51,6 +60,8 @@ class Context:
     batch: BatchSpec | None = None
     megatron: MegatronSettings = field(default_factory=MegatronSettings)
     order: str = DEFAULT_ORDER
+    own: Mapping[str, RoleSettings] = field(default_factory=dict)
+    colocated: Mapping[str, str] = field(default_factory=dict)
 
 
 def check(
@@ -62,17 +73,20 @@ def check(
     megatron: MegatronSettings | None = None,
     order: str = DEFAULT_ORDER,
     key: str | None = None,
+    own: Mapping[str, RoleSettings] | None = None,
+    colocated: Mapping[str, str] | None = None,
 ) -> Result:
     """Checks an allocation against everything that is known, and plans it when nothing is wrong.
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
     findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
-    or a name; `order` is Megatron's rank order. Whatever is written in the strings ends up in the findings. Raises
+    or a name; `order` is Megatron's rank order. `own` has what a role is judged by instead, `colocated` the role whose
+    GPUs a role of a mapping shares. Whatever is written in the strings ends up in the findings. Raises
     `TypeError` for a spec that is neither a string nor a mapping of strings.
     """
     if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
         raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
-    context = Context(cluster, None, batch, megatron or MegatronSettings(), order)
+    context = Context(cluster, None, batch, megatron or MegatronSettings(), order, own or {}, colocated or {})
     try:
         context = replace(context, model=load_model(model) if isinstance(model, str) else model)
     except ModelError as error:
@@ -103,7 +117,7 @@ def compile(
 
 def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
     """`check` without suggestions, with the model already read."""
-    request, source, findings = _request(spec, context.cluster, key)
+    request, source, findings = _request(spec, context, key)
     if not request.groups:
         return Result(tuple(findings), None)
     request, star_findings = fill_stars(request, source)
@@ -120,6 +134,8 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
 
 def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
     """The findings of every rule that has what it needs."""
+    if own := context.own.get(engine.role):
+        context = replace(context, model=own.model, batch=own.batch, megatron=own.megatron)
     known: dict[str, Any] = {"engine": engine, engine.backend.kind: engine}
     wrong: list[Finding] = []
     if context.model is not None:
@@ -134,7 +150,7 @@ def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
     return [*run_rules(engine.source, **known), *wrong]
 
 
-def _request(spec: Spec, cluster: Cluster | None, key: str | None) -> tuple[Request, Source, list[Finding]]:
+def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, Source, list[Finding]]:
     """Reads all texts. The source is what findings about several engines refer to."""
     if isinstance(spec, str):
         source = Source(spec, key)
@@ -142,17 +158,19 @@ def _request(spec: Spec, cluster: Cluster | None, key: str | None) -> tuple[Requ
         groups = [[resolve(member, source, None) for member in group.members] for group in tree.groups]
     else:
         fields = sorted(spec.items(), key=lambda item: (*ROLE_ORDER, item[0]).index(item[0]))
-        source, findings, groups = _fields(fields)
+        source, findings, groups = _fields(fields, context.colocated)
     engines = [engine for group in groups for engine in group]
     for engine in engines:
         findings += run_rules(engine.source, member=engine)
     if isinstance(spec, str):
         findings += run_rules(source, engines=engines)
-    return Request(tuple(map(tuple, groups)), cluster), source, findings
+    return Request(tuple(map(tuple, groups)), context.cluster), source, findings
 
 
-def _fields(fields: list[tuple[str, str]]) -> tuple[Source, list[Finding], list[list[Engine]]]:
-    """Reads one member per config field. Fields with the same explicit GPU ids are colocated."""
+def _fields(
+    fields: list[tuple[str, str]], colocated: Mapping[str, str]
+) -> tuple[Source, list[Finding], list[list[Engine]]]:
+    """Reads one member per config field; those of `colocated`, or with the same explicit GPU ids, share their GPUs."""
     findings: list[Finding] = []
     groups: list[list[Engine]] = []
     for role, text in fields:
@@ -161,7 +179,12 @@ def _fields(fields: list[tuple[str, str]]) -> tuple[Source, list[Finding], list[
         findings += found or run_rules(source, field=tree, role=role)
         for member in list(tree.members)[:1]:
             engine = resolve(member, source, role)
-            same = [group for group in groups if member.gpus and group[0].node.gpus == member.gpus]
+            same = [
+                group
+                for group in groups
+                if any(other.role == colocated.get(role) for other in group)
+                or (member.gpus and group[0].node.gpus == member.gpus)
+            ]
             if same:
                 same[0].append(engine)
             else:

@@ -1,27 +1,30 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from allocation import EnginePlan
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
+from areal_like.config.schema import TrainerRole
 from areal_like.preflight import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.rank import TrainerRank
+from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
 
 
-async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
-    """All ranks, with the model loaded."""
-    config, plan = job.config, job.plan.engine("actor")
-    limit = config.actor.timeout_s
+async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
+    """All ranks of a role, with the model loaded."""
+    config, plan = job.config.roles[role], job.plan.engine(role)
+    limit = config.timeout_s
     ranks = await cluster.start_group(
-        "actor",
+        role,
         TrainerRank,
         [(device,) for device in plan.devices],
         lambda rank, host: {"rank": rank, "world_size": plan.world_size, "address": host},
@@ -29,18 +32,26 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path) -> Trainer:
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
     engine = EngineSpec(
+        role=role,
+        config=config,
+        optimizer=job.config.optimizer(role),
         backend=plan.backend,
-        actor=config.actor,
         path=model,
         tokenizer=job.tokenizer.directory,
         scratch=cluster.shared_dir,
         sizes=plan.sizes,
         device=job.device,
-        seed=config.seed,
-        total_steps=job.steps * config.actor.ppo_n_minibatches,
+        seed=job.config.seed,
+        total_steps=job.steps * job.config.actor.ppo_n_minibatches,
     )
     await ranks.call_all("build", address, port, limit, engine, phase="start-up")
     return Trainer(ranks)
+
+
+def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
+    """The reference, if the run has one."""
+    section = job.config.ref
+    return Reference(section, trainers["ref"], trainers["actor"], cluster.shared_dir) if section else None
 
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:

@@ -11,6 +11,7 @@ answer, so that all answers are of one version.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
 from areal_like.rewards import RewardPool
 from areal_like.rollout.collector import Collector
+from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, Trajectory
 from areal_like.weights.sync import WeightSync, publish
@@ -38,6 +40,8 @@ class Parts:
     collector: Collector
     evaluator: Evaluator
     rewards: RewardPool
+    reference: Reference | None = None
+    critic: Trainer | None = None
 
 
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
@@ -74,12 +78,22 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 await publish(parts.sync, done, config.weight_update.timeout_s)
             parts.collector.publish(done)
             evaluating = evaluation(done)
+            if parts.reference and parts.reference.due(done):
+                with record.phase("reference update"):
+                    await parts.reference.update()
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 with record.phase("saving"):
-                    await parts.trainer.save_hf(record.checkpoint(done))
+                    await _save(parts, record.checkpoint(done))
             stats |= await asyncio.to_thread(describe, trajectories, version)
             stats["queue_seconds_mean"], stats["queue_seconds_max"] = parts.rewards.queue_seconds()
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+
+
+async def _save(parts: Parts, path: Path) -> None:
+    """The policy at `path` and the critic, if there is one, beside it."""
+    await parts.trainer.save_hf(path)
+    if parts.critic:
+        await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:

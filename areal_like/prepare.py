@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from areal_like.cluster import bound
 from areal_like.cluster.lifetime import PACKAGE_ROOT
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import PreparationError
 from areal_like.preflight.model import is_local
@@ -32,11 +32,23 @@ async def model_directory(config: RunConfig, directory: Path) -> Path:
         except (OSError, SafetensorError) as error:
             raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
         return made.absolute()
-    path = str(config.actor.path)
-    return Path(path).absolute() if is_local(path) else await _downloaded(path)
+    return await _directory(str(config.actor.path), "actor.path")
 
 
-async def _downloaded(name: str) -> Path:
+async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerRole, Path]:
+    """Where the model of each role lies; one without `path` has the actor's. Raises PreparationError."""
+    found: dict[TrainerRole, Path] = {"actor": await model_directory(config, directory)}
+    for role, engine in config.roles.items():
+        if role != "actor":
+            found[role] = await _directory(engine.path, f"{role}.path") if engine.path else found["actor"]
+    return found
+
+
+async def _directory(path: str, key: str) -> Path:
+    return Path(path).absolute() if is_local(path) else await _downloaded(path, key)
+
+
+async def _downloaded(name: str, key: str) -> Path:
     """Where the hub's cache holds a model; the process that fills it ends with this one, and when it is cancelled."""
     python_path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     process = await asyncio.create_subprocess_exec(
@@ -55,7 +67,7 @@ async def _downloaded(name: str) -> Path:
             await process.wait()
     if code := process.returncode:
         reason = output if code == NOT_DOWNLOADED else f"exit code {code}"
-        raise PreparationError(f"{name} (actor.path) cannot be downloaded: {reason}")
+        raise PreparationError(f"{name} ({key}) cannot be downloaded: {reason}")
     return Path(output.splitlines()[-1])
 
 

@@ -2,15 +2,16 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from areal_like.algorithms.presets import grpo
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import PromptStream
-from areal_like.engines import start_servers, start_trainer, weight_sync
+from areal_like.engines import make_reference, start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.loop import Parts, reinforce
@@ -18,7 +19,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.preflight import Job
 from areal_like.preflight.machine import CONFIG_FILE
-from areal_like.prepare import model_directory
+from areal_like.prepare import model_directories
 from areal_like.rewards import REWARDS, RewardPool
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
@@ -42,13 +43,13 @@ async def run(job: Job, view: View) -> None:
     record = _open_record(config, directory, view)
     try:
         with view.doing("preparing the model"):
-            model = await model_directory(config, directory)
+            models = await model_directories(config, directory)
         logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
         view.say(f"starting {job}; output of every process: {logs}")
         async with run_cluster(
             config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared
         ) as cluster:
-            await _run_on(cluster, job, model, record, view)
+            await _run_on(cluster, job, models, record, view)
         record.finish()
     finally:
         record.close()
@@ -70,13 +71,16 @@ def _open_record(config: RunConfig, directory: Path, view: View) -> Record:
         raise PreparationError(f"{directory} (cluster.fileroot) cannot be written: {reason}") from error
 
 
-async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view: View) -> None:
+async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], record: Record, view: View) -> None:
     config = job.config
     async with asyncio.TaskGroup() as tasks:
-        starting = tasks.create_task(start_servers(cluster, job, model))
+        starting = tasks.create_task(start_servers(cluster, job, models["actor"]))
         with view.doing("starting the trainer"):
-            trainer = await start_trainer(cluster, job, model)
+            trainers = await _trainers(cluster, job, models)
+        trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
         await warm_start(job, trainer, view)
+        if reference and config.warm_start and config.ref and config.ref.path is None:
+            await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
         with view.doing("starting the servers"):
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
@@ -96,8 +100,19 @@ async def _run_on(cluster: Cluster, job: Job, model: Path, record: Record, view:
             with view.doing("connecting trainer and servers"):
                 await sync.connect()
                 await publish(sync, 0, config.weight_update.timeout_s)
-            await reinforce(config, _parts(job, trainer, pool, sync, rewards, groups), job.steps, record)
+            parts = _parts(job, trainer, pool, sync, rewards, groups)
+            parts = replace(parts, reference=reference, critic=trainers.get("critic"))
+            await reinforce(config, parts, job.steps, record)
         watching.cancel()
+
+
+async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
+    """The trainer of every role, started side by side."""
+    async with asyncio.TaskGroup() as tasks:
+        starting = {
+            role: tasks.create_task(start_trainer(cluster, job, models[role], role)) for role in job.config.roles
+        }
+    return {role: task.result() for role, task in starting.items()}
 
 
 def _parts(

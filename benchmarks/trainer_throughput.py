@@ -127,7 +127,7 @@ def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
     path = folder / "model" if run.actor.init_model else Path(str(run.actor.path))
     listener = listen("127.0.0.1")
     steps = run.actor.optimizer.warmup_steps + 1000  # more than are timed
-    spec = EngineSpec(run.actor, path, ParallelSizes(), device, run.seed, steps)
+    spec = EngineSpec("actor", run.actor, run.actor.optimizer, path, ParallelSizes(), device, run.seed, steps)
     return MegatronEngine(spec, Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener))
 
 
@@ -137,7 +137,7 @@ class BareLoop:
     def __init__(self, engine: MegatronEngine, batch: Batch) -> None:
         self._model, self._optimizer, self._scheduler = engine._wrapped[0], engine._optimizer, engine._scheduler
         schedule = packing.make_schedule(
-            batch.lengths, dp=1, max_tokens=engine._spec.actor.mb_spec.max_tokens_per_mb, alignment=1
+            batch.lengths, dp=1, max_tokens=engine._spec.config.mb_spec.max_tokens_per_mb, alignment=1
         )
         self.micro_batches = [
             tensors(batch, packing.pack(batch.tokens, batch.lengths, members, schedule.alignment), engine.device)

@@ -22,13 +22,15 @@ class LossInputs:
     """What the engine gives a loss.
 
     `logprobs` are the current policy's, with gradient, and `entropy` its entropy; `fields` are the batch's; `sequences`
-    is the number of each token's sequence in the batch.
+    is the number of each token's sequence in the batch. A critic's loss gets `values`, with gradient, instead: its
+    `logprobs` and `entropy` are empty.
     """
 
     logprobs: Tensor
     entropy: Tensor
     fields: Mapping[str, Tensor]
     sequences: Tensor
+    values: Tensor | None = None
 
 
 @dataclass(frozen=True)

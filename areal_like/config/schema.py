@@ -5,10 +5,13 @@ several fields lives in `preflight/`, so that all of its findings come together.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+type TrainerRole = Literal["actor", "ref", "critic"]
 
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
@@ -227,7 +230,6 @@ class EngineConfig(Section):
     path: Annotated[str | None, PATH] = Field(
         None, description="Model in Hugging Face form: a directory or a name on the hub."
     )
-    init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
     megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
@@ -241,6 +243,7 @@ class EngineConfig(Section):
 class ActorConfig(EngineConfig):
     """The policy that is trained."""
 
+    init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
     eps_clip: float = Field(0.2, gt=0, lt=1, description="PPO clip range of the probability ratio: 1 - eps_clip below.")
     eps_clip_higher: float | None = Field(
@@ -250,6 +253,61 @@ class ActorConfig(EngineConfig):
         5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+
+
+class SchedulingStrategyConfig(Section):
+    """Whose GPUs a role runs on."""
+
+    type: Literal["colocation", "separation"] = Field(
+        "colocation", description="`colocation`: on the GPUs of `target`; `separation`: on GPUs of its own."
+    )
+    target: Literal["actor", "rollout"] = Field("actor", description="The role whose GPUs are shared.")
+
+
+class RoleConfig(Section):
+    """A model beside the actor, on trainer ranks of its own. What is null is as the actor has it."""
+
+    backend: str | None = Field(
+        None,
+        description="Layout, such as `megatron:t2`; null: that in `allocation_mode`, else the actor's on its GPUs.",
+    )
+    scheduling_strategy: SchedulingStrategyConfig = Field(
+        SchedulingStrategyConfig(), description="Where `backend` is placed, unless it names GPUs with `@`."
+    )
+    path: Annotated[str | None, PATH] = Field(
+        None, description="Model in Hugging Face form: a directory or a name on the hub; null: the actor's."
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Data type of weights and activations; null: the actor's."
+    )
+    mb_spec: MicroBatchConfig | None = Field(
+        None, description="How a batch is cut into micro-batches; null: as for the actor."
+    )
+    megatron: MegatronConfig | None = Field(None, description="Settings of the Megatron trainer; null: the actor's.")
+    timeout_s: float | None = Field(
+        None, gt=0, description="Longest time for one call of the role, in seconds; null: the actor's."
+    )
+
+
+class ReferenceConfig(RoleConfig):
+    """The reference policy, which gives log-probs and is not trained."""
+
+    update_every_steps: int | None = Field(
+        None, ge=1, description="Training steps between two updates of the reference by the actor; null: it is fixed."
+    )
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of itself that the reference keeps in an update, the rest is the actor's (exponential moving "
+        "average); 0: it becomes the actor. In bfloat16 changes below 1/256 of a weight are lost.",
+    )
+
+
+class CriticConfig(RoleConfig):
+    """The critic, which estimates values: the model with a value head, trained by an optimizer of its own."""
+
+    optimizer: OptimizerConfig | None = Field(None, description="The optimizer; null: as for the actor.")
 
 
 class RolloutConfig(Section):
@@ -418,6 +476,8 @@ class RunConfig(Section):
     gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
     reward: RewardConfig = Field(RewardConfig(), description="Judging.")
     actor: ActorConfig = Field(description="The trainer.")
+    ref: ReferenceConfig | None = Field(None, description="The reference policy; null: none.")
+    critic: CriticConfig | None = Field(None, description="The critic; null: none.")
     rollout: RolloutConfig = Field(RolloutConfig(), description="The rollout.")
     sglang: SGLangConfig = Field(SGLangConfig(), description="The servers.")
     weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="The way of new weights.")
@@ -430,6 +490,26 @@ class RunConfig(Section):
     def run_dir(self) -> Path:
         """Directory of everything this run writes: absolute, as every process has a working directory of its own."""
         return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
+
+    @property
+    def roles(self) -> Mapping[TrainerRole, EngineConfig]:
+        """The models on trainer ranks, the actor first, each with the actor's settings where it has none of its own.
+
+        A role without `path` has the actor's model.
+        """
+        sections: dict[TrainerRole, RoleConfig | None] = {"ref": self.ref, "critic": self.critic}
+        engines: dict[TrainerRole, EngineConfig] = {"actor": self.actor}
+        for role, section in sections.items():
+            if section is not None:
+                fields = {name: _own_or(section, self.actor, name) for name in EngineConfig.model_fields}
+                engines[role] = EngineConfig(**fields)
+        return engines
+
+    def optimizer(self, role: TrainerRole) -> OptimizerConfig | None:
+        """The role's optimizer; None for one that is not trained."""
+        if role == "critic" and self.critic is not None:
+            return self.critic.optimizer or self.actor.optimizer
+        return self.actor.optimizer if role == "actor" else None
 
     @property
     def longest_sequence(self) -> int:
@@ -464,3 +544,9 @@ class RunConfig(Section):
     def context_length(self) -> int:
         """Positions of a server's context, in tokens."""
         return self.sglang.context_length or self.longest_generated + SERVER_RESERVE
+
+
+def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:
+    """A role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
+    own = getattr(section, name)
+    return getattr(actor, name) if own is None and name not in ("backend", "path") else own

@@ -19,6 +19,7 @@ from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
+from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.unused import check_unused
 from areal_like.types import Prompt
 
@@ -66,16 +67,19 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     config = loaded.config
     device = device_of(config.device)
     spec, tokenizer, of_model = find_model(config)
-    plan, of_layout = find_plan(config, spec)
+    role_specs, of_roles = find_role_models(config, spec, tokenizer)
+    plan, of_layout = find_plan(config, spec, role_specs)
     prompts, of_prompts = find_prompts(config, tokenizer)
     findings = [
         *of_model,
+        *of_roles,
         *of_layout,
         *of_prompts,
         *check_machine(config, device, plan, dry_run=dry_run),
         *check_model(config, spec, plan),
         *check_data(config, spec, tokenizer, plan, prompts),
         *check_options(config, device, spec, plan),
+        *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
         *check_unused(config, device),
     ]
     job = None

@@ -2,23 +2,26 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 import allocation
-from allocation import Finding, Plan, Source
+from allocation import Finding, Plan, RoleSettings, Source
 from allocation.diagnostics import has_errors
+from allocation.language.reading import read
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.findings import finding
-from areal_like.config.schema import SERVER_RESERVE, RunConfig
+from areal_like.config.schema import SERVER_RESERVE, RunConfig, TrainerRole
+from areal_like.preflight.roles import as_actor, further_roles, of_role
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
 
-_BACKENDS = {"actor": "megatron", "rollout": "sglang"}
+_BACKENDS = {"actor": "megatron", "rollout": "sglang", "ref": "megatron", "critic": "megatron"}
 _KEYS = {
     "ALLOC-BATCH-MINIBATCHES": "actor.ppo_n_minibatches",
     "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
@@ -26,14 +29,21 @@ _KEYS = {
     "ALLOC-RECOMPUTE": "actor.megatron.recompute_granularity",
     "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
 }
-_KINDS = {"actor": "trainer", "rollout": "server"}
+_KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "trainer"}
 
 
-def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, list[Finding]]:
-    """Compile `allocation_mode`, or both roles' `backend`, for the cluster; without errors there is a plan."""
+def find_plan(
+    config: RunConfig, model: ModelSpec | None, role_models: Mapping[TrainerRole, ModelSpec | None] | None = None
+) -> tuple[Plan | None, list[Finding]]:
+    """Compile `allocation_mode`, or each role's `backend`, for the cluster; without errors there is a plan.
+
+    `model` is the actor's, `role_models` are those of the other roles on trainer ranks.
+    """
     if findings := list(_fields(config)):
         return None, findings
     settings, findings = _megatron(config)
+    own, of_roles = _own(config, role_models or dict.fromkeys(further_roles(config), model))
+    findings += of_roles
     compile = partial(
         allocation.check,
         key="allocation_mode" if config.allocation_mode else None,
@@ -41,19 +51,60 @@ def find_plan(config: RunConfig, model: ModelSpec | None) -> tuple[Plan | None, 
         model=model,
         batch=_batch(config),
         megatron=settings,
+        own=own,
+        colocated=_colocated(config),
     )
     result = compile(config.allocation_mode or _backends(config))
-    findings += [_keyed(found, config, model) for found in result.findings]
+    findings += dict.fromkeys(_keyed(found, config, model) for found in result.findings)
     if result.plan is not None:
         findings += _roles(config, result.plan)
         if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
             findings += [replace(found, nearest=tuple(_narrower(config, result.plan, compile))) for found in spread]
-    return None if has_errors(findings) else result.plan, findings
+    if result.plan is None or has_errors(findings):
+        return None, findings
+    plan, of_shared = _with_shared(config, result.plan, own)
+    findings += of_shared
+    return None if has_errors(findings) else plan, findings
 
 
 def _backends(config: RunConfig) -> dict[str, str]:
     backends = {"actor": config.actor.backend, "rollout": config.rollout.backend}
+    backends |= {role: section.backend for role, section in further_roles(config).items()}
     return {role: text for role, text in backends.items() if text is not None}
+
+
+def _colocated(config: RunConfig) -> dict[str, str]:
+    """Whose GPUs each role shares."""
+    strategies = {role: section.scheduling_strategy for role, section in further_roles(config).items()}
+    return {role: strategy.target for role, strategy in strategies.items() if strategy.type == "colocation"}
+
+
+def _own(
+    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None]
+) -> tuple[dict[str, RoleSettings], list[Finding]]:
+    """What each role beside the actor is judged by."""
+    own: dict[str, RoleSettings] = {}
+    findings: list[Finding] = []
+    for role, section in further_roles(config).items():
+        played = as_actor(config, role)
+        settings, found = _megatron(played)
+        own[role] = RoleSettings(models[role], _batch(played), settings)
+        findings += [of_role(other, role, section) for other in found if section.megatron is not None]
+    return own, findings
+
+
+def _with_shared(config: RunConfig, plan: Plan, own: Mapping[str, RoleSettings]) -> tuple[Plan, list[Finding]]:
+    """The plan with the roles that have no layout of their own: they have the actor's, on its GPUs."""
+    actor = plan.engine("actor")
+    text, findings = actor.text.replace("[actor]", ""), list[Finding]()
+    for role in further_roles(config).keys() - {engine.role for engine in plan.engines}:
+        settings = own[role]
+        judged = allocation.check({role: text}, model=settings.model, batch=settings.batch, megatron=settings.megatron)
+        findings += [_keyed(found, config, settings.model) for found in judged.findings]
+        groups = tuple((*group, role) if "actor" in group else group for group in plan.groups)
+        member = f"{actor.backend}[{role}]:{text.partition(':')[2]}"
+        plan = replace(plan, engines=(*plan.engines, replace(actor, role=role, text=member)), groups=groups)
+    return plan, findings
 
 
 def _batch(config: RunConfig) -> BatchSpec:
@@ -94,35 +145,54 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     key, help = _KEYS.get(found.code), found.help
     if key is None:
         return found
+    role = _role_of(found)
     if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
         help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
     if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
         room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
         help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
-    return replace(found, source=Source("", key), spans=(), help=help)
+    found = replace(found, source=Source("", key), spans=(), help=help)
+    section = further_roles(config).get(role) if role != "actor" and role != "rollout" else None
+    return of_role(found, role, section) if section else found
+
+
+def _role_of(found: Finding) -> Any:
+    """Whose layout a finding is about: that of its field, or of the member of the whole allocation that it marks."""
+    if found.key and found.key.endswith(".backend"):
+        return found.key.removesuffix(".backend")
+    for member in read(found.source)[0].members:
+        if found.span and member.name and member.span.start <= found.span.start < member.span.end:
+            return member.name.text
+    return "actor"
 
 
 def _fields(config: RunConfig) -> Iterator[Finding]:
-    """The layout is said once: for the whole run, or by each role."""
+    """The layout is said once: for the whole run, or by each role; further roles may do without."""
     whole, backends = config.allocation_mode is not None, _backends(config)
-    for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
+    for role in backends if whole else ():
         key, message = f"{role}.backend", "allocation_mode gives the layout already"
-        if whole and role in backends:
-            yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
-        elif not whole and role not in backends:
-            message = "no layout is given, and no allocation_mode either"
+        yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
+    for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
+        if not whole and role not in backends:
+            key, message = f"{role}.backend", "no layout is given, and no allocation_mode either"
             yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
-    """Who can play which role: Megatron trains, SGLang generates, and there are no further roles."""
+    """Who can play which role: Megatron trains and is asked, SGLang generates, and each role has its section."""
     present = {engine.role: engine for engine in plan.engines}
     about = partial(_about, config)
-    for role in _BACKENDS.keys() - present.keys():
-        yield about(role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…")
+    for role in ("actor", "rollout"):
+        if role not in present:
+            yield about(
+                role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…"
+            )
     for role, engine in present.items():
-        if role not in _BACKENDS:
-            yield about(role, f"this run has no {role}; its roles are actor and rollout", "leave it out")
+        if role in ("ref", "critic") and role not in further_roles(config):
+            yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
+        elif role not in _BACKENDS:
+            roles = "actor, rollout, ref and critic"
+            yield about(role, f"no part of a run is called {role}; the roles are {roles}", "leave it out")
         elif engine.backend != _BACKENDS[role]:
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {_BACKENDS[role]}"
             if engine.kind != _KINDS[role]:

@@ -48,12 +48,13 @@ def _gpu_count() -> int:
 
 def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
-    bridge = config.actor.megatron.bridge_type
+    sections = {"actor": config.actor, "ref": config.ref, "critic": config.critic}
+    bridges = {role: section.megatron.bridge_type for role, section in sections.items() if section and section.megatron}
     needed = [
         ("scheduler.type", "ray", "ray"),
         ("actor.backend", "torch", "torch"),
         ("actor.backend", "megatron.core", "megatron-core"),
-        ("actor.megatron.bridge_type", bridge.replace("-", "."), bridge),
+        *((f"{role}.megatron.bridge_type", name.replace("-", "."), name) for role, name in bridges.items()),
         ("rollout.backend", "sglang", "sglang"),
         ("reward.type", "math_verify", "math-verify"),
         ("stats_logger", "matplotlib", "matplotlib"),
@@ -128,6 +129,8 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
         yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
     elif device == "cuda" and plan is not None and plan.n_gpus > (present := _gpu_count()):
-        key = "allocation_mode" if config.allocation_mode else "actor.backend + rollout.backend"
+        sections = {"actor": config.actor, "rollout": config.rollout, "ref": config.ref, "critic": config.critic}
+        fields = " + ".join(f"{role}.backend" for role, section in sections.items() if section and section.backend)
+        key = "allocation_mode" if config.allocation_mode else fields
         message = f"{plan.n_gpus} GPUs are asked for, this host has {present}"
         yield finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")

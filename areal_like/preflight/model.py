@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from allocation import Finding, Plan
+from allocation import Finding, Plan, Source
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
@@ -21,7 +22,7 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
     """
     actor = config.actor
     if actor.path is not None and actor.init_model is None:
-        spec, findings = _spec(actor.path)
+        spec, findings = find_spec(actor.path, "actor.path")
     elif actor.path is None and actor.init_model is not None:
         findings = list(_shape(actor.init_model))
         made = model_config(actor.init_model, "float32")  # the same for any dtype
@@ -72,19 +73,20 @@ def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenize
     return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
-def _spec(path: str) -> tuple[ModelSpec | None, list[Finding]]:
+def find_spec(path: str, key: str) -> tuple[ModelSpec | None, list[Finding]]:
+    """The shape of a model that lies somewhere, and what is wrong with its files."""
     if is_local(path) and not Path(path, "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
-        return None, [finding("RUN-MODEL", "actor.path", message, "name a directory in Hugging Face form")]
+        return None, [finding("RUN-MODEL", key, message, "name a directory in Hugging Face form")]
     try:
         spec = load_model(path)
     except ModelError as error:
-        return None, [finding("RUN-MODEL", "actor.path", str(error))]
+        return None, [finding("RUN-MODEL", key, str(error))]
     try:
         if is_local(path):
             check_weights(Path(path), spec)
     except ConfigError as error:
-        return spec, list(error.findings)
+        return spec, [replace(found, source=Source("", key)) for found in error.findings]
     return spec, []
 
 

@@ -20,9 +20,16 @@ _FP8_ROWS = 16  # Transformer Engine multiplies in FP8 only where rows are a mul
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """What SGLang and Megatron-core would refuse, and what they would not heed."""
-    overrides = config.actor.megatron.override_transformer_config
     yield from _server(config.sglang, device)
     yield from _prefill(config)
+    yield from check_trainer_options(config, device, spec, plan)
+
+
+def check_trainer_options(
+    config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None
+) -> Iterator[Finding]:
+    """What Megatron-core would refuse, and what it would not heed."""
+    overrides = config.actor.megatron.override_transformer_config
     for problem in check_overrides(overrides, device=device):
         yield _about("RUN-MEGATRON", _OVERRIDES, problem)
     if plan is not None:

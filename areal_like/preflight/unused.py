@@ -63,6 +63,24 @@ def _has_experts(run: RunConfig) -> bool:
     return run.actor.init_model is not None and run.actor.init_model.num_experts is not None
 
 
+def _strategies() -> Iterator[Rule]:
+    """What places a role that has no layout of its own, or one with GPU ids."""
+    for role in ("ref", "critic"):
+
+        def unread(run: RunConfig, role: str = role) -> bool:
+            section = getattr(run, role)
+            return section is not None and (section.backend is None or "@" in section.backend)
+
+        why = "backend is not set, or names its GPUs with `@`"
+        yield Rule((f"{role}.scheduling_strategy.type",), unread, why)
+
+        def separate(run: RunConfig, role: str = role) -> bool:
+            section = getattr(run, role)
+            return section is not None and section.scheduling_strategy.type == "separation"
+
+        yield Rule((f"{role}.scheduling_strategy.target",), separate, "it has GPUs of its own (type: separation)")
+
+
 _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
@@ -85,6 +103,23 @@ RULES = (
     ),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
+    Rule(
+        ("critic.optimizer.min_lr_ratio",),
+        lambda run: (optimizer := run.optimizer("critic")) is not None and optimizer.lr_scheduler_type == "constant",
+        "a constant learning rate does not fall",
+    ),
+    Rule(
+        ("ref.ema_decay",),
+        lambda run: run.ref is not None and run.ref.update_every_steps is None,
+        "the reference is fixed (update_every_steps)",
+    ),
+    Rule(
+        (*(f"ref.megatron.recompute_{name}" for name in ("granularity", "method", "num_layers")),),
+        lambda _: True,
+        "a reference has no backward pass",
+    ),
+    Rule(("ref.megatron.use_distributed_optimizer",), lambda _: True, "a reference has no optimizer"),
+    *_strategies(),
     Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )

@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from allocation import ParallelSizes
-    from areal_like.config.schema import ActorConfig
+    from areal_like.config.schema import EngineConfig, OptimizerConfig, TrainerRole
 
 
 class NonFiniteError(ArithmeticError):
     """Loss or gradient norm was inf or nan in too many steps in a row; the weights are those of the last good one."""
 
 
+class RoleError(ValueError):
+    """The engine's role does not have what was asked for, such as the values of an actor."""
+
+
 class TrainEngine(Protocol):
-    """One rank of a model that is trained.
+    """One rank of a model that is trained, or that is only asked: of an actor, a reference or a critic.
 
     Every rank calls every method, in the same order and with the same arguments, and finds its own share of a batch.
     """
@@ -33,7 +37,13 @@ class TrainEngine(Protocol):
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
         """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, `[tokens]`.
 
-        None where another rank gives the same. Together the results cover the batch.
+        None where another rank gives the same. Together the results cover the batch. Raises RoleError for a critic.
+        """
+
+    def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
+        """A critic's estimates, in the form of `log_probs`: the one at token t is made before t is seen, from t - 1.
+
+        Raises RoleError for other roles.
         """
 
     def train(
@@ -44,8 +54,9 @@ class TrainEngine(Protocol):
         Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
         on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
         A step whose gradient norm is inf or nan is skipped: `skipped` is 1, weights, optimizer and schedule
-        stay as they are. Raises ValueError when no token is trained on, and NonFiniteError when more than
-        `actor.optimizer.max_skipped_steps` in a row are skipped.
+        stay as they are. The loss gets an actor's log-probs or a critic's values. Raises RoleError for a reference,
+        ValueError when no token is trained on, and NonFiniteError when more than `max_skipped_steps` of the role's
+        optimizer in a row are skipped.
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -56,6 +67,12 @@ class TrainEngine(Protocol):
 
     def save_hf(self, path: Path) -> None:
         """Write a Hugging Face checkpoint that transformers loads; it appears when it is complete."""
+
+    def load_hf(self, path: Path, decay: float) -> None:
+        """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones.
+
+        Raises RoleError for a role with an optimizer, which would go on from the present ones.
+        """
 
     def save(self, path: Path) -> None:
         """Write model, optimizer and schedule to the directory `path`; any layout can load it."""
@@ -71,11 +88,14 @@ class TrainEngine(Protocol):
 class EngineSpec:
     """Everything about an engine that all of its ranks have in common.
 
-    `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
+    `config` is the section of `role`, complete; without an `optimizer` nothing is trained, and no memory is taken for
+    it. `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
     `total_steps` is the number of optimizer steps that the learning-rate schedule spans.
     """
 
-    actor: ActorConfig
+    role: TrainerRole
+    config: EngineConfig
+    optimizer: OptimizerConfig | None
     path: Path
     sizes: ParallelSizes
     device: Literal["cpu", "cuda"]

@@ -13,7 +13,7 @@ from areal_like.trainer.environment import apply_environment, rank_environment
 
 def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
     """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
-    on_gpu, deterministic = spec.device == "cuda", spec.actor.megatron.use_deterministic_algorithms
+    on_gpu, deterministic = spec.device == "cuda", spec.config.megatron.use_deterministic_algorithms
     if on_gpu != torch.cuda.is_available():
         raise ValueError(
             "the trainer is to run on cuda, but this process sees no GPU"

@@ -17,7 +17,14 @@ class Trainer:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Log-probs of the batch's tokens under the current weights, `[tokens]`."""
-        parts = await self._ranks.call_all("engine", "log_probs", batch, temperature, phase="log-probs")
+        return await self._per_token("log_probs", batch, temperature, phase="log-probs")
+
+    async def values(self, batch: Batch) -> Floats:
+        """A critic's values, `[tokens]`: the one at a token is made from all before it, and 0 at a sequence's first."""
+        return await self._per_token("values", batch, phase="values")
+
+    async def _per_token(self, method: str, batch: Batch, *arguments: Any, phase: str) -> Floats:
+        parts = await self._ranks.call_all("engine", method, batch, *arguments, phase=phase)
         result = np.zeros(len(batch.tokens), np.float32)
         for indices, values in filter(None, parts):
             result[indices] = values
@@ -33,6 +40,10 @@ class Trainer:
     async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write a Hugging Face checkpoint that transformers loads."""
         await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
+
+    async def load_hf(self, path: Path, decay: float) -> None:
+        """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones."""
+        await self._ranks.call_all("engine", "load_hf", path, decay, phase="loading")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """One step of a CollectiveSender on every rank; returns rank 0's answer.

@@ -98,12 +98,38 @@ class HeldOut:
         return [Trajectory(0, group_id, np.ones(2, np.int32), np.zeros(2, np.float32), made, FinishReason.STOP, 0.75)]
 
 
-async def train(stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None) -> Notes:
+class Critic:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    async def save_hf(self, path: Path) -> None:
+        self._stage.did.append(f"save {path.name}")
+
+
+class Follower:
+    """A reference that is due every two steps."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def due(self, step: int) -> bool:
+        return step % 2 == 0
+
+    async def update(self) -> None:
+        self._stage.did.append("follow")
+
+
+async def train(
+    stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None, **roles: Any
+) -> Notes:
     """A run on a stage; what it evaluates, if anything, are two prompts."""
     config = load(CONFIG, [f"cluster.fileroot={folder}", *SETTINGS, *overrides]).config
     sets = {"valid_dataset": EvaluationSet([Prompt(0, [1, 2], "3")] * 2, held_out, 1)} if held_out else {}
     evaluator = Evaluator(config.evaluator, sets)
-    record, parts = Notes(folder), Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage))
+    record, parts = (
+        Notes(folder),
+        Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage), **roles),
+    )
     async with asyncio.timeout(LIMIT_S):
         await reinforce(config, parts, steps, record)
     return record
@@ -143,6 +169,19 @@ def test_statistics_are_recorded_under_the_names_that_come(tmp_path: Path) -> No
     record = asyncio.run(run_well(tmp_path))
     assert record.scalars[1]["train/something new"] == 2
     assert record.scalars[1]["train/loss"] == 0.5
+
+
+def test_the_reference_follows_what_was_published_and_the_critic_is_saved_beside_the_actor(tmp_path: Path) -> None:
+    async def run() -> Stage:
+        stage = Stage([GOOD] * 3)
+        await train(stage, tmp_path, reference=Follower(stage), critic=Critic(stage))
+        return stage
+
+    stage = asyncio.run(run())
+    assert stage.did == [
+        *("train 0", "publish 1", "train 1", "publish 2", "follow"),
+        *("train 2", "publish 3", "save", "save step-3-critic"),
+    ]
 
 
 async def run_well(folder: Path, *overrides: str) -> Notes:

@@ -15,8 +15,8 @@ import psutil
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
-from areal_like.config.schema import ActorConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous
+from areal_like.config.schema import EngineConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainerRole
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
 from areal_like.trainer.megatron.engine import MegatronEngine
 from areal_like.types import Batch, LossSpec
 
@@ -47,6 +47,7 @@ class Setting:
     max_tokens_per_mb: int = 64
     machine: Machine = CPU
     megatron: Mapping[str, Any] = field(default_factory=dict)
+    role: TrainerRole = "actor"
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,21 @@ POLICY = LossSpec(decoupled_ppo, DecoupledPPO(clip_low=0.2, clip_high=0.3, behav
 @contextlib.contextmanager
 def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Iterator[MegatronEngine]:
     """An engine that leaves the process group in the end, so that the next one finds the process as new."""
-    actor = ActorConfig(
+    config = EngineConfig(
         dtype=setting.machine.dtype,
-        optimizer=setting.optimizer,
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
     )
     made = MegatronEngine(
         EngineSpec(
-            actor, setting.model, setting.sizes, setting.machine.device, seed=1, total_steps=setting.total_steps
+            setting.role,
+            config,
+            None if setting.role == "ref" else setting.optimizer,
+            setting.model,
+            setting.sizes,
+            setting.machine.device,
+            seed=1,
+            total_steps=setting.total_steps,
         ),
         replace(rendezvous, listener=listener),
     )
@@ -254,3 +261,68 @@ def log_probs_and_weights(
     with engine(rendezvous, listener, setting) as made:
         log_probs, weights = made.log_probs(make_batch(lengths=lengths)), exported(made)
     return log_probs, weights if rendezvous.rank == 0 else {}
+
+
+def squared(inputs: LossInputs, parameters: None) -> TokenLoss:
+    """Half the squared distance of values from the field `advantages`."""
+    assert inputs.values is not None
+    distance = inputs.values - inputs.fields["advantages"]
+    return distance**2 / 2, {"value": inputs.values.detach()}
+
+
+@dataclass(frozen=True)
+class Valued:
+    """What one rank saw of a critic: values before and after two steps, the steps, the weights then (rank 0's)."""
+
+    before: tuple[np.ndarray, np.ndarray] | None
+    after: tuple[np.ndarray, np.ndarray] | None
+    steps: list[dict[str, float]]
+    weights: dict[str, np.ndarray]
+
+
+def critic_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path | None = None
+) -> Valued:
+    """Two steps of a critic; with `folder` it is saved there in the end."""
+    with engine(rendezvous, listener, replace(setting, role="critic")) as made:
+        before = made.values(make_batch())
+        steps = [made.train(make_batch(seed), LossSpec(squared)) for seed in (0, 1)]
+        after, weights = made.values(make_batch()), exported(made)
+        if folder is not None:
+            made.save_hf(folder)
+    return Valued(before, after, steps, weights if rendezvous.rank == 0 else {})
+
+
+@dataclass(frozen=True)
+class Referred:
+    """What one rank saw of a reference: log-probs and weights as loaded, and after each update, and what it refuses."""
+
+    log_probs: list[tuple[np.ndarray, np.ndarray] | None]
+    weights: list[dict[str, np.ndarray]]
+    refused: list[str]
+    trainable: int
+
+
+def reference_updates(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, updates: list[tuple[Path, float]]
+) -> Referred:
+    """Log-probs of a reference, and again after each update by a checkpoint and a decay."""
+    refused, log_probs, weights = [], [], []
+    with engine(rendezvous, listener, replace(setting, role="ref")) as made:
+        for update in [None, *updates]:
+            if update is not None:
+                made.load_hf(*update)
+            log_probs.append(made.log_probs(make_batch(), TEMPERATURE))
+            weights.append(exported(made))
+        for method, *arguments in (("train", make_batch(), LossSpec(sft)), ("values", make_batch())):
+            try:
+                getattr(made, method)(*arguments)
+            except RoleError as error:
+                refused.append(str(error))
+        trainable = sum(
+            hasattr(p, "main_grad") or p.requires_grad or p.grad is not None
+            for m in made._wrapped
+            for p in m.parameters()
+        )
+        trainable += hasattr(made, "_optimizer") + hasattr(made, "_scheduler")
+    return Referred(log_probs, weights if rendezvous.rank == 0 else [], refused, trainable)

@@ -1,7 +1,7 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from areal_like.algorithms.losses import LossInputs
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import write_checkpoint
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
@@ -37,48 +37,50 @@ class MegatronEngine:
     """A TrainEngine in one layout of Megatron-core."""
 
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
-        actor, sizes = spec.actor, spec.sizes
-        self._spec = spec
+        config, sizes = spec.config, spec.sizes
+        self._spec, self._is_critic = spec, spec.role == "critic"
         self.device = prepare_process(spec, rendezvous.address)
-        options = transformer_options(actor, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
-        source = ModelSource(spec.path, getattr(torch, actor.dtype), sizes, options)
-        steps = optimizer.schedule_steps(actor, spec.total_steps)
+        options = transformer_options(config, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
+        dtype = getattr(torch, config.dtype)
+        source = ModelSource(spec.path, dtype, sizes, options, value_head=self._is_critic, seed=spec.seed)
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, spec.seed)
-            self._bridge = make_bridge(actor.megatron.bridge_type, source)
+            self._bridge = make_bridge(config.megatron.bridge_type, source)
             self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
-            self._bridge.load(self._models)
+            self._bridge.load(self._models, spec.path)
             overlap = spec.device == "cuda" and sizes.dp * sizes.cp > 1
-            self._wrapped = optimizer.wrap_models(self._models, actor, overlap=overlap)
-            self._optimizer = optimizer.make_optimizer(self._wrapped, actor)
-            self._scheduler = optimizer.make_schedule(self._optimizer, actor, steps)
+            trained = spec.optimizer is not None
+            self._wrapped = optimizer.wrap_models(self._models, config, trained=trained, overlap=overlap)
+            if spec.optimizer is not None:
+                steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
+                self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)
+                self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
-        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        if self._is_critic:
+            raise RoleError("a critic has values, not log-probs")
+        return self._read(batch, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
 
-        def read(micro_batch: DeviceBatch, logits: torch.Tensor) -> torch.Tensor:
-            return self._log_probs_at(micro_batch, logits, temperature)[0]
-
-        with cpu.cpu_as_cuda():
-            values = forward_backward(self._wrapped, micro_batches, read, forward_only=True)
-            if not parallel.is_data_source():
-                return None
-        return micro_batches.targets, torch.cat(values).cpu().numpy()
+    def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
+        if not self._is_critic:
+            raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
+        return self._read(batch, _values_at)
 
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
+        if self._spec.optimizer is None:
+            raise RoleError(f"the {self._spec.role} has no optimizer")
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not trained.any():
             raise ValueError("no token of the batch is trained on: loss_mask is 0 wherever a token can be predicted")
         micro_batches = self._micro_batches(batch, trained)
 
-        def token_loss(micro_batch: DeviceBatch, logits: torch.Tensor) -> tuple:
-            log_probs, entropy = self._log_probs_at(micro_batch, logits, temperature)
-            inputs = LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+        def token_loss(micro_batch: DeviceBatch, output: torch.Tensor) -> tuple:
+            inputs = self._loss_inputs(micro_batch, output, temperature)
             per_token, stats = loss.function(inputs, loss.parameters)
             weights = micro_batch.fields.get("loss_weights")
             total, count = (per_token if weights is None else per_token * weights).sum(), micro_batch.count
@@ -106,11 +108,21 @@ class MegatronEngine:
     def save_hf(self, path: Path) -> None:
         spec, weights = self._spec, self.weights()
         if dist.get_rank() == 0:
-            dtype = spec.actor.dtype
+            dtype = spec.config.dtype
             write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
         for _ in weights:  # the other ranks take part
             pass
         dist.barrier()
+
+    def load_hf(self, path: Path, decay: float) -> None:
+        if self._spec.optimizer is not None:
+            raise RoleError(f"the {self._spec.role} has an optimizer")
+        parameters = [parameter.data for model in self._models for parameter in model.parameters()]
+        old = [parameter.clone() for parameter in parameters] if decay else []
+        with cpu.cpu_as_cuda():
+            self._bridge.load(self._models, path)
+        for parameter, before in zip(parameters, old, strict=bool(old)):
+            parameter.lerp_(before, decay)
 
     def save(self, path: Path) -> None:
         with cpu.cpu_as_cuda():
@@ -124,13 +136,32 @@ class MegatronEngine:
         vars(self).clear()  # process groups end with all that holds them
         parallel.shutdown()
 
+    def _read(
+        self, batch: Batch, at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
+    ) -> tuple[NDArray[np.int64], Floats] | None:
+        """What `at` makes of every micro-batch and the model's output for it, without gradients."""
+        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        with cpu.cpu_as_cuda():
+            values = forward_backward(self._wrapped, micro_batches, at, forward_only=True)
+            if not parallel.is_data_source():
+                return None
+        return micro_batches.targets, torch.cat(values).cpu().numpy()
+
+    def _loss_inputs(self, micro_batch: DeviceBatch, output: torch.Tensor, temperature: float) -> LossInputs:
+        if self._is_critic:
+            values = _values_at(micro_batch, output)
+            nothing = values.new_empty(0)
+            return LossInputs(nothing, nothing, micro_batch.fields, micro_batch.sequences, values)
+        log_probs, entropy = self._log_probs_at(micro_batch, output, temperature)
+        return LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""
         sizes = self._spec.sizes
         schedule = packing.make_schedule(
             batch.lengths,
             dp=sizes.dp,
-            max_tokens=self._spec.actor.mb_spec.max_tokens_per_mb,
+            max_tokens=self._spec.config.mb_spec.max_tokens_per_mb,
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp),
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
@@ -165,9 +196,14 @@ class MegatronEngine:
         finite = math.isfinite(grad_norm)
         self._scheduler.step(1 if finite and learning_rate is None else 0)
         self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped > (limit := self._spec.actor.optimizer.max_skipped_steps):
+        if self._spec.optimizer and self._skipped > (limit := self._spec.optimizer.max_skipped_steps):
             raise NonFiniteError(
                 f"the gradient norm is {grad_norm}; more than {limit} steps in a row were skipped "
-                "(actor.optimizer.max_skipped_steps)"
+                f"({self._spec.role}.optimizer.max_skipped_steps)"
             )
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
+
+
+def _values_at(micro_batch: DeviceBatch, output: torch.Tensor) -> torch.Tensor:
+    """A value for every label, from the place that predicts it, `[rows]`; `output` is `[t, 1]`."""
+    return output[micro_batch.rows, 0]

@@ -10,31 +10,36 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 
-from areal_like.config.schema import ActorConfig
+from areal_like.config import schema
 
 
-def wrap_models(models: list[torch.nn.Module], actor: ActorConfig, *, overlap: bool) -> list[torch.nn.Module]:
-    """Wraps the chunks for mixed precision and data parallelism; `overlap` sends gradients while more are computed."""
+def wrap_models(
+    models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
+) -> list[torch.nn.Module]:
+    """Wraps the chunks for mixed precision and, if they are trained, for data parallelism, which has gradient buffers.
+
+    `overlap` sends gradients while more are computed.
+    """
     config = get_model_config(models[0])
+    chunks = [Float16Module(config, model) if engine.dtype == "bfloat16" else model for model in models]
+    if not trained:
+        return [chunk.requires_grad_(False) for chunk in chunks]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
-        use_distributed_optimizer=actor.megatron.use_distributed_optimizer,
+        use_distributed_optimizer=engine.megatron.use_distributed_optimizer,
         overlap_grad_reduce=overlap,
         bucket_size=40_000_000 if overlap else None,
     )
-    wrapped = []
-    for i, model in enumerate(models):
-        chunk = Float16Module(config, model) if actor.dtype == "bfloat16" else model
-        wrapped.append(DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0))
-    return wrapped
+    return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
 
 
-def make_optimizer(models: list[torch.nn.Module], actor: ActorConfig) -> MegatronOptimizer:
+def make_optimizer(
+    models: list[torch.nn.Module], engine: schema.EngineConfig, optimizer: schema.OptimizerConfig
+) -> MegatronOptimizer:
     """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
 
     There is nothing to scale, and a `grad_scale_func` of the optimizer's would keep all of it alive for ever.
     """
-    optimizer = actor.optimizer
     made = get_megatron_optimizer(
         OptimizerConfig(
             optimizer=optimizer.type,
@@ -45,9 +50,9 @@ def make_optimizer(models: list[torch.nn.Module], actor: ActorConfig) -> Megatro
             adam_beta2=optimizer.beta2,
             adam_eps=optimizer.eps,
             clip_grad=optimizer.gradient_clipping,
-            bf16=actor.dtype == "bfloat16",
-            params_dtype=getattr(torch, actor.dtype),
-            use_distributed_optimizer=actor.megatron.use_distributed_optimizer,
+            bf16=engine.dtype == "bfloat16",
+            params_dtype=getattr(torch, engine.dtype),
+            use_distributed_optimizer=engine.megatron.use_distributed_optimizer,
         ),
         models,
         use_gloo_process_groups=False,
@@ -80,32 +85,30 @@ def step_if_finite(optimizer: MegatronOptimizer) -> float:
     return float(norms[0])
 
 
-def schedule_steps(actor: ActorConfig, total_steps: int | None) -> int:
+def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, role: str) -> int:
     """Optimizer steps that the learning-rate schedule spans.
 
     Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
     """
-    section = actor.optimizer
     if total_steps is None:
         if section.lr_scheduler_type != "constant":
             raise ValueError(
-                f"actor.optimizer.lr_scheduler_type {section.lr_scheduler_type} needs the number of training steps"
+                f"{role}.optimizer.lr_scheduler_type {section.lr_scheduler_type} needs the number of training steps"
             )
         return section.warmup_steps + 1
     if section.warmup_steps >= total_steps:
         raise ValueError(
-            f"actor.optimizer.warmup_steps is {section.warmup_steps}, but the run has only {total_steps} optimizer steps"
+            f"{role}.optimizer.warmup_steps is {section.warmup_steps}, but the run has only {total_steps} optimizer steps"
         )
     return total_steps
 
 
-def make_schedule(optimizer: MegatronOptimizer, actor: ActorConfig, steps: int) -> OptimizerParamScheduler:
+def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig, steps: int) -> OptimizerParamScheduler:
     """Warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each of them.
 
     Of steps 0, 1, ..., the w of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, which step w has; from there on
     rates are those of transformers' `get_scheduler`: the final rate is what the step behind the last one would have.
     """
-    section = actor.optimizer
     return OptimizerParamScheduler(
         optimizer,
         init_lr=section.lr / (section.warmup_steps + 1),

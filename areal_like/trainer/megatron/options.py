@@ -6,6 +6,7 @@ from typing import Any
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
+from areal_like.config.schema import EngineConfig
 
 TABLE = Path(__file__).with_name("options.json")
 _SECTION = "actor.megatron.override_transformer_config"
@@ -115,13 +116,13 @@ def _decided_elsewhere(name: str) -> str | None:
     )
 
 
-def transformer_options(actor: Any, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
+def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
     """Fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
 
-    `actor` is the config's ActorConfig. Parallel sizes and data types are the bridge's to set. Raises ValueError for
-    overrides that `check_overrides` refuses.
+    Parallel sizes and data types are the bridge's to set. Raises ValueError for overrides that `check_overrides`
+    refuses.
     """
-    megatron = actor.megatron
+    megatron = engine.megatron
     overrides = megatron.override_transformer_config
     if problems := list(check_overrides(overrides, device=device)):
         raise ValueError("; ".join(f"{_SECTION}.{problem.name}: {problem.message}" for problem in problems))

@@ -15,10 +15,17 @@ def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     config = json.loads((source.path / "config.json").read_text())
     if problems := list(bridge_problems(bridge_type, config, source.sizes)):
         raise ValueError("; ".join(f"{p.field}: {p.message}; {p.remedy}" for p in problems))
+    bridge: Bridge
     if bridge_type == "mbridge":
         from areal_like.trainer.megatron.bridges.mbridge import MBridge
 
-        return MBridge(source)
-    from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
+        bridge = MBridge(source)
+    else:
+        from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
 
-    return MegatronBridge(source)
+        bridge = MegatronBridge(source)
+    if source.value_head:
+        from areal_like.trainer.megatron.bridges.value_head import ValueBridge
+
+        bridge = ValueBridge(bridge, source)
+    return bridge

@@ -1,6 +1,7 @@
 """mbridge (https://github.com/ISEEKYAN/mbridge) behind the Bridge protocol."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from mbridge import AutoBridge
@@ -29,9 +30,9 @@ class MBridge:
     def build(self) -> list[torch.nn.Module]:
         return build_chunks(self._bridge._model_provider([]), self._source)
 
-    def load(self, models: list[torch.nn.Module]) -> None:
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
         with torch.no_grad():
-            self._bridge.load_weights(models, str(self._source.path))
+            self._bridge.load_weights(models, str(path))
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         seen = set()

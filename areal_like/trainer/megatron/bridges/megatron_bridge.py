@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import megatron.core.models.gpt  # noqa: F401  # before the placeholder: it settles whether Transformer Engine is there
@@ -38,9 +39,10 @@ class MegatronBridge:
         self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
         return build_chunks(self._provider.provide, self._source)
 
-    def load(self, models: list[torch.nn.Module]) -> None:
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        other = None if path == self._source.path else str(path)
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # it draws a progress bar
-            self._bridge.load_hf_weights(models)
+            self._bridge.load_hf_weights(models, other)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         vocab_size = self._source.config.for_bridge.vocab_size

@@ -22,8 +22,8 @@ class Bridge(Protocol):
     def build(self) -> list[torch.nn.Module]:
         """This rank's GPTModel chunks in the engine's data type, on its device, neither wrapped nor loaded."""
 
-    def load(self, models: list[torch.nn.Module]) -> None:
-        """Copies the Hugging Face checkpoint into `models`."""
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        """Copies the weights of a Hugging Face checkpoint, of the shape that was built, into `models`."""
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, each once, whole and without vocabulary padding.
@@ -34,19 +34,27 @@ class Bridge(Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a bridge builds: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields."""
+    """What a bridge builds: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields.
+
+    `value_head` is whether the model is a critic; `seed` is that of a new value head.
+    """
 
     path: Path
     dtype: torch.dtype
     sizes: ParallelSizes
     settings: Mapping[str, Any]
+    value_head: bool = False
+    seed: int = 0
 
     @cached_property
     def config(self) -> ModelConfig:
         """The model's config, as far as `make_bridge` lets it pass."""
         from areal_like.trainer.megatron.bridges.config import read_config
 
-        return read_config(self.path)
+        config = read_config(self.path)
+        if self.value_head:  # with a tied output layer, which goes, a bridge reads no weights for it
+            config.for_bridge.tie_word_embeddings = True
+        return config
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""The reference and the critic, judged as the actor is: each is put in its place, and findings get its keys."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from allocation import Finding, Plan, Source
+from allocation.model_spec import ModelSpec
+from areal_like.config.findings import finding
+from areal_like.config.schema import ActorConfig, RoleConfig, RunConfig, TrainerRole
+from areal_like.data.dataset import training_steps
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.preflight.machine import Device
+from areal_like.preflight.model import check_model, find_spec
+from areal_like.preflight.options import check_trainer_options
+
+_ACTORS_KEY = re.compile(r"\bactor\.(\w+)")
+
+
+def further_roles(config: RunConfig) -> dict[TrainerRole, RoleConfig]:
+    """The sections of the roles beside the actor that the run has."""
+    sections: dict[TrainerRole, RoleConfig | None] = {"ref": config.ref, "critic": config.critic}
+    return {role: section for role, section in sections.items() if section is not None}
+
+
+def as_actor(config: RunConfig, role: TrainerRole) -> RunConfig:
+    """The run with a role in the actor's place."""
+    engine, actor = config.roles[role], config.actor
+    fields = {name: getattr(engine, name) for name in type(engine).model_fields}
+    made = None if engine.path else actor.init_model
+    played = {**fields, "path": engine.path or actor.path, "init_model": made}
+    return config.model_copy(
+        update={"actor": ActorConfig(**played, optimizer=config.optimizer(role) or actor.optimizer)}
+    )
+
+
+def of_role(found: Finding, role: TrainerRole, section: RoleConfig) -> Finding:
+    """A finding about the actor's keys as one about the role's, as far as these are the role's own."""
+
+    def own(match: re.Match[str]) -> str:
+        return f"{role}.{match[1]}" if getattr(section, match[1], None) is not None else match[0]
+
+    def renamed(text: str) -> str:
+        return _ACTORS_KEY.sub(own, text)
+
+    return replace(
+        found,
+        message=renamed(found.message),
+        source=Source(found.source.text, found.key and renamed(found.key)),
+        help=found.help and renamed(found.help),
+        nearest=tuple(map(renamed, found.nearest)),
+    )
+
+
+def find_role_models(
+    config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None
+) -> tuple[dict[TrainerRole, ModelSpec | None], list[Finding]]:
+    """The model of each role beside the actor, whose is `spec`."""
+    specs: dict[TrainerRole, ModelSpec | None] = {}
+    findings: list[Finding] = []
+    for role, section in further_roles(config).items():
+        specs[role] = spec
+        if section.path is not None:
+            specs[role], found = find_spec(section.path, f"{role}.path")
+            findings += found
+        own, entries = specs[role], tokenizer.vocab_size if tokenizer else 0
+        if section.path is not None and own is not None and own.vocab_size < entries:
+            message = f"the tokenizer has {entries} entries, this model's embedding {own.vocab_size} rows"
+            help = "use a model with the actor's vocabulary"
+            findings.append(finding("RUN-TOKENIZER", f"{role}.path", message, help))
+    return specs, findings
+
+
+def check_roles(
+    config: RunConfig,
+    device: Device,
+    specs: dict[TrainerRole, ModelSpec | None],
+    plan: Plan | None,
+    n_prompts: int,
+) -> Iterator[Finding]:
+    """What the bridge, Megatron-core and the schedule of a role object to; not again what is said of the actor."""
+    for role, section in further_roles(config).items():
+        played = as_actor(config, role)
+        own_plan = plan and _played(plan, role)
+        found = [
+            *check_model(played, specs[role], own_plan),
+            *check_trainer_options(played, device, specs[role], own_plan),
+        ]
+        yield from (other for other in _renamed(found, role, section) if (other.key or "").startswith(f"{role}."))
+    if config.critic is not None and (optimizer := config.critic.optimizer) is not None:
+        updates = training_steps(config, n_prompts) * config.actor.ppo_n_minibatches if n_prompts else 0
+        if 0 < updates <= optimizer.warmup_steps:
+            key = "critic.optimizer.warmup_steps"
+            message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
+            yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")
+
+
+def _renamed(found: Iterable[Finding], role: TrainerRole, section: RoleConfig) -> Iterator[Finding]:
+    return (of_role(other, role, section) for other in found)
+
+
+def _played(plan: Plan, role: TrainerRole) -> Plan:
+    """The plan with the role's engine as the actor's."""
+    return replace(plan, engines=(replace(plan.engine(role), role="actor"),))

@@ -1,0 +1,111 @@
+"""A critic: the model of any bridge with one value per token where its output layer was.
+
+In a checkpoint the head is `score.weight`, `[1, hidden]`, float32, as in transformers' sequence classifiers of one
+label: `AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)` loads it. A checkpoint without it gets a
+new head.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+)
+from safetensors import safe_open
+from torch import Tensor
+
+from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
+
+HEAD_NAME = "score.weight"
+_LANGUAGE_HEAD = "lm_head.weight"
+
+
+class ValueHead(torch.nn.Module):
+    """From hidden states to values in float32, the same on every tensor-parallel rank."""
+
+    def __init__(self, weight: Tensor, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+        self.sequence_parallel = sequence_parallel
+        # each rank's gradient is of its part of the sequence: Megatron adds up those that are marked so
+        self.weight.sequence_parallel = sequence_parallel
+        set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
+
+    def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
+        """`[tokens, 1, hidden]`, of this rank's part with sequence parallelism, to `[tokens, 1, 1]` of all parts."""
+        values = torch.nn.functional.linear(hidden.float(), self.weight)
+        if self.sequence_parallel:
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
+        return values, None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ValueHead":
+        """Goes where `fn` sends it, and stays float32."""
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+
+
+class ValueBridge:
+    """A Bridge whose models have a ValueHead; `source.value_head` is set, so that the bridge reads no output layer."""
+
+    def __init__(self, bridge: Bridge, source: ModelSource) -> None:
+        self._bridge, self._source = bridge, source
+
+    def build(self) -> list[torch.nn.Module]:
+        return self._bridge.build()
+
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        self._bridge.load(models, path)
+        for model in models:
+            model.share_embeddings_and_output_weights = False
+            if model.post_process:
+                weight = _stored_head(path)
+                if weight is None:
+                    weight = _new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
+                device = next(model.parameters()).device
+                model.output_layer = ValueHead(weight.to(device), self._source.sizes.tp > 1)
+
+    def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        heads = {model: model._modules.pop("output_layer") for model in models if model.post_process}
+        try:
+            for name, weight in self._bridge.export(models):
+                if name != _LANGUAGE_HEAD:  # Megatron Bridge derives one from the embedding
+                    yield name, weight
+        finally:
+            for model, head in heads.items():
+                model.add_module("output_layer", head)
+        weight = next((head.weight.detach() for head in heads.values() if head is not None), None)
+        yield HEAD_NAME, _from_last_stage(weight, self._source.config.for_bridge.hidden_size)
+
+
+def _from_last_stage(weight: Tensor | None, hidden_size: int) -> Tensor:
+    """The head, which the last pipeline stage alone has."""
+    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+        assert weight is not None
+        return weight
+    if weight is None:
+        weight = torch.empty(1, hidden_size, device=torch.cuda.current_device())
+    last = parallel_state.get_pipeline_model_parallel_last_rank()
+    dist.broadcast(weight, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    return weight
+
+
+def _new_head(hidden_size: int, seed: int) -> Tensor:
+    """Small, so that first values are near 0, and the same in every layout."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, hidden_size, generator=generator) / (hidden_size + 1)
+
+
+def _stored_head(path: Path) -> Tensor | None:
+    """The head of a checkpoint directory, if it has one."""
+    file, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if index.is_file():
+        shard = json.loads(index.read_text())["weight_map"].get(HEAD_NAME)
+        if shard is None:
+            return None
+        file = path / shard
+    with safe_open(file, framework="pt") as tensors:
+        return tensors.get_tensor(HEAD_NAME).float() if HEAD_NAME in tensors.keys() else None  # noqa: SIM118

@@ -1,0 +1,35 @@
+"""The reference policy: log-probs of a model that stays as it was, or follows the actor at a distance."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from areal_like.config.schema import ReferenceConfig
+from areal_like.trainer.remote import Trainer
+from areal_like.types import Batch, Floats
+
+
+class Reference:
+    """A trainer without optimizer that takes weights from the actor's, whatever the layouts of the two.
+
+    They go through a checkpoint below `directory`, which every host sees.
+    """
+
+    def __init__(self, config: ReferenceConfig, trainer: Trainer, actor: Trainer, directory: Path) -> None:
+        self._config, self._trainer, self._actor = config, trainer, actor
+        self._path = directory / "reference"
+
+    async def log_probs(self, batch: Batch, temperature: float) -> Floats:
+        """Log-probs of the batch's tokens, `[tokens]`."""
+        return await self._trainer.log_probs(batch, temperature)
+
+    def due(self, step: int) -> bool:
+        """Whether the reference is updated after this training step, counted from 1."""
+        every = self._config.update_every_steps
+        return every is not None and step % every == 0
+
+    async def update(self, *, decay: float | None = None) -> None:
+        """Become `decay` of itself, by default `ref.ema_decay`, and the rest of the actor."""
+        await self._actor.save_hf(self._path, phase="saving for the reference")
+        await self._trainer.load_hf(self._path, self._config.ema_decay if decay is None else decay)
+        await asyncio.to_thread(shutil.rmtree, self._path)

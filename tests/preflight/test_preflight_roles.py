@@ -1,0 +1,110 @@
+"""The reference and the critic before start: where they run, and what is wrong under their own keys."""
+
+import pytest
+from test_preflight import check, errors
+
+from areal_like.config.schema import InitModelConfig
+from areal_like.demo.init_model import write_init_model
+
+SEPARATE = "ref.scheduling_strategy.type=separation"
+
+
+def devices(plan, role):
+    return [device.gpu for device in plan.engine(role).devices]
+
+
+def test_a_role_without_a_layout_has_the_actors_on_its_gpus(write):
+    file = write()
+    file.write_text(file.read_text() + "ref: {}\ncritic: {}\n")
+    checked = check(file)
+    assert not checked.findings
+    plan = checked.job.plan
+    assert plan.engine("ref").sizes == plan.engine("critic").sizes == plan.engine("actor").sizes
+    assert devices(plan, "ref") == devices(plan, "critic") == devices(plan, "actor")
+    assert plan.n_gpus == 3
+    assert "ref megatron[ref]:d2" in str(checked.job)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ref", "n_gpus"),
+    [
+        (["ref.backend=megatron:t2"], [1, 2], 3),
+        (["ref.backend=megatron:p1", "ref.scheduling_strategy.target=rollout"], [0], 3),
+        (["ref.backend=megatron:t2", SEPARATE, "cluster.n_gpus_per_node=5"], [3, 4], 5),
+        (["ref.backend=megatron:t2@1-2", "actor.backend=megatron:d2@1-2", "rollout.backend=sglang:d1@0"], [1, 2], 3),
+        (
+            ["ref.dtype=float32", "allocation_mode=sglang[rollout]:d1+megatron[actor]:d2|megatron[ref]:t2"],
+            [1, 2],
+            3,
+        ),
+        (["ref.dtype=float32", "allocation_mode=sglang:d1+megatron:d2"], [1, 2], 3),
+    ],
+)
+def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
+    checked = check(write(), *overrides)
+    assert checked.ok, list(map(str, checked.findings))
+    assert devices(checked.job.plan, "ref") == ref
+    assert checked.job.plan.n_gpus == n_gpus
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words"),
+    [
+        (["ref.backend=megatron:t2", SEPARATE], "rollout.backend (FILE:17) + actor.backend", "has 3"),
+        (["ref.backend=megatron:d1"], "rollout.backend (FILE:17) + actor.backend", "equally many GPUs"),
+        (["critic.backend=sglang:d2"], "critic.backend", "the critic needs a trainer"),
+        (["ref.backend=fsdp:d2"], "ref.backend", "the ref runs on megatron"),
+        (["ref.backend=megatron:d2e2"], "ref.backend", "no experts"),
+        (["ref.mb_spec.max_tokens_per_mb=39"], "ref.mb_spec.max_tokens_per_mb", "is 39"),
+        (["critic.path=/nowhere"], "critic.path", "no config.json"),
+        (["ref.path=DIRECTORY"], "ref.path", "embedding 20 rows"),
+        (["critic.optimizer.warmup_steps=4"], "critic.optimizer.warmup_steps", "4 optimizer steps"),
+        (
+            ["ref.megatron.override_transformer_config.fp8=hybrid"],
+            "ref.megatron.override_transformer_config.fp8",
+            "GPU",
+        ),
+        (["critic.megatron.recompute_granularity=full"], "critic.megatron.recompute_granularity", "recompute_method"),
+        (
+            ["ref.dtype=float32", "allocation_mode=sglang:d1+megatron:d1", "ref.backend=megatron:d1"],
+            "ref.backend",
+            "already",
+        ),
+        (
+            [
+                "ref.mb_spec.max_tokens_per_mb=39",
+                "allocation_mode=sglang[rollout]:d1+megatron[actor]:d2|megatron[ref]:t2",
+            ],
+            "ref.mb_spec.max_tokens_per_mb",
+            "is 39",
+        ),
+    ],
+)
+def test_what_is_wrong_is_found_under_the_roles_key(write, tmp_path, overrides, key, words):
+    file = write()
+    if "ref.path=DIRECTORY" in overrides:
+        write_init_model(InitModelConfig(tokenizer="arithmetic", vocab_size=20), tmp_path / "small", seed=0)
+    found = errors(file, *(text.replace("DIRECTORY", str(tmp_path / "small")) for text in overrides))
+    key = key.replace("FILE", str(file))
+    assert any(f.key.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
+
+
+def test_the_actors_keys_are_named_where_a_role_has_them_from_the_actor(write):
+    found = errors(write(), "actor.mb_spec.max_tokens_per_mb=39", "ref.dtype=float32")
+    assert [f.key.partition(" ")[0] for f in found] == ["actor.mb_spec.max_tokens_per_mb"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["ref.ema_decay=0.5"], "ref.ema_decay"),
+        (["ref.megatron.recompute_granularity=selective"], "ref.megatron.recompute_granularity"),
+        (["ref.megatron.use_distributed_optimizer=false"], "ref.megatron.use_distributed_optimizer"),
+        ([SEPARATE], "ref.scheduling_strategy.type"),
+        (["critic.optimizer.min_lr_ratio=0.5"], "critic.optimizer.min_lr_ratio"),
+    ],
+)
+def test_a_roles_key_that_does_nothing_is_said(write, overrides, key):
+    checked = check(write(), *overrides)
+    assert checked.ok
+    assert [(f.code, f.key.partition(" ")[0]) for f in checked.findings] == [("RUN-UNUSED", key)]

@@ -1,0 +1,125 @@
+"""Reference and critic in every layout as on one rank, and as transformers has them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_layouts import TOLERANCE, world
+from trainer_jobs import Machine, Setting, Valued, critic_steps, make_batch, reference_updates
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from allocation import ParallelSizes
+
+LAYOUTS = [
+    ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
+    ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
+    ("moe", ParallelSizes(tp=2, cp=2, ep=4), "mbridge"),
+]
+MORE_LAYOUTS = [
+    ("tied", ParallelSizes(dp=2, edp=2), "mbridge"),
+    ("tied", ParallelSizes(pp=2, vpp=2), "mbridge"),
+    ("tied", ParallelSizes(pp=2, cp=2, edp=2), "mbridge"),
+    ("tied", ParallelSizes(tp=2, pp=2, etp=2), "megatron-bridge"),
+    ("untied", ParallelSizes(pp=2), "megatron-bridge"),
+    ("untied", ParallelSizes(tp=2, etp=2), "mbridge"),
+    ("untied", ParallelSizes(pp=2, vpp=2), "megatron-bridge"),
+    ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2), "mbridge"),
+    ("moe", ParallelSizes(pp=2, dp=2, ep=2), "mbridge"),
+    ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2), "megatron-bridge"),
+]
+
+
+def gathered(parts: list[tuple[np.ndarray, np.ndarray] | None]) -> np.ndarray:
+    """What the ranks say of the batch, each place set exactly once."""
+    values = np.full(len(make_batch().tokens), np.nan)
+    for places, part in filter(None, parts):
+        assert np.isnan(values[places]).all()
+        values[places] = part
+    return values
+
+
+@pytest.fixture(scope="module")
+def one_critic(ranks, models, tmp_path_factory):
+    def run(model: str) -> tuple[Valued, torch.nn.Module]:
+        folder = tmp_path_factory.mktemp("critic") / model
+        (outcome,) = ranks.run(critic_steps, 1, Setting(models[model]), folder)
+        return outcome, folder
+
+    return cache(run)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "bridge"), [*LAYOUTS, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_LAYOUTS)]
+)
+def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes, bridge):
+    expected, _ = one_critic(model)
+    outcomes = ranks.run(critic_steps, world(sizes), Setting(models[model], sizes, bridge=bridge))
+    for moment in ("before", "after"):
+        values = gathered([getattr(outcome, moment) for outcome in outcomes])
+        np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
+    for outcome in outcomes:
+        for step, right in zip(outcome.steps, expected.steps, strict=True):
+            assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
+    assert outcomes[0].weights.keys() == expected.weights.keys()
+    for name, weight in outcomes[0].weights.items():
+        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("model", ["tied", "moe"])
+def test_a_saved_critic_is_a_sequence_classifier_of_transformers(ranks, models, one_critic, model):
+    """A value is what that gives at the token before; and another critic goes on from it."""
+    trained, folder = one_critic(model)
+    batch, expected = make_batch(), []
+    hf = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
+        hidden = hf.model(tokens[None]).last_hidden_state
+        expected += [np.nan, *hf.score(hidden)[0, :-1, 0].tolist()]
+    np.testing.assert_allclose(gathered([trained.after]), expected, atol=1e-4)
+    assert np.nanstd(expected) > 0.01  # it learnt something
+    (again,) = ranks.run(critic_steps, 1, Setting(folder))
+    np.testing.assert_allclose(gathered([again.before]), gathered([trained.after]), atol=TOLERANCE)
+
+
+def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path):
+    setting = Setting(models["tied"], ParallelSizes(tp=2, etp=2), machine=Machine("cpu", "bfloat16"))
+    for outcome in ranks.run(critic_steps, 2, setting, tmp_path / "critic"):
+        assert all(step["skipped"] == 0 for step in outcome.steps)
+    saved = load_file(tmp_path / "critic/model.safetensors")
+    assert saved["score.weight"].dtype == torch.float32
+    assert {tensor.dtype for name, tensor in saved.items() if name != "score.weight"} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "bridge"),
+    [
+        ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
+        pytest.param("untied", ParallelSizes(cp=2, dp=2, edp=4), "megatron-bridge", marks=pytest.mark.long),
+        pytest.param("moe", ParallelSizes(pp=2, dp=2, ep=2), "mbridge", marks=pytest.mark.long),
+    ],
+)
+def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
+    ranks, models, tmp_path, model, sizes, bridge
+):
+    hf = AutoModelForCausalLM.from_pretrained(models[model], dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    hf.save_pretrained(tmp_path / "new")
+    updates = [(tmp_path / "new", 0.75), (tmp_path / "new", 0.0)]
+    (one,) = ranks.run(reference_updates, 1, Setting(models[model]), updates)
+    outcomes = ranks.run(reference_updates, world(sizes), Setting(models[model], sizes, bridge=bridge), updates)
+    for i, weights in enumerate(outcomes[0].weights):
+        values = gathered([outcome.log_probs[i] for outcome in outcomes])
+        np.testing.assert_allclose(values, gathered([one.log_probs[i]]), atol=TOLERANCE)
+        assert weights.keys() == one.weights[i].keys()
+    before, mixed, after = outcomes[0].weights
+    for name, weight in mixed.items():
+        np.testing.assert_allclose(weight, 0.75 * before[name] + 0.25 * after[name], atol=1e-6, err_msg=name)
+        assert not np.array_equal(before[name], after[name])
+    for outcome in outcomes:
+        assert outcome.trainable == 0
+        assert outcome.refused == ["the ref has no optimizer", "a critic has values, the ref has log-probs"]
