@@ -75,7 +75,16 @@ class TrainEngine(Protocol):
         """
 
     def save(self, path: Path) -> None:
-        """Write model, optimizer and schedule to the directory `path`; any layout can load it."""
+        """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
+
+        What is written is in host memory when this returns, so that training may go on.
+        """
+
+    def is_saved(self) -> bool:
+        """Whether this rank has written its share. Raises OSError where that failed, as on a full disk."""
+
+    def finish_save(self) -> None:
+        """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote. Raises FileNotFoundError when nothing is there."""

@@ -1,5 +1,6 @@
 """A trainer as the controller sees it: one object whose ranks are Ray actors."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,9 @@ import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.types import Batch, Floats, LossSpec
+
+CHECKPOINT = "checkpoint"  # the phase that errors name
+SAVED_POLL_S = 0.2
 
 
 class Trainer:
@@ -44,6 +48,20 @@ class Trainer:
     async def load_hf(self, path: Path, decay: float) -> None:
         """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones."""
         await self._ranks.call_all("engine", "load_hf", path, decay, phase="loading")
+
+    async def save(self, path: Path) -> None:
+        """Copy model, optimizer and schedule to host memory; the ranks write them to `path`, a directory, from there."""
+        await self._ranks.call_all("engine", "save", path, phase=CHECKPOINT)
+
+    async def finish_save(self) -> None:
+        """Return when what `save` began is on disk; calls made meanwhile are not kept waiting by it."""
+        while not all(await self._ranks.call_all("engine", "is_saved", phase=CHECKPOINT)):
+            await asyncio.sleep(SAVED_POLL_S)
+        await self._ranks.call_all("engine", "finish_save", phase=CHECKPOINT)
+
+    async def load(self, path: Path) -> None:
+        """Continue from what `save` wrote, in whatever layout that was."""
+        await self._ranks.call_all("engine", "load", path, phase="loading the checkpoint")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """One step of a CollectiveSender on every rank; returns rank 0's answer.

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps, save_with_a_mark
+from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps, save_to_a_full_disk, save_with_a_mark
 from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
@@ -118,6 +118,12 @@ def test_weights_reach_the_host_one_by_one(tmp_path, models, monkeypatch):
 
     write_checkpoint(tmp_path / "out", weights(), models["tied"], "float32")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+
+
+def test_a_disk_that_is_full_is_named_by_the_rank_that_writes(ranks, models, tmp_path):
+    said = ranks.run(save_to_a_full_disk, 2, Setting(models["tied"], DP2), tmp_path / "state")
+    assert "File too large" in said[0]
+    assert not (tmp_path / "state/metadata.json").exists()
 
 
 def test_nothing_to_load_is_an_error(ranks, models, tmp_path):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -18,9 +22,13 @@ from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, de
 from areal_like.config.schema import EngineConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainerRole
 from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
 from areal_like.trainer.megatron.engine import MegatronEngine
+
+# isort: split
+from areal_like.trainer.megatron import checkpoint
 from areal_like.types import Batch, LossSpec
 
 VOCABULARY = 101
+_LIMIT_S = 600  # hung
 TEMPERATURE = 0.7
 
 
@@ -130,13 +138,43 @@ def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, sett
 def save_after_two_steps(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
 ) -> list[dict[str, float]]:
-    """Two steps, both kinds of checkpoint, a third step."""
-    with engine(rendezvous, listener, setting) as made:
+    """Two steps, both kinds of checkpoint, a third step, before which nothing of the state has been written."""
+    trained = threading.Event()
+
+    def write_late(*arguments: Any) -> Any:
+        assert trained.wait(_LIMIT_S)
+        return written(*arguments)
+
+    written = checkpoint._write
+    with engine(rendezvous, listener, setting) as made, mock.patch.object(checkpoint, "_write", write_late):
         for seed in (0, 1):
             made.train(make_batch(seed), LossSpec(sft))
         made.save(folder / "state")
         made.save_hf(folder / "hf")
-        return [made.train(make_batch(2), LossSpec(sft))]
+        step = made.train(make_batch(2), LossSpec(sft))
+        assert rendezvous.rank != 0 or not made.is_saved()
+        trained.set()
+        made.finish_save()
+        assert made.is_saved
+        return [step]
+
+
+def save_to_a_full_disk(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> str | None:
+    """What `is_saved` says where no file may grow beyond 1000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with engine(rendezvous, listener, setting) as made:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            made.save(folder)
+            while not made.is_saved():
+                time.sleep(0.01)
+        except OSError as error:
+            return str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return None
 
 
 def resume(
@@ -219,6 +257,7 @@ def save_with_a_mark(
     os.environ["SAVED_BY"] = mark
     with engine(rendezvous, listener, setting) as made:
         made.save(folder)
+        made.finish_save()
     return [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
 
 

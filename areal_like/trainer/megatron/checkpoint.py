@@ -1,6 +1,8 @@
 """Checkpoints of model, optimizer and schedule that any other layout can load (Megatron's dist_checkpointing)."""
 
 import queue
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +15,95 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 
-# saves are synchronous: Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed
+# Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed; threads do without it
 filesystem_async.get_write_results_queue = queue.Queue
 
 
-def save_checkpoint(
-    path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
-) -> None:
-    """Writes the state of all ranks to the directory `path`, which must be empty or new."""
-    if dist.get_rank() == 0:
-        path.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    state = _sharded_state(models, optimizer, is_loading=False)
-    dist_checkpointing.save(state | {"scheduler": scheduler.state_dict()}, str(path))
+class Saving:
+    """A checkpoint on its way to the directory `path`, which must be empty or new.
+
+    When the constructor returns, this rank's share is in host memory and training may go on; threads write it. A rank
+    whose `is_written` is true, or raises the OSError that writing met, waits for the others in `finish`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        models: list[torch.nn.Module],
+        optimizer: MegatronOptimizer,
+        scheduler: OptimizerParamScheduler,
+    ) -> None:
+        if dist.get_rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        state = _sharded_state(models, optimizer, is_loading=False) | {"scheduler": scheduler.state_dict()}
+        request = dist_checkpointing.save(state, str(path), async_sharded_save=True, async_strategy="mcore")
+        self._finalize, self._results, buckets = request.finalize_fns, None, []
+        if request.preload_fn is not None:  # this rank has something to write
+            transforms, (_, live, self._results) = request.async_fn.args[0], request.async_fn_args
+            buckets = _own_copies(live, request.preload_fn())
+            write = partial(_write, transforms)
+        self._threads = ThreadPoolExecutor(max(1, len(buckets)), thread_name_prefix="checkpoint")
+        self._parts = [self._threads.submit(write, number, bucket) for number, bucket in enumerate(buckets)]
+
+    def is_written(self) -> bool:
+        """Whether this rank's share is on disk. Raises OSError where it cannot be."""
+        done = [part for part in self._parts if part.done()]
+        for part in done:
+            part.result()
+        return len(done) == len(self._parts)
+
+    def finish(self) -> None:
+        """Complete the checkpoint when all ranks have written; every rank calls it. Raises OSError."""
+        if self._results is not None:
+            self._results.put({number: part.result() for number, part in enumerate(self._parts)})
+        self._threads.shutdown()
+        for function in self._finalize:
+            function()
+
+
+def _own_copies(live: list[Any], loaded: list[Any]) -> list[Any]:
+    """Megatron's buckets with tensors that training does not change; those from a GPU are copies already."""
+    return [
+        (
+            file,
+            key,
+            (
+                texts,
+                [
+                    (item, copy.clone() if tensor.device.type == "cpu" else copy)
+                    for (item, copy), (_, tensor) in zip(copies, tensors, strict=True)
+                ],
+            ),
+        )
+        for (file, key, (texts, copies)), (_, _, (_, tensors)) in zip(loaded, live, strict=True)
+    ]
+
+
+def _write(transforms: list[Any], number: int, bucket: Any) -> list[Any]:
+    """Write a bucket to its file, to disk; Megatron's caller of this drops the cause of a failure."""
+    write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+    _, results = write(transforms, number, bucket, None, None, use_fsync=True)
+    if isinstance(results, Exception):
+        raise results
+    return results
 
 
 def load_checkpoint(
     path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
 ) -> None:
-    """Loads what `save_checkpoint` wrote in any layout. Raises FileNotFoundError when it is not there."""
+    """Loads what `Saving` wrote in any layout. Raises FileNotFoundError when it is not there.
+
+    The place in the learning-rate schedule is loaded, and its shape is the configuration's.
+    """
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
     state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))
     for name, model in zip(_chunk_names(models), models, strict=True):
         model.load_state_dict(state[name], strict=False)  # TE's extra state may be absent
     optimizer.load_state_dict(state["optimizer"])
-    scheduler.load_state_dict(state["scheduler"])
+    scheduler.num_steps = 0
+    scheduler.step(state["scheduler"]["num_steps"])
 
 
 def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:

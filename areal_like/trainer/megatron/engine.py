@@ -28,7 +28,7 @@ from megatron.core import parallel_state  # noqa: E402
 from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
-from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
+from areal_like.trainer.megatron.checkpoint import Saving, load_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
@@ -126,7 +126,15 @@ class MegatronEngine:
 
     def save(self, path: Path) -> None:
         with cpu.cpu_as_cuda():
-            save_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
+            self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler)
+
+    def is_saved(self) -> bool:
+        return self._saving.is_written()
+
+    def finish_save(self) -> None:
+        with cpu.cpu_as_cuda():
+            self._saving.finish()
+        del self._saving
 
     def load(self, path: Path) -> None:
         with cpu.cpu_as_cuda():
