@@ -50,7 +50,7 @@ class Trainer:
         await self._ranks.call_all("engine", "load_hf", path, decay, phase="loading")
 
     async def save(self, path: Path) -> None:
-        """Copy model, optimizer and schedule to host memory; the ranks write them to `path`, a directory, from there."""
+        """Copy model, optimizer and schedule to host memory, from where the ranks write them to a directory."""
         await self._ranks.call_all("engine", "save", path, phase=CHECKPOINT)
 
     async def finish_save(self) -> None:
