@@ -21,7 +21,7 @@ OFFERED = 2
 MOST_CHECKS = 60
 LONGEST_TEXT = 160
 # Rules that need one of these can be satisfied by other counts; a wrong word cannot.
-CURABLE = {"engine", "trainer", "server", "request", "placed", "room"}
+CURABLE = {"engine", "trainer", "server", "request", "placed", "planned", "room"}
 # Changing the experts or the data-parallel size leaves the model's own split as the user wrote it.
 _PREFERENCE = "edctpv"
 _QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
