@@ -175,7 +175,7 @@ def check(
     Examples:
       allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
-      allocation check megatron:d8 --model qwen3-8b --gpu h100
+      allocation check megatron:d2t4 --model qwen3-8b --gpu h200
       allocation check run.yaml actor.backend=megatron:t2
     """
     with _usage(UsageError):

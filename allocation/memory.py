@@ -401,16 +401,14 @@ def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         room = cache // per_token if per_token else 0
     elif work.batch is not None and work.batch.max_length is not None:
         cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
-    held_weights, kv = Item("weights", weights), Item("KV cache", cache)
-    phases = (
-        Phase("load", (held_weights, context)),
-        Phase("rollout", (held_weights, kv, Item("CUDA graphs and prefill", GRAPHS), context)),
-        Phase(
-            "weight update",
-            (held_weights, kv, Item("bucket", _bucket(model, work)), Item("CUDA graphs", GRAPHS // 2), context),
-        ),
-    )
-    return Footprint(role, phases, 0, per_token, room)
+    graphs, kv = Item("CUDA graphs and prefill", GRAPHS), Item("KV cache", cache)
+    named = {
+        "load": [Item("weights", weights)],
+        "rollout": [Item("weights", weights), kv, graphs],
+        "weight update": [Item("weights", weights), kv, graphs, Item("bucket", _bucket(model, work))],
+    }
+    phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
+    return Footprint(role, tuple(phases), 0, per_token, room)
 
 
 def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:

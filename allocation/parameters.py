@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from allocation.model_spec import ModelSpec
-from allocation.rules.options import pipeline_stages
+from allocation.pipeline import pipeline_stages
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes

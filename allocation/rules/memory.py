@@ -118,8 +118,9 @@ def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
         return replace(work, megatron=replace(work.megatron, **_FULL, recompute_modules=()))  # type: ignore[arg-type]
 
     if any(not work.megatron.use_distributed_optimizer for work in trainers):
-        yield "use_distributed_optimizer=true", lambda work: replace(
-            work, megatron=replace(work.megatron, use_distributed_optimizer=True)
+        yield (
+            "use_distributed_optimizer=true",
+            lambda work: replace(work, megatron=replace(work.megatron, use_distributed_optimizer=True)),
         )
     smaller = list(_smaller(group))
     yield from smaller
