@@ -59,7 +59,7 @@ class Evaluator:
     async def _evaluate(self, name: str, part: EvaluationSet) -> Result:
         numbers = range(-len(part.prompts), 0)  # of groups: smaller than any that is trained, and so served first
         groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
-        rewards = [[item.reward for item in group if item.reward is not None] for group in groups]
+        rewards = [_of_samples(group) for group in groups]
         trajectories = [item for group in groups for item in group]
         judged = [values for values in rewards if values]
         if not judged:
@@ -67,6 +67,11 @@ class Evaluator:
         passed = [(len(values), sum(value >= self.config.pass_reward for value in values)) for values in judged]
         mean = float(np.mean([np.mean(values) for values in judged]))
         return Result(part.n_samples, mean, pass_at(passed, part.n_samples), trajectories)
+
+
+def _of_samples(group: Sequence[Trajectory]) -> list[float]:
+    """The rewards of a group's samples, of which some have several trajectories."""
+    return list({item.sample: item.reward for item in group if item.reward is not None}.values())
 
 
 def pass_at(counts: Sequence[tuple[int, int]], n_samples: int) -> dict[int, float]:

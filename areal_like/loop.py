@@ -64,7 +64,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
             done = version + 1
             with record.phase("wait for rollouts"):
                 trajectories = await parts.collector.next_batch()
-            if version == 0:
+            if version == 0 and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
             stats = await train_step(config, parts, trajectories, version, record)
@@ -141,6 +141,8 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
     """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known."""
+    if not trajectories:  # every episode failed before it had generated anything
+        return {"reward_missing": 0.0, "skipped_batches": 1.0}
     rewards = [item.reward for item in trajectories if item.reward is not None]
     staleness = [version - item.oldest_version for item in trajectories]
     return ({"reward": float(np.mean(rewards))} if rewards else {}) | {

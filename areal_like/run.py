@@ -28,8 +28,8 @@ from areal_like.trainer.remote import Trainer
 from areal_like.types import Ints, Prompt, Reward
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
+from areal_like.workflows.make import Workflows
 from areal_like.workflows.protocol import Score
-from areal_like.workflows.single_turn import SingleTurn
 
 
 async def run(job: Job, view: View) -> None:
@@ -94,13 +94,14 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
                 prefill_once=rollout.prefill_once,
             ) as pool,
             RewardPool(REWARDS[reward.type], timeout_s=reward.timeout_s, workers=reward.workers) as rewards,
+            Workflows(config, pool, _score(job, rewards), job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             sync = weight_sync(cluster, job, trainer, pool)
             with view.doing("connecting trainer and servers"):
                 await sync.connect()
                 await publish(sync, 0, config.weight_update.timeout_s)
-            parts = _parts(job, trainer, pool, sync, rewards, groups)
+            parts = _parts(job, trainer, sync, rewards, workflows, groups)
             parts = replace(parts, reference=reference, critic=trainers.get("critic"))
             await reinforce(config, parts, job.steps, record)
         watching.cancel()
@@ -116,17 +117,20 @@ async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Pat
 
 
 def _parts(
-    job: Job, trainer: Trainer, pool: ServerPool, sync: WeightSync, rewards: RewardPool, tasks: asyncio.TaskGroup
+    job: Job,
+    trainer: Trainer,
+    sync: WeightSync,
+    rewards: RewardPool,
+    workflows: Workflows,
+    tasks: asyncio.TaskGroup,
 ) -> Parts:
-    config, score = job.config, _score(job, rewards)
+    config = job.config
     sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
     most = config.rollout.max_concurrent_rollouts
     collector = Collector(
         prompts=PromptStream(job.train_prompts, shuffle=train_data.shuffle, seed=config.seed),
         groups=job.steps * train_data.batch_size,
-        workflow=SingleTurn(
-            pool,
-            score,
+        workflow=workflows.make(
             Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),
             sampling.n_samples,
             seed=config.seed if config.sglang.deterministic else None,
@@ -135,16 +139,16 @@ def _parts(
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
     )
-    evaluator = Evaluator(config.evaluator, _evaluation_sets(job, pool, score))
+    evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
     return Parts(grpo(config.actor), trainer, sync, collector, evaluator, rewards)
 
 
-def _evaluation_sets(job: Job, pool: ServerPool, score: Score) -> dict[str, EvaluationSet]:
+def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]:
     sets = {}
     for name, data in job.config.evaluations.items():
         n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
         sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=job.tokenizer.eos_token_ids)
-        sets[name] = EvaluationSet(job.evaluated[name], SingleTurn(pool, score, sampling, n_samples), n_samples)
+        sets[name] = EvaluationSet(job.evaluated[name], workflows.make(sampling, n_samples, trained=False), n_samples)
     return sets
 
 

@@ -52,7 +52,8 @@ class Trajectory:
     Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`. `versions` is the weight version that generated each token,
     and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
     are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
-    (a timed-out or crashed verifier); `reward_parts` are recorded beside it.
+    (a timed-out or crashed verifier); `reward_parts` are recorded beside it. `sample` numbers the episodes of a group;
+    one with several conversations gives several trajectories.
     """
 
     sample_id: int
@@ -63,6 +64,7 @@ class Trajectory:
     finish_reason: FinishReason
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    sample: int = 0
 
     @property
     def generated(self) -> NDArray[np.bool]:

@@ -142,6 +142,30 @@ class RewardConfig(Section):
     )
 
 
+class EpisodeConfig(Section):
+    """The limits of one episode of `workflow`, and how many may fail."""
+
+    max_turns: int = Field(16, ge=1, description="Most completions of one episode; a further one is refused.")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Longest trajectory of an episode, in tokens, with prompts and tool output; null: max_prompt_length "
+        "+ gconfig.max_new_tokens, the longest of a single turn. `gconfig.max_new_tokens` bounds each turn.",
+    )
+    timeout_s: float = Field(600.0, gt=0, description="Longest time of one episode, in seconds; then it has failed.")
+    max_failed_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="Share of the latest batch of episodes that may fail, by whatever cause; beyond it the run ends.",
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        description="SGLang's name for how the model family writes tool calls, such as `qwen25`; null: requests with tools "
+        "are refused.",
+    )
+
+
 class InitModelConfig(Section):
     """A Qwen3 shape with random weights, written in Hugging Face form at the start of the run."""
 
@@ -475,6 +499,12 @@ class RunConfig(Section):
     valid_dataset: ValidDatasetConfig | None = Field(None, description="The held-out prompts.")
     gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
     reward: RewardConfig = Field(RewardConfig(), description="Judging.")
+    workflow: str | None = Field(
+        None,
+        description="Own workflow, `my_workflow.py:run` or `package.module:run`, with the parameters (row, client) or "
+        "(prompt, n, rollout); null: a prompt, n samples, a reward for each.",
+    )
+    episode: EpisodeConfig = Field(EpisodeConfig(), description="Limits of an episode of `workflow`.")
     actor: ActorConfig = Field(description="The trainer.")
     ref: ReferenceConfig | None = Field(None, description="The reference policy; null: none.")
     critic: CriticConfig | None = Field(None, description="The critic; null: none.")
@@ -513,7 +543,9 @@ class RunConfig(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of a prompt and its response."""
+        """Most tokens of a prompt and its response, or of a trajectory of `workflow`."""
+        if self.workflow is not None and self.episode.max_tokens is not None:
+            return self.episode.max_tokens
         prompts = [self.train_dataset.max_prompt_length]
         if self.valid_dataset is not None:
             prompts.append(self.valid_dataset.max_prompt_length)

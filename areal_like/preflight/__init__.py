@@ -21,6 +21,7 @@ from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.unused import check_unused
+from areal_like.preflight.workflow import check_workflow
 from areal_like.types import Prompt
 
 
@@ -80,6 +81,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_data(config, spec, tokenizer, plan, prompts),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
+        *check_workflow(config),
         *check_unused(config, device),
     ]
     job = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.config.findings import finding
-from areal_like.config.schema import ArithmeticConfig, DatasetConfig, RunConfig
+from areal_like.config.schema import ArithmeticConfig, DatasetConfig, EpisodeConfig, RunConfig
 from areal_like.preflight.machine import Device
 
 
@@ -100,6 +100,11 @@ RULES = (
         ("actor.eps_clip", "actor.eps_clip_higher"),
         lambda run: run.actor.ppo_n_minibatches == 1,
         "with one mini-batch the policy is its own proximal policy, and the ratio that is clipped is 1",
+    ),
+    Rule(
+        tuple(f"episode.{name}" for name in EpisodeConfig.model_fields),
+        lambda run: run.workflow is None,
+        "only episodes of a workflow of your own have limits (workflow)",
     ),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),

@@ -23,13 +23,12 @@ MOST_TRIES = 4  # of a request, in a row
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy. A response ends with a token of `stop_token_ids` or a text of `stop`."""
+    """How to sample. Temperature 0 is greedy."""
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -218,6 +217,4 @@ def _sampling_params(sampling: Sampling, generated: int, seed: int | None) -> di
         "top_p": sampling.top_p,
         "stop_token_ids": list(sampling.stop_token_ids),
     }
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
     return params if seed is None else params | {"sampling_seed": seed}

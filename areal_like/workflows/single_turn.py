@@ -24,9 +24,8 @@ class SingleTurn:
         seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
         responses = await self.pool.generate([prompt.tokens] * self.n_samples, self.sampling, seeds, group_id)
         rewards = await self.score(prompt, [response.tokens for response in responses])
-        return [
-            trajectory(prompt, group_id, response, reward) for response, reward in zip(responses, rewards, strict=True)
-        ]
+        pairs = zip(responses, rewards, strict=True)
+        return [trajectory(prompt, group_id, *pair, sample) for sample, pair in enumerate(pairs)]
 
 
 def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
@@ -34,7 +33,7 @@ def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
     return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
 
 
-def trajectory(prompt: Prompt, group_id: int, response: Response, reward: Reward) -> Trajectory:
+def trajectory(prompt: Prompt, group_id: int, response: Response, reward: Reward, sample: int) -> Trajectory:
     """Join a prompt and one response to it."""
     start = len(prompt.tokens)
     return Trajectory(
@@ -46,4 +45,5 @@ def trajectory(prompt: Prompt, group_id: int, response: Response, reward: Reward
         finish_reason=response.finish_reason or FinishReason.LENGTH,
         reward=reward.value,
         reward_parts=reward.parts,
+        sample=sample,
     )

@@ -37,8 +37,8 @@ def answering(rewards):
     async def run(prompt, group_id):
         array = np.zeros(1, np.int32)
         return [
-            Trajectory(prompt.sample_id, group_id, array, array, array, FinishReason.STOP, reward)
-            for reward in rewards[prompt.sample_id]
+            Trajectory(prompt.sample_id, group_id, array, array, array, FinishReason.STOP, reward, {}, sample)
+            for sample, reward in enumerate(rewards[prompt.sample_id])
         ]
 
     return run

@@ -93,6 +93,11 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
             yield OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
 
 
+def tool_call_parsers() -> list[str]:
+    """Names of the parsers of model families' tool calls."""
+    return [name for name in read_options(TABLE)["tool_call_parser"].choices if name != "auto"]
+
+
 def is_on(options: Mapping[str, object], field: str) -> bool:
     """Whether `sglang.extra_args` switch on a flag, in whichever spelling."""
     known = read_options(TABLE)

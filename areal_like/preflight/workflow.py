@@ -1,0 +1,27 @@
+"""The user's own workflow: is it there, has it a form that a run can call, and are its settings known?"""
+
+from collections.abc import Iterator
+
+from allocation import Finding
+from areal_like.config.findings import finding, nearest_words
+from areal_like.config.schema import RunConfig
+from areal_like.rollout.sglang.options import tool_call_parsers
+from areal_like.user_code import UserCodeError, load_object
+from areal_like.workflows.make import WorkflowError, level_of
+
+
+def check_workflow(config: RunConfig) -> Iterator[Finding]:
+    """Load `workflow` and look at its parameters; it is not run."""
+    if config.workflow is None:
+        return
+    try:
+        level_of(load_object(config.workflow))
+    except UserCodeError as error:
+        yield finding("RUN-WORKFLOW", "workflow", str(error))
+    except WorkflowError as error:
+        yield finding("RUN-WORKFLOW", "workflow", f"{config.workflow} cannot be called: {error}")
+    name, known = config.episode.tool_call_parser, tool_call_parsers()
+    if name is not None and name not in known:
+        help = f"choose one of {', '.join(known)}"
+        message = f"SGLang has no tool-call parser {name!r}"
+        yield finding("RUN-WORKFLOW", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known))

@@ -1,0 +1,89 @@
+"""The prompt of each turn of a conversation: what was there, as it was, and the tokens of what is new.
+
+A chat template turns a whole conversation into text, and what it makes of an earlier answer need not be what the model
+generated: many leave the thinking out, trim blanks, or write tool calls in their own way, and even the same text may be
+other tokens. Trained on are the tokens that the server produced, so an answer is never rendered or encoded again. To
+find what follows it, the template renders the conversation with a mark in its place; the text behind the mark is new.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+
+type Message = Mapping[str, Any]
+
+_MARK = "\ue000turn\ue001"  # of Unicode's private use area
+
+
+class Continuity(StrEnum):
+    """How the prompt of a turn relates to the turn before it in its trajectory."""
+
+    FIRST = "first"  # nothing is before it
+    EXACT = "exact"  # it is what the template gives for the whole conversation, token for token
+    RETOKENISED = "retokenised"  # the template gives the same text; encoded anew it would be other tokens
+    REWRITTEN = "rewritten"  # the template would write earlier turns otherwise; they stay as they were generated
+    BRANCH = "branch"  # the conversation does not go on from an earlier turn: a trajectory of its own
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the template gets beside the messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
+
+    tools: Sequence[dict[str, Any]] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parsed_arguments(text: str) -> Any:
+    """A tool call's arguments, which are JSON; the text itself where a model wrote what is not."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
+    """The prompt of a conversation of which nothing has been generated here; raises TokenizerError."""
+    return tokenizer.encode_chat(messages, _tools(context), **context.arguments)
+
+
+def following(
+    tokenizer: Tokenizer, earlier: Sequence[int], messages: Sequence[Message], answered: int, context: Context
+) -> tuple[list[int], Continuity]:
+    """What comes after the tokens `earlier`, which end with the generated message `messages[answered]`.
+
+    Returns the new part of the prompt alone, and how all of it relates to the template. Raises TokenizerError where the
+    template refuses the conversation.
+    """
+    marked = [*messages[:answered], {"role": "assistant", "content": _MARK}, *messages[answered + 1 :]]
+    text = tokenizer.render_chat(marked, _tools(context), **context.arguments)
+    if text.count(_MARK) != 1:
+        raise TokenizerError("the chat template does not give an assistant's message as it is")
+    new = tokenizer.encode_text(text.partition(_MARK)[2])
+    if earlier[-1] in tokenizer.eos_token_ids:
+        new = _without_first_end(tokenizer, new)
+    return new, _continuity(tokenizer, [*earlier, *new], messages, context)
+
+
+def _without_first_end(tokenizer: Tokenizer, new: list[int]) -> list[int]:
+    """The model has generated the end of its message itself: what the template ends it with comes once."""
+    end = next((place for place, token in enumerate(new) if token in tokenizer.eos_token_ids), None)
+    if end is None or tokenizer.decode(new[:end]).strip():
+        return new  # the template ends messages otherwise
+    return new[end + 1 :]
+
+
+def _continuity(tokenizer: Tokenizer, prompt: list[int], messages: Sequence[Message], context: Context) -> Continuity:
+    whole = opening(tokenizer, messages, context)
+    if whole == prompt:
+        return Continuity.EXACT
+    same_text = tokenizer.decode(whole, special=True) == tokenizer.decode(prompt, special=True)
+    return Continuity.RETOKENISED if same_text else Continuity.REWRITTEN
+
+
+def _tools(context: Context) -> list[dict[str, Any]] | None:
+    return list(context.tools) if context.tools else None

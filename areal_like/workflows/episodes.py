@@ -1,0 +1,216 @@
+"""Workflows written by users: `async def run(row, client)` for each episode, or `run(prompt, n, rollout)` for a group.
+
+An episode that fails gives trajectories without a reward, or none, is counted by its cause, and never ends the run;
+only a whole batch of which more than `episode.max_failed_share` fails does. See docs/workflows.md.
+"""
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.errors import RunError
+from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.types import Ints, Prompt, Reward, Trajectory
+from areal_like.user_code import where_it_failed
+from areal_like.workflows.client import client_of
+from areal_like.workflows.group import Rollout
+from areal_like.workflows.protocol import Score
+from areal_like.workflows.session import Limits, ParseTools, Session
+from areal_like.workflows.single_turn import sample_seeds
+from areal_like.workflows.user_loop import TimeLimit, UserLoop, in_loop
+
+
+class EpisodesFailed(RunError):
+    """More episodes of a batch failed than `episode.max_failed_share` allows."""
+
+    def __init__(self, failed: int, total: int, causes: Mapping[str, int], example: str) -> None:
+        counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+        super().__init__(
+            f"{failed} of the last {total} episodes of the workflow failed ({counts}), more than "
+            f"episode.max_failed_share allows; the last one: {example}"
+        )
+
+
+class EpisodeError(Exception):
+    """An episode failed: `cause` is a word that is counted, the message says more."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Outcomes:
+    """How episodes ended. `batch` of them may fail by `max_failed_share`; beyond it `failed` raises EpisodesFailed."""
+
+    def __init__(self, batch: int, max_failed_share: float, say: Callable[[str], None]) -> None:
+        self._last: deque[str | None] = deque(maxlen=batch)
+        self._max_failed_share, self._say = max_failed_share, say
+        self._seen: set[str] = set()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
+        """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
+        self._last.extend([cause] * episodes)
+        self._counts[cause or "done"] += episodes
+        if cause is None:
+            return
+        if cause not in self._seen:
+            self._seen.add(cause)
+            self._say(f"an episode of the workflow failed ({cause}): {message}")
+        causes = Counter(cause for cause in self._last if cause is not None)
+        full = len(self._last) == self._last.maxlen
+        if full and causes.total() > self._max_failed_share * len(self._last):
+            raise EpisodesFailed(causes.total(), len(self._last), causes, message)
+
+    def counts(self) -> dict[str, int]:
+        """How many episodes ended in which way since the last call: `done`, or the cause of the failure."""
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the episodes of a run have in common."""
+
+    pool: ServerPool
+    tokenizer: Tokenizer
+    score: Score
+    users: UserLoop
+    outcomes: Outcomes
+    limits: Limits
+    timeout_s: float
+    parse_tools: ParseTools | None
+
+
+@dataclass(frozen=True)
+class UserWorkflow:
+    """The workflow of a user's function; `per_group` says which of the two forms it has.
+
+    With `trained` false, as in evaluation, requests may name any temperature, and are sampled as `sampling` says.
+    """
+
+    function: Callable[..., Awaitable[Any]]
+    per_group: bool
+    scene: Scene
+    sampling: Sampling
+    n_samples: int
+    seed: int | None = None
+    trained: bool = True
+
+    async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
+        """See Workflow."""
+        seeds = [None] * self.n_samples if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
+        if self.per_group:
+            return await self._group(prompt, group_id, seeds[0])
+        episodes = await asyncio.gather(*(self._episode(prompt, group_id, i, seed) for i, seed in enumerate(seeds)))
+        return [trajectory for episode in episodes for trajectory in episode]
+
+    async def _episode(self, prompt: Prompt, group_id: int, number: int, seed: int | None) -> list[Trajectory]:
+        session = self._session(group_id, (group_id, number), seed)
+        reward = Reward(None)
+        try:
+            returned = await self._run(lambda: self._with_client(session, prompt), [session])
+            reward = _reward(returned)
+            if not session.turns:
+                raise EpisodeError("nothing generated", "it returned a reward without a completion of the client")
+            self.scene.outcomes.add(None)
+        except EpisodeError as error:
+            self.scene.outcomes.add(error.cause, str(error))
+        return [replace(t, sample=number) for t in session.trajectories(prompt, group_id, reward)]
+
+    async def _with_client(self, session: Session, prompt: Prompt) -> Any:
+        async with client_of(session) as client:
+            return await self.function(dict(prompt.row), client)
+
+    async def _group(self, prompt: Prompt, group_id: int, seed: int | None) -> list[Trajectory]:
+        sessions: list[Session] = []
+
+        def session() -> Session:
+            sessions.append(self._session(group_id, (group_id, len(sessions)), seed))
+            return sessions[-1]
+
+        rollout = Rollout(prompt, group_id, self.scene.tokenizer, self.sampling, self._score(prompt), session)
+        try:
+            returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
+            trajectories = _trajectories(returned, prompt, group_id)
+            self.scene.outcomes.add(None, episodes=self.n_samples)
+            return trajectories
+        except EpisodeError as error:
+            self.scene.outcomes.add(error.cause, str(error), self.n_samples)
+            return []
+
+    async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
+        """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""
+
+        async def told() -> Any:
+            try:
+                return await body()
+            except (Exception, SystemExit) as error:  # a user's code fails in any way it likes
+                raise _Raised(error) from error
+
+        try:
+            return await self.scene.users.run(told, self.scene.timeout_s)
+        except TimeLimit:
+            limit = f"it took longer than {self.scene.timeout_s:g} s (episode.timeout_s)"
+            raise EpisodeError("time limit", limit) from None
+        except _Raised as raised:
+            cause = next((session.exceeded for session in sessions if session.exceeded), "")
+            file = self.function.__code__.co_filename if hasattr(self.function, "__code__") else ""
+            message = where_it_failed(raised.error, file)
+            raise EpisodeError(f"limit of {cause}" if cause else "raised", message) from raised.error
+        finally:
+            failure = next((session.failure for session in sessions if session.failure), None)
+            if failure is not None:
+                raise failure
+
+    def _session(self, priority: int, name: tuple[int, int], seed: int | None) -> Session:
+        scene, main = self.scene, asyncio.get_running_loop()
+
+        async def sample(tokens: Sequence[int], sampling: Sampling) -> Response:
+            request = scene.pool.sample(tokens, sampling, seed=seed, priority=priority, session=(id(self), *name))
+            return await in_loop(main, request)
+
+        session = Session(scene.tokenizer, sample, self.sampling, scene.limits, trained=self.trained)
+        if scene.parse_tools is not None:
+            parse_here = scene.parse_tools
+            session.parse_tools = lambda text, tools: in_loop(main, parse_here(text, tools))
+        return session
+
+    def _score(self, prompt: Prompt) -> Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]:
+        main = asyncio.get_running_loop()
+
+        async def score(responses: Sequence[Ints]) -> Sequence[Reward]:
+            return await in_loop(main, self.scene.score(prompt, responses))
+
+        return score
+
+
+class _Raised(Exception):
+    """What a user's code raised, on its way through the thread."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _reward(returned: Any) -> Reward:
+    """What an episode returned, as a reward; raises EpisodeError."""
+    reward = returned if isinstance(returned, Reward) else Reward(returned)
+    value = reward.value
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    ):
+        raise EpisodeError("not a reward", f"it returned {str(returned)[:80]!r}, not a finite number or None")
+    return replace(reward, value=None if value is None else float(value))
+
+
+def _trajectories(returned: Any, prompt: Prompt, group_id: int) -> list[Trajectory]:
+    """What a group returned, numbered; raises EpisodeError."""
+    if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
+        raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
+    for item in returned:
+        _reward(item.reward)
+    return [replace(item, group_id=group_id, sample=number) for number, item in enumerate(returned)]

@@ -1,0 +1,88 @@
+"""What a workflow of a whole group gets: `async def run(prompt, n, rollout) -> list[Trajectory]`."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.rollout.pool import Response, Sampling
+from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.workflows.client import client_of
+from areal_like.workflows.session import Session
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A `client` and the trajectories of what it was asked; turns that go on from each other are one trajectory."""
+
+    client: "AsyncOpenAI"
+    _session: Session
+    _rollout: "Rollout"
+
+    def trajectories(self, reward: float | Reward | None) -> list[Trajectory]:
+        """What was generated so far, all with this reward; None where it is missing."""
+        worth = reward if isinstance(reward, Reward) else Reward(reward)
+        return self._session.trajectories(self._rollout.prompt, self._rollout.group_id, worth)
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """The servers, the reward and the tokenizer of the run, for one group. `sampling` is the run's."""
+
+    prompt: Prompt
+    group_id: int
+    tokenizer: Tokenizer
+    sampling: Sampling
+    score: Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]
+    _session: Callable[[], Session]
+
+    async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
+        """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
+
+        Requests of one group go to one server, which keeps the prefixes that they share.
+        """
+        most = min(max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens)
+        sampling = replace(self.sampling, max_new_tokens=most)
+        return await self._session().sample(np.asarray(tokens, np.int32).tolist(), sampling)
+
+    def trajectory(self, parts: Sequence[Response | Sequence[int] | Ints], reward: float | Reward | None) -> Trajectory:
+        """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.
+
+        Only what was generated is trained on. Raises ValueError where there is nothing of it.
+        """
+        responses = [part for part in parts if isinstance(part, Response) and len(part.tokens)]
+        if not responses:
+            raise ValueError("a trajectory needs something that was generated: a Response of rollout.sample")
+        worth = reward if isinstance(reward, Reward) else Reward(reward)
+        arrays = [_arrays(part) for part in parts]
+        tokens, logprobs, versions = (np.concatenate(column) for column in zip(*arrays, strict=True))
+        return Trajectory(
+            sample_id=self.prompt.sample_id,
+            group_id=self.group_id,
+            tokens=tokens,
+            logprobs=logprobs,
+            versions=versions,
+            finish_reason=responses[-1].finish_reason or FinishReason.LENGTH,
+            reward=worth.value,
+            reward_parts=worth.parts,
+        )
+
+    @asynccontextmanager
+    async def recorded(self) -> AsyncIterator[Recorded]:
+        """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
+        session = self._session()
+        async with client_of(session) as client:
+            yield Recorded(client, session, self)
+
+
+def _arrays(part: Response | Sequence[int] | Ints) -> tuple[Ints, Floats, Ints]:
+    if isinstance(part, Response):
+        return part.tokens, part.logprobs, part.versions
+    tokens = np.asarray(part, np.int32)
+    return tokens, np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)

@@ -1,0 +1,98 @@
+"""The workflow that a run's configuration asks for."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal
+
+from areal_like.config.schema import RunConfig
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.user_code import load_object
+from areal_like.workflows.conversation import parsed_arguments
+from areal_like.workflows.episodes import Outcomes, Scene, UserWorkflow
+from areal_like.workflows.protocol import Score, Workflow
+from areal_like.workflows.session import Limits, ParseTools
+from areal_like.workflows.single_turn import SingleTurn
+from areal_like.workflows.user_loop import UserLoop
+
+type Level = Literal["episode", "group"]
+
+FORMS: dict[Level, tuple[str, ...]] = {"episode": ("row", "client"), "group": ("prompt", "n", "rollout")}
+PARSING_TIMEOUT_S = 60.0
+
+
+class WorkflowError(Exception):
+    """An object is no workflow; the message says what would be one."""
+
+
+def level_of(function: Any) -> Level:
+    """Which of the forms a user's function has; the number of its parameters decides. Raises WorkflowError."""
+    wanted = " or ".join(f"`async def run({', '.join(names)})`" for names in FORMS.values())
+    if not callable(function):
+        raise WorkflowError(f"it is {type(function).__name__}, not a function: write {wanted}")
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
+        raise WorkflowError(f"it is not asynchronous: write {wanted}")
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for level, names in FORMS.items():
+        if len(parameters) == len(names):
+            return level
+    given = ", ".join(parameter.name for parameter in parameters) or "none"
+    raise WorkflowError(f"it takes {len(parameters)} parameters ({given}): write {wanted}")
+
+
+class Workflows(AbstractAsyncContextManager["Workflows"]):
+    """Makes the workflows of one run, for training and for evaluation; `say` is told what users should know."""
+
+    def __init__(
+        self, config: RunConfig, pool: ServerPool, score: Score, tokenizer: Tokenizer, say: Callable[[str], None]
+    ) -> None:
+        episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
+        self._function = load_object(config.workflow) if config.workflow else None
+        self._users = UserLoop(say)
+        self._pool, self._score = pool, score
+        self._outcomes = Outcomes(batch, episode.max_failed_share, say)
+        self._scene = Scene(
+            pool,
+            tokenizer,
+            score,
+            self._users,
+            self._outcomes,
+            Limits(episode.max_turns, config.longest_sequence),
+            episode.timeout_s,
+            _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._users.__aexit__()
+
+    def make(self, sampling: Sampling, n_samples: int, *, seed: int | None = None, trained: bool = True) -> Workflow:
+        """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it.
+
+        With `trained` false nothing that it gives will be trained on: requests may name any temperature.
+        """
+        if self._function is None:
+            return SingleTurn(self._pool, self._score, sampling, n_samples, seed)
+        per_group = level_of(self._function) == "group"
+        return UserWorkflow(self._function, per_group, self._scene, sampling, n_samples, seed, trained)
+
+    def counts(self) -> dict[str, int]:
+        """How many episodes ended in which way since the last call: `done`, or the cause of a failure."""
+        return self._outcomes.counts()
+
+
+def _parser(pool: ServerPool, name: str) -> ParseTools:
+    """SGLang's parser of a model family's tool calls; it runs in a server, as its import takes torch."""
+
+    async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
+        body = {"text": text, "tools": tools, "tool_call_parser": name}
+        parsed = await pool.servers[0].post("/parse_function_call", body, PARSING_TIMEOUT_S)
+        calls = [(call["name"], parsed_arguments(call["parameters"])) for call in parsed["calls"]]
+        return parsed["normal_text"], calls
+
+    return parse

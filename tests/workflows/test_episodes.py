@@ -1,0 +1,228 @@
+"""A user's workflow: what it may look like, how it fails, and that nothing of that ends or holds up a run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import Model, tokenizer
+
+from areal_like.config.load import load
+from areal_like.errors import ServerError
+from areal_like.rollout.pool import Sampling
+from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.workflows import make, user_loop
+from areal_like.workflows.episodes import EpisodesFailed
+from areal_like.workflows.make import WorkflowError, Workflows, level_of
+
+ROW = {"question": "1 + 1?", "answer": "2"}
+ASK = 'client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])'
+
+
+class Pool(Model):
+    """A model in the place of the servers."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        own = tokenizer("plain")
+        super().__init__(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
+        self.failure = failure
+        self.sessions: list[Any] = []
+
+    async def sample(self, tokens: Sequence[int], sampling: Sampling, **more: Any) -> Any:
+        self.sessions.append(more["session"])
+        await asyncio.sleep(0)
+        if self.failure:
+            raise self.failure
+        return await super().sample(tokens, sampling)
+
+
+async def score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
+    return [Reward(float(len(response))) for response in responses]
+
+
+@pytest.fixture
+def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
+    """Runs a workflow's source for some groups; gives their trajectories, what was said, and the counts of outcomes."""
+
+    def play(source: str, *overrides: str, groups: int = 1, pool: Pool | None = None, n: int = 2) -> Any:
+        file = tmp_path / f"workflow_{time.monotonic_ns()}.py"
+        file.write_text("import asyncio, sys, time\n" + source)
+        config = load(write(), [f"workflow={file}:run", *overrides]).config
+        said: list[str] = []
+        own = tokenizer("plain")
+
+        async def main() -> Any:
+            async with Workflows(config, pool or Pool(), score, own, said.append) as workflows:  # type: ignore[arg-type]
+                workflow = workflows.make(Sampling(8, stop_token_ids=own.eos_token_ids), n)
+                prompts = [Prompt(group, [], row=ROW) for group in range(groups)]
+                results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
+                return results, said, workflows.counts()
+
+        return asyncio.run(main())
+
+    return play
+
+
+def test_an_episode_is_a_coroutine_with_a_row_and_a_client(play):
+    pool = Pool()
+    (group,), said, counts = play(f"async def run(row, client):\n    await {ASK}\n    return 0.5", pool=pool)
+    assert [(t.group_id, t.sample_id, t.sample, t.reward) for t in group] == [(10, 0, 0, 0.5), (10, 0, 1, 0.5)]
+    assert len(set(pool.sessions)) == 2  # each episode has its own
+    assert (said, counts) == ([], {"done": 2})
+
+
+GROUP = """
+async def run(prompt, n, rollout):
+    opening = rollout.tokenizer.encode_chat([{"role": "user", "content": prompt.row["question"]}])
+    responses = [await rollout.sample(opening, max_new_tokens=2) for _ in range(n)]
+    rewards = await rollout.score([response.tokens for response in responses])
+    result = [rollout.trajectory([opening, r, [5, 6], r], reward) for r, reward in zip(responses, rewards)]
+    async with rollout.recorded() as agent:
+        await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
+        return result + agent.trajectories(-1.0)
+"""
+
+
+def test_a_group_is_a_coroutine_that_returns_trajectories(play):
+    (group,), said, counts = play(GROUP, n=3)
+    assert [t.reward for t in group] == [2, 2, 2, -1]
+    assert [t.sample for t in group] == [0, 1, 2, 3] and {t.group_id for t in group} == {10}
+    generated = group[0].generated.tolist()
+    assert generated[-6:] == [True, True, False, False, True, True] and not any(generated[:-6])
+    assert (said, counts) == ([], {"done": 3})
+
+
+@pytest.mark.parametrize(
+    ("body", "cause", "words"),
+    [
+        ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
+        ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
+        ("await asyncio.sleep(99999)", "time limit", "2 s .episode.timeout_s"),
+        ("return 'good'", "not a reward", "'good', not a finite number"),
+        ("return float('nan')", "not a reward", "nan"),
+        ("return [1.0]", "not a reward", r"\[1.0\]"),
+        (f"return {ASK[:0]}await asyncio.wait_for(asyncio.sleep(9), 0.01)", "raised", "TimeoutError"),
+        (f"await {ASK}", "limit of turns", "episode.max_turns"),
+    ],
+)
+def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, body, cause, words):
+    source = f"async def run(row, client):\n    await {ASK}\n    {body}"
+    limits = [f"episode.timeout_s={2 if cause == 'time limit' else 600}", "episode.max_turns=1"]
+    (group,), (said,), counts = play(source, *limits)
+    assert [t.reward for t in group] == [None, None] and all(t.generated.any() for t in group)
+    assert counts == {cause: 2}
+    assert re.search(words, said), said
+
+
+def test_an_episode_without_a_completion_gives_no_trajectory(play):
+    (group,), _, counts = play("async def run(row, client):\n    return 1.0")
+    assert (group, counts) == ([], {"nothing generated": 2})
+
+
+def test_a_workflow_may_heed_a_limit_itself(play):
+    source = f"""
+import openai
+async def run(row, client):
+    try:
+        while True:
+            await {ASK}
+    except openai.BadRequestError:
+        return 0.25
+"""
+    (group,), _, counts = play(source)
+    assert {t.reward for t in group} == {0.25} and counts == {"done": 2}
+
+
+def test_a_group_that_fails_counts_for_all_its_samples(play):
+    for body, cause in (
+        ("return 3", "not trajectories"),
+        ("raise ValueError", "raised"),
+        ("return [3]", "not trajectories"),
+    ):
+        (group,), _, counts = play(f"async def run(prompt, n, rollout):\n    {body}", n=4)
+        assert (group, counts) == ([], {cause: 4})
+
+
+def test_too_many_failures_of_a_batch_end_the_run(play):
+    """A batch of the run has 4 prompts with 2 samples."""
+    source = f"async def run(row, client):\n    await {ASK}\n    raise KeyError('x')"
+    play(source, groups=3)
+    with pytest.raises(EpisodesFailed, match=r"8 of the last 8 .* \(8 raised\).*max_failed_share.*KeyError: 'x'"):
+        play(source, groups=4)
+    play(source, "episode.max_failed_share=1", groups=4)
+
+
+def test_what_the_servers_fail_of_ends_the_run_whatever_the_workflow_makes_of_it(play):
+    source = f"async def run(row, client):\n    try:\n        await {ASK}\n    except Exception:\n        return 0.0"
+    with pytest.raises(ServerError, match="no server is left"):
+        play(source, pool=Pool(ServerError("no server is left")))
+
+
+def test_what_blocks_holds_up_neither_the_run_nor_later_episodes(play, monkeypatch, tmp_path):
+    monkeypatch.setattr(user_loop, "BLOCKED_S", 0.3)
+    monkeypatch.setattr(user_loop, "BEAT_S", 0.05)
+    free = tmp_path / "free"
+    source = f"""
+from pathlib import Path
+async def run(row, client):
+    while row["blocks"] and not Path("{free}").exists():
+        time.sleep(0.05)
+    await {ASK}
+    return 1.0
+"""
+    original = Workflows.make
+
+    def make_two(self: Workflows, *arguments: Any, **more: Any) -> Any:
+        workflow = original(self, *arguments, **more)
+
+        async def both(prompt: Prompt, group_id: int) -> list[Trajectory]:
+            blocked = asyncio.create_task(workflow(Prompt(0, [], row=ROW | {"blocks": True}), group_id))
+            while len(self._users._loops) < 2:  # another thread takes over
+                await asyncio.sleep(0.05)
+            second = await workflow(Prompt(0, [], row=ROW | {"blocks": False}), group_id + 1)
+            assert not blocked.done()
+            free.touch()
+            return second + await blocked
+
+        return both
+
+    monkeypatch.setattr(Workflows, "make", make_two)
+    (group,), said, counts = play(source)
+    assert len(group) == 4 and counts == {"done": 4}
+    assert any(re.search(r"blocks its event loop .*workflow_\d+\.py:[56]\)", line) for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("def run(row, client): ...", "not asynchronous: write `async def run"),
+        ("async def run(row): ...", r"takes 1 parameters \(row\)"),
+        ("async def run(): ...", r"takes 0 parameters \(none\)"),
+        ("run = 5", "it is int, not a function"),
+    ],
+)
+def test_what_is_no_workflow_is_refused_with_what_would_be_one(function, words):
+    names: dict[str, Any] = {}
+    exec(function, names)
+    with pytest.raises(WorkflowError, match=words):
+        level_of(names["run"])
+
+
+def test_forms_are_told_by_their_parameters():
+    async def episode(row: Any, client: Any, tries: int = 3) -> float:
+        return 0.0
+
+    async def group(prompt: Any, n: int, rollout: Any) -> list[Any]:
+        return []
+
+    class Player:
+        async def __call__(self, row: Any, client: Any) -> float:
+            return 0.0
+
+    assert [level_of(each) for each in (episode, group, Player())] == ["episode", "group", "episode"]
+    assert set(make.FORMS) == {"episode", "group"}
