@@ -1,4 +1,4 @@
-"""The command `allocation`: check, explain, memory, count, groups, convert, format.
+"""The command `allocation`: check, explain, count, groups, convert, format.
 
 What a command does not need is not imported: `count` takes little longer than Python's own start.
 """
@@ -11,8 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,45 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import allocation
-from allocation import (
-    AllocationError,
-    BatchSpec,
-    Cluster,
-    EnginePlan,
-    Finding,
-    MegatronSettings,
-    MemorySettings,
-    ModelError,
-    Plan,
-    load_model,
-)
+from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, Plan
 from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
 from allocation.grid import DEFAULT_ORDER
-from allocation.hardware import Gpu, find_gpu
-from allocation.memory import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 INVALID = 1
-DEFAULT_SEQUENCES = 4096  # of a step, where --batch does not say it: enough to fill every pipeline
-
-
-class Recompute(StrEnum):
-    """What backward computes anew."""
-
-    none = "none"
-    selective = "selective"
-    full = "full"
-
-
-class Dtype(StrEnum):
-    """Types of weights."""
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -107,11 +75,6 @@ def _batch(text: str) -> BatchSpec:
     return BatchSpec(int(prompts), int(samples))
 
 
-def _gpu(text: str) -> Gpu:
-    with _usage(ValueError):
-        return find_gpu(text)
-
-
 def _models(incomplete: str) -> Iterator[str]:
     from allocation.model_spec import known_models
 
@@ -149,10 +112,6 @@ Batch = Annotated[
     BatchSpec | None,
     typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
 ]
-GpuName = Annotated[
-    Gpu | None,
-    typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
-]
 Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
@@ -163,7 +122,6 @@ def check(
     model: Model = None,
     cluster: ClusterSize = None,
     batch: Batch = None,
-    gpu: GpuName = None,
     order: Order = None,
     as_json: Json = False,
 ) -> None:
@@ -175,12 +133,10 @@ def check(
     Examples:
       allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
-      allocation check megatron:d2t4 --model qwen3-8b --gpu h200
       allocation check run.yaml actor.backend=megatron:t2
     """
     with _usage(UsageError):
-        memory = MemorySettings(gpu.memory) if gpu else None
-        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order, memory=memory)
+        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order)
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:
@@ -212,78 +168,11 @@ def explain(
 
     with _usage(KeyError, "--by"):
         _console().print(terminal.explain(plan, by))
-    if svg:
-        _write(svg, drawn.plan_svg(plan, by))
-
-
-@app.command()
-def memory(
-    words: Words,
-    model: Model = None,
-    gpu: GpuName = None,
-    cluster: ClusterSize = None,
-    batch: Batch = None,
-    length: Annotated[
-        int | None, typer.Option(min=1, help="The longest sequence, prompt and response, in tokens.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
-    recompute: Annotated[Recompute, typer.Option(help="Activations that backward computes anew.")] = Recompute.none,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bfloat16,
-    sharded: Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed-optimizer")] = True,
-    share: Annotated[float, typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="SGLang's.")] = 0.8,
-    offload: Annotated[bool, typer.Option("--offload", help="Engines that share GPUs take turns.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show how much memory every engine needs on a GPU, phase by phase.
-
-    Exit code 1 where --gpu is given and something does not fit on it.
-
-    \b
-    Examples:
-      allocation memory megatron:d8t2 --model qwen3-8b --recompute full
-      allocation memory 'sglang:d4t2+megatron:(attn:d2t4|ffn:e8)' -m qwen3-30b-a3b -g h100
-      allocation memory sglang:d1|megatron:d1 -m qwen3-0.6b -g 24GiB --mem-fraction-static 0.4
-    """
-    if model is None:
-        raise typer.BadParameter("the sizes are the model's", param_hint="--model")
-    from allocation.memory import Workload, estimate
-
-    spec = batch or BatchSpec(DEFAULT_SEQUENCES)
-    spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
-    settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))
-    limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
-    with _usage(ModelError, "--model"):
-        shape = load_model(model)
-    plan = _single(words, model=shape, cluster=cluster, megatron=settings)
-    found = estimate(plan, Workload(shape, settings, limits, spec))
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1))
-    else:
-        from allocation.views import memory as drawn
-
-        _console().print(drawn.terminal(found))
-    if svg:
-        from allocation.views import memory as drawn
-
-        _write(svg, drawn.svg(found))
-    if gpu:
-        checked = allocation.check(
-            plan.allocation, model=shape, cluster=cluster, batch=spec, megatron=settings, memory=limits
-        )
-        _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
-
-
-def _recompute(kind: Recompute) -> dict[str, Any]:
-    full = {"recompute_method": "uniform", "recompute_num_layers": 1} if kind is Recompute.full else {}
-    return {} if kind is Recompute.none else {"recompute_granularity": kind.value, **full}
-
-
-def _write(file: Path, text: str) -> None:
     try:
-        file.write_text(text)
+        if svg:
+            svg.write_text(drawn.plan_svg(plan, by))
     except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be written: {error}", param_hint="--svg") from error
+        raise typer.BadParameter(f"{svg} cannot be written: {error}", param_hint="--svg") from error
 
 
 @app.command()

@@ -6,14 +6,12 @@ without layers for multi-token prediction, which neither transformers nor the tr
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from allocation.model_spec import ModelSpec
-from allocation.pipeline import pipeline_stages
+from allocation.rules.options import pipeline_stages
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
@@ -39,9 +37,6 @@ class Parameters:
             self.split + other.split, self.kv + other.kv, self.copied + other.copied, self.experts + other.experts
         )
 
-    def __mul__(self, n: int) -> Parameters:
-        return Parameters(self.split * n, self.kv * n, self.copied * n, self.experts * n)
-
     @property
     def total(self) -> int:
         """All of them, each once."""
@@ -55,14 +50,15 @@ class Parameters:
 def total_parameters(model: ModelSpec) -> int:
     """All parameters of a model; a tied output layer counts once."""
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
-    return layers_together(model, range(model.layers)).total + tables + model.hidden_size
+    return sum((layer(model, number).total for number in range(model.layers)), tables + model.hidden_size)
 
 
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that a token passes through: its experts, all else, and the output layer but not the embedding."""
-    layers = layers_together(model, range(model.layers))
-    chosen = layers.experts * model.experts_per_token // model.experts if model.experts else 0
-    return layers.total - layers.experts + chosen + vocabulary(model) + model.hidden_size
+    layers = [layer(model, number) for number in range(model.layers)]
+    share = model.experts_per_token / model.experts if model.experts else 0
+    inner = sum(p.total - p.experts + int(p.experts * share) for p in layers)
+    return inner + vocabulary(model) + model.hidden_size
 
 
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
@@ -70,44 +66,27 @@ def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
     return -(-model.vocab_size // multiple) * multiple * model.hidden_size
 
 
-class Kind(NamedTuple):
-    """What a layer is made of; most models have layers of one or two kinds."""
-
-    linear: bool
-    experts: bool
-
-
-def kind(model: ModelSpec, number: int) -> Kind:
-    """The kind of layer `number`."""
-    return Kind(number in model.linear_layers, model.experts > 0 and number not in model.dense_layers)
+def layer(model: ModelSpec, number: int) -> Parameters:
+    """The parameters of decoder layer `number`."""
+    attention = _linear(model) if number in model.linear_layers else _latent(model) if model.latent_attention else None
+    norms = Parameters(copied=model.norms * model.hidden_size)
+    return (attention or _attention(model)) + feed_forward(model, number) + norms
 
 
-def kinds(model: ModelSpec, layers: Iterable[int]) -> Counter[Kind]:
-    """How many of some layers are of which kind."""
-    return Counter(kind(model, number) for number in layers)
-
-
-@cache
-def layer(model: ModelSpec, of: Kind) -> Parameters:
-    """The parameters of a decoder layer."""
-    attention = _linear(model) if of.linear else _latent(model) if model.latent_attention else _attention(model)
-    return attention + _feed_forward(model, of) + Parameters(copied=model.norms * model.hidden_size)
-
-
-def layers_together(model: ModelSpec, layers: Iterable[int]) -> Parameters:
-    """The parameters of some decoder layers."""
-    return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
-
-
-def _feed_forward(model: ModelSpec, of: Kind) -> Parameters:
-    """The dense part, or router, experts and shared experts."""
+def feed_forward(model: ModelSpec, number: int) -> Parameters:
+    """Of one layer: the dense part, or router, experts and shared experts."""
     h = model.hidden_size
-    if not of.experts:
+    if not has_experts(model, number):
         bias = model.mlp_bias * 2 * model.ffn
         return Parameters(split=3 * h * model.ffn + bias, copied=model.mlp_bias * h)
     each = 3 * h * model.expert_ffn + model.expert_bias * (2 * model.expert_ffn + h)
     router = model.experts * (h + model.expert_bias) + model.shared_gate * h
     return Parameters(split=3 * h * model.shared_ffn, copied=router, experts=model.experts * each)
+
+
+def has_experts(model: ModelSpec, number: int) -> bool:
+    """Whether layer `number` has experts."""
+    return model.experts > 0 and number not in model.dense_layers
 
 
 def _attention(model: ModelSpec) -> Parameters:
@@ -154,7 +133,7 @@ class Held:
 
 def held(model: ModelSpec, sizes: ParallelSizes, layers: Iterable[int], *, first: bool, last: bool) -> Held:
     """What a rank of a trainer holds whose pipeline stage has `layers`, and the embedding (`first`), and the head."""
-    parts = layers_together(model, layers)
+    parts = sum((layer(model, number) for number in layers), Parameters())
     table = vocabulary(model, sizes.tp) // sizes.tp
     tables = first + (last and not (model.tied_embeddings and first))
     dense = parts.dense_on(sizes.tp, model.kv_heads) + tables * table + last * model.hidden_size

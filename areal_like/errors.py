@@ -67,8 +67,8 @@ class RewardsMissing(RunError):
 
     def __init__(self, responses: int, where: str) -> None:
         super().__init__(
-            f"{where}: all {responses} rewards are missing, because their verification timed out or crashed; "
-            "raise reward.timeout_s or reward.workers"
+            f"{where}: all {responses} rewards are missing, because judging them failed (the causes are said above, "
+            "tracebacks are in logs/rewards.log); if it took too long, raise reward.timeout_s or reward.workers"
         )
 
 

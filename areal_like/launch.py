@@ -56,7 +56,8 @@ def train(
     with given({key: value for key, value in objects.items() if value is not None}) as references:
         changes = [*_texts(overrides), *_texts(references)]
         loaded = config if isinstance(config, LoadedConfig) and not changes else load(config, changes)
-        job = check(loaded)
+        with _main_script_stays_here():
+            job = check(loaded)
         view = View(job.config.stats_logger.console)
         try:
             with view.live(), _main_script_stays_here():

@@ -22,7 +22,7 @@ from areal_like.errors import RewardsMissing
 from areal_like.evaluation import Evaluator
 from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
-from areal_like.rewards import RewardPool
+from areal_like.rewards import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -39,7 +39,7 @@ class Parts:
     sync: WeightSync
     collector: Collector
     evaluator: Evaluator
-    rewards: RewardPool
+    rewards: Rewards
     reference: Reference | None = None
     critic: Trainer | None = None
 
@@ -85,7 +85,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 with record.phase("saving"):
                     await _save(parts, record.checkpoint(done))
             stats |= await asyncio.to_thread(describe, trajectories, version)
-            stats["queue_seconds_mean"], stats["queue_seconds_max"] = parts.rewards.queue_seconds()
+            stats |= parts.rewards.statistics()
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
 
 
@@ -145,11 +145,16 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
         return {"reward_missing": 0.0, "skipped_batches": 1.0}
     rewards = [item.reward for item in trajectories if item.reward is not None]
     staleness = [version - item.oldest_version for item in trajectories]
-    return ({"reward": float(np.mean(rewards))} if rewards else {}) | {
-        "reward_missing": float(len(trajectories) - len(rewards)),
-        "skipped_batches": float(not rewards),
-        "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
-        "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
-        "staleness_mean": float(np.mean(staleness)),
-        "staleness_max": float(np.max(staleness)),
-    }
+    parts = {f"reward_parts/{name}": part for name, part in mean([item.reward_parts for item in trajectories]).items()}
+    return (
+        ({"reward": float(np.mean(rewards))} if rewards else {})
+        | {
+            "reward_missing": float(len(trajectories) - len(rewards)),
+            "skipped_batches": float(not rewards),
+            "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
+            "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
+            "staleness_mean": float(np.mean(staleness)),
+            "staleness_max": float(np.max(staleness)),
+        }
+        | parts
+    )

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +20,14 @@ from areal_like.metrics.record import Record
 from areal_like.preflight import Job
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directories
-from areal_like.rewards import REWARDS, RewardPool
+from areal_like.rewards import Rewards
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Ints, Prompt, Reward
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.make import Workflows
-from areal_like.workflows.protocol import Score
 
 
 async def run(job: Job, view: View) -> None:
@@ -84,7 +82,7 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
         with view.doing("starting the servers"):
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
-        rollout, reward = config.rollout, config.reward
+        rollout = config.rollout
         async with (
             ServerPool(
                 urls,
@@ -93,8 +91,8 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
                 partial_rollout=rollout.partial_rollout,
                 prefill_once=rollout.prefill_once,
             ) as pool,
-            RewardPool(REWARDS[reward.type], timeout_s=reward.timeout_s, workers=reward.workers) as rewards,
-            Workflows(config, pool, _score(job, rewards), job.tokenizer, view.say) as workflows,
+            Rewards(config.reward, job.tokenizer, log=record.directory / "logs/rewards.log", say=view.say) as rewards,
+            Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             sync = weight_sync(cluster, job, trainer, pool)
@@ -120,7 +118,7 @@ def _parts(
     job: Job,
     trainer: Trainer,
     sync: WeightSync,
-    rewards: RewardPool,
+    rewards: Rewards,
     workflows: Workflows,
     tasks: asyncio.TaskGroup,
 ) -> Parts:
@@ -150,11 +148,3 @@ def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]
         sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=job.tokenizer.eos_token_ids)
         sets[name] = EvaluationSet(job.evaluated[name], workflows.make(sampling, n_samples, trained=False), n_samples)
     return sets
-
-
-def _score(job: Job, rewards: RewardPool) -> Score:
-    async def score(prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
-        texts = [job.tokenizer.decode(response.tolist()) for response in responses]
-        return [Reward(value) for value in await rewards.score(texts, [prompt.answer] * len(texts))]
-
-    return score

@@ -124,15 +124,36 @@ class GenerationConfig(Section):
     )
 
 
-class RewardConfig(Section):
+class JudgeConfig(Section):
+    """What judges a response: a function of the user's, or a shipped verifier."""
+
+    type: Literal["gsm8k"] = Field(
+        "gsm8k", description="`gsm8k`: 1 if the final answer equals the reference, else 0. Counts without `function`."
+    )
+    function: str | None = Field(
+        None, description="Own function, `my_rewards.py:score` or `package.module:score`, which takes (response, row)."
+    )
+
+
+class RewardPartConfig(JudgeConfig):
+    """One of several rewards."""
+
+    weight: float = Field(1.0, description="Factor of this part in the sum.")
+
+
+class RewardConfig(JudgeConfig):
     """How a response is judged."""
 
-    type: Literal["gsm8k"] = Field("gsm8k", description="`gsm8k`: 1 if the final answer equals the reference, else 0.")
+    parts: dict[str, RewardPartConfig] = Field(
+        {},
+        description="Several rewards by name, in place of `type` and `function`: each has one of these and a `weight`, "
+        "and the reward is their weighted sum.",
+    )
     timeout_s: float = Field(
         10.0, gt=0, description="Longest time to judge one response, in seconds; then it is missing."
     )
     workers: int | None = Field(
-        None, ge=1, le=256, description="Processes that judge what needs symbolic comparison; null: one per core."
+        None, ge=1, le=256, description="Processes that judge, each one response at a time; null: one per core."
     )
     max_missing_batches: int = Field(
         3,

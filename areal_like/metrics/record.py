@@ -78,7 +78,7 @@ class Record:
             self._view.say(f"step {step} was skipped: all of its rewards are missing")
         if stats.get("skipped"):
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
-        tagged = {_TAGS.get(name, f"train/{name}"): value for name, value in stats.items()}
+        tagged = {_TAGS.get(name, name if "/" in name else f"train/{name}"): value for name, value in stats.items()}
         phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
         self._write(step, tagged | throughput | phases)
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}

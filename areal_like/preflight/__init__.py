@@ -19,6 +19,7 @@ from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
+from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.workflow import check_workflow
@@ -79,6 +80,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_machine(config, device, plan, dry_run=dry_run),
         *check_model(config, spec, plan),
         *check_data(config, spec, tokenizer, plan, prompts),
+        *check_rewards(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
         *check_workflow(config),

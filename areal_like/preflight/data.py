@@ -8,7 +8,7 @@ from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import SERVER_RESERVE, RunConfig
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.rewards import REWARDS
+from areal_like.preflight.rewards import answer_check
 from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
 
@@ -21,7 +21,7 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     datasets |= {f"evaluator.datasets.{name}": data for name, data in config.evaluator.datasets.items()}
     prompts: dict[str, Sequence[Prompt]] = dict.fromkeys(datasets, ())
     findings = []
-    check_answer, on_answers = REWARDS[config.reward.type].check, config.warm_start is not None
+    check_answer, on_answers = answer_check(config.reward), config.warm_start is not None
     for key, dataset in datasets.items():
         try:
             if dataset is not None and tokenizer is not None:

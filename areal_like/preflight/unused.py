@@ -106,6 +106,7 @@ RULES = (
         lambda run: run.workflow is None,
         "only episodes of a workflow of your own have limits (workflow)",
     ),
+    Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(

@@ -1,13 +1,7 @@
-"""Verifiers, and the pool of processes that runs them under a time limit.
+"""What a response is worth: shipped verifiers, users' functions, and the processes that run them under a time limit."""
 
-`REWARDS` maps `reward.type` to its verifier.
-"""
+from areal_like.rewards.pool import Cause, Failure, RewardPool
+from areal_like.rewards.scoring import Rewards
+from areal_like.rewards.verifiers import REWARDS, Verifier
 
-from areal_like.rewards import gsm8k
-from areal_like.rewards.pool import RewardPool, Verifier
-
-REWARDS = {
-    "gsm8k": Verifier(check=gsm8k.check, quick=gsm8k.quick, verify=gsm8k.verify, preload="areal_like.rewards.symbolic")
-}
-
-__all__ = ["REWARDS", "RewardPool", "Verifier"]
+__all__ = ["REWARDS", "Cause", "Failure", "RewardPool", "Rewards", "Verifier"]

@@ -1,8 +1,8 @@
-"""A killable pool: a response that cannot be judged in time is missing, never 0, and costs its neighbours nothing.
+"""A killable pool: a call that does not end in time fails alone, and costs its neighbours nothing.
 
-Workers are forked from multiprocessing's forkserver, which has imported the verifier's libraries: to replace one that
-was killed takes milliseconds. The forkserver starts with the first response that needs a worker, and ends with this
-process. It is one for all pools of a process and keeps what the first of them preloaded.
+Workers are forked from multiprocessing's forkserver, which has imported the shipped verifiers' libraries: to replace
+one that was killed takes milliseconds. The forkserver starts with the first call, and ends with this process. It is one
+for all pools of a process and keeps what the first of them preloaded.
 """
 
 import asyncio
@@ -10,110 +10,155 @@ import importlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractAsyncContextManager
+from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import connection
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-type Judge = Callable[[str, str], float]
+from areal_like.rewards import worker
+
+IMPORT_LIMIT_S = 60.0  # for a worker's first call to load what it calls, before its own limit begins
+
+
+class Cause(StrEnum):
+    """Why a call gave nothing."""
+
+    TIMED_OUT = "timed_out"
+    DIED = "died"
+    RAISED = "raised"
 
 
 @dataclass(frozen=True)
-class Verifier:
-    """How responses of one reward type are judged.
+class Failure:
+    """A call that gave nothing; `message` says why in one line."""
 
-    `check` takes a reference answer and says what it lacks and what would do, None where nothing is wrong with it.
-    `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to
-    look; where it answers, `verify` would say the same. `verify` is a module's own function, so that a worker process
-    can import it; `preload` is the module whose import brings all that it needs.
+    cause: Cause
+    message: str
+
+
+class RewardPool:
+    """Calls functions in processes; used as a context, plain or asynchronous, it leaves no worker behind.
+
+    `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a call, not from when
+    it is handed in. What calls print goes to `log`, as far as it has room. `preload` are modules that most calls need.
     """
 
-    check: Callable[[str], tuple[str, str] | None]
-    quick: Callable[[str, str], float | None]
-    verify: Judge
-    preload: str
-
-
-class RewardPool(AbstractAsyncContextManager["RewardPool"]):
-    """Judges responses; `async with RewardPool(...) as pool` leaves no worker behind.
-
-    `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a response, not from
-    when it is handed in.
-    """
-
-    def __init__(self, verifier: Verifier, *, timeout_s: float, workers: int | None = None) -> None:
-        self._verifier, self._timeout_s = verifier, timeout_s
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        workers: int | None = None,
+        preload: Sequence[str] = (),
+        log: Path | None = None,
+        start_method: Literal["forkserver", "spawn"] = "forkserver",
+    ) -> None:
+        self._timeout_s, self._preload = timeout_s, preload
         self._pool = ProcessPool(
             max_workers=workers or len(os.sched_getaffinity(0)),
             initializer=_start_worker,
-            initargs=(verifier.preload,),
-            context=multiprocessing.get_context("forkserver"),
+            initargs=(tuple(preload), log),
+            context=multiprocessing.get_context(start_method),
         )
         self._starting: asyncio.Future[None] | None = None
         self._waits: list[float] = []
+        self._groups: set[int] = set()  # process groups of workers that had calls
 
-    async def score(self, responses: Sequence[str], answers: Sequence[str]) -> list[float | None]:
-        """Rewards of responses against their reference answers; None where the verifier timed out or broke."""
-        pairs = zip(responses, answers, strict=True)
-        return list(await asyncio.gather(*(self._score_one(*pair) for pair in pairs)))
+    async def call(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
+        """What the function that `load` gives in a worker returns, or why there is nothing.
+
+        `load` is a module's own function or a `functools.partial` of one, so that a worker can import it.
+        """
+        if self._starting is None:  # in a thread: it waits for the forkserver's imports
+            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+        await asyncio.shield(self._starting)
+        handed_in, future = time.monotonic(), self._schedule(load, arguments)
+        with suppress(FutureTimeoutError, ProcessExpired):
+            await asyncio.wrap_future(future)
+        return self._outcome(future, handed_in)
+
+    def call_and_wait(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
+        """As `call`, for code without an event loop."""
+        self._start()
+        handed_in, future = time.monotonic(), self._schedule(load, arguments)
+        wait([future])
+        return self._outcome(future, handed_in)
 
     def queue_seconds(self) -> tuple[float, float]:
-        """Mean and longest time that responses waited for a worker since the last call; zeros where none had to."""
+        """Mean and longest time that calls waited for a worker since this was last asked; zeros where none had to."""
         waits, self._waits = self._waits, []
         return (sum(waits) / len(waits), max(waits)) if waits else (0.0, 0.0)
+
+    async def __aenter__(self) -> Self:
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         """End the worker processes at once, unfinished work included."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
         self._pool.stop()
-        await asyncio.to_thread(self._pool.join)
+        await asyncio.to_thread(self._end)
 
-    async def _score_one(self, response: str, answer: str) -> float | None:
-        if (settled := self._verifier.quick(response, answer)) is not None:
-            return settled
-        handed_in = time.monotonic()
-        if self._starting is None:  # in a thread: it waits for the forkserver's imports
-            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
-        await asyncio.shield(self._starting)
-        task = (self._verifier.verify, response, answer)
-        future = self._pool.schedule(_judge, args=task, timeout=self._timeout_s)
-        try:
-            taken_up, reward = await asyncio.wrap_future(future)
-        except FutureTimeoutError:
-            self._waits.append(max(0.0, time.monotonic() - self._timeout_s - handed_in))
-            return None
-        except ProcessExpired:
-            return None
-        self._waits.append(taken_up - handed_in)
-        return reward
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As `__aexit__`."""
+        self._pool.stop()
+        self._end()
 
     def _start(self) -> None:
         """Start forkserver and workers."""
-        multiprocessing.set_forkserver_preload([self._verifier.preload])
+        multiprocessing.set_forkserver_preload([*self._preload, "areal_like.rewards.functions"])
         self._pool.schedule(os.getpid)  # the first task starts the workers
 
+    def _schedule(self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> ProcessFuture[Any]:
+        task = (load, arguments, IMPORT_LIMIT_S, self._timeout_s)
+        last_resort = IMPORT_LIMIT_S + self._timeout_s + 5  # the worker's own limits come first, unless it was stopped
+        return self._pool.schedule(worker.work, args=task, timeout=last_resort)
 
-def _start_worker(preload: str) -> None:
-    """Tie a new worker's life to the parent's."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler would wait for the end of a long call in C
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # always, in a pool's worker
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-    importlib.import_module(preload)  # at once, unless the forkserver keeps what another pool preloaded
+    def _outcome(self, future: ProcessFuture[Any], handed_in: float) -> Any | Failure:
+        """What a finished call gave; what was started by a worker that died is ended."""
+        now, limit = time.monotonic(), f"it took more than {self._timeout_s:g} s"
+        try:
+            group, taken_up, value, error = future.result()
+        except FutureTimeoutError:
+            return Failure(Cause.TIMED_OUT, limit)
+        except ProcessExpired as expired:
+            _end_group(expired.pid)
+            if expired.exitcode != worker.TIMED_OUT or now - handed_in < self._timeout_s:
+                return Failure(Cause.DIED, f"its process died ({_how(expired.exitcode)})")
+            self._waits.append(max(0.0, now - self._timeout_s - handed_in))
+            return Failure(Cause.TIMED_OUT, limit)
+        except (TypeError, AttributeError, ValueError) as unpicklable:  # `work` itself raises nothing
+            return Failure(Cause.RAISED, f"cannot be sent to or from a worker process: {unpicklable}")
+        self._groups.add(group)
+        self._waits.append(taken_up - handed_in)
+        return value if error is None else Failure(Cause.RAISED, error)
+
+    def _end(self) -> None:
+        self._pool.join()
+        for group in self._groups:
+            _end_group(group)
 
 
-def _judge(verify: Judge, response: str, answer: str) -> tuple[float, float]:
-    """When a worker took up a response, on the clock that all processes of a host share, and the reward."""
-    return time.monotonic(), verify(response, answer)
+def _start_worker(preload: Sequence[str], log: Path | None) -> None:
+    worker.start(log)
+    for module in preload:  # at once, unless the forkserver keeps what another pool preloaded
+        importlib.import_module(module)
 
 
-def _end_with(sentinel: int) -> None:
-    """End this process when the one behind the sentinel is gone, however that ended."""
-    connection.wait([sentinel])
-    os._exit(1)
+def _end_group(group: int) -> None:
+    """End what is left of a worker's process group."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _how(exitcode: int) -> str:
+    return f"exit code {exitcode}" if exitcode >= 0 else signal.Signals(-exitcode).name

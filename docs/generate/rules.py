@@ -18,7 +18,6 @@ CHAPTERS = {
     "model": "Model",
     "options": "Megatron options",
     "batch": "Batch",
-    "memory": "Memory",
     "convert": "Other systems' settings",
 }
 

@@ -22,8 +22,7 @@ def blocks():
 
 def answer(question):
     arguments = json.loads(question) if question.startswith("{") else {"spec": question}
-    for name, kind in (("batch", allocation.BatchSpec), ("megatron", allocation.MegatronSettings),
-                       ("memory", allocation.MemorySettings)):  # fmt: skip
+    for name, kind in (("batch", allocation.BatchSpec), ("megatron", allocation.MegatronSettings)):
         if name in arguments:
             arguments[name] = kind(**arguments[name])
     if "cluster" in arguments:

@@ -264,3 +264,9 @@ def test_a_name_that_looks_like_a_number_loads_as_itself(write, tmp_path, name):
     file.write_text(dump(config))
     assert load(file).config == config
     assert yaml.safe_load(file.read_text()) == config.model_dump()
+
+
+def test_sections_by_name_take_overrides_and_know_their_keys(write):
+    parts = ("reward.parts.right.type=gsm8k", "reward.parts.short.function=a.py:b", "reward.parts.short.weight=0.5")
+    short = load(write(), parts).config.reward.parts["short"]
+    assert (short.function, short.weight) == ("a.py:b", 0.5)

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from areal_like.config.schema import RewardConfig
-from areal_like.rewards import REWARDS, RewardPool, Verifier
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.rewards import REWARDS, Cause, Failure, RewardPool, Rewards
+from areal_like.types import Prompt, Reward
 
 
 def verify(response: str, answer: str) -> float:
@@ -22,7 +24,17 @@ def verify(response: str, answer: str) -> float:
     return float(response == answer)
 
 
-HANGING = Verifier(check=lambda answer: None, quick=lambda response, answer: None, verify=verify, preload="time")
+def load():
+    return verify
+
+
+async def judge(pool: RewardPool, responses: list[str], answer: str = "a") -> list[object]:
+    outcomes = await asyncio.gather(*(pool.call(load, response, answer) for response in responses))
+    return [outcome.cause if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+def values(rewards: list[Reward]) -> list[float | None]:
+    return [reward.value for reward in rewards]
 
 
 @pytest.fixture(autouse=True)
@@ -43,24 +55,25 @@ def test_every_reward_type_of_the_schema_has_a_verifier():
     assert set(RewardConfig.model_fields["type"].annotation.__args__) == set(REWARDS)
 
 
-def test_a_hanging_or_dying_verifier_is_missing_and_its_neighbours_are_not():
+def test_a_hanging_or_dying_call_fails_and_its_neighbours_do_not():
     before = children()
 
-    async def run() -> list[float | None]:
-        async with RewardPool(HANGING, timeout_s=1.0, workers=2) as pool:
-            return await pool.score(["hang", "a", "die", "b", "hang", "a"], ["a"] * 6)
+    async def run() -> list[object]:
+        async with RewardPool(timeout_s=1.0, workers=2) as pool:
+            return await judge(pool, ["hang", "a", "die", "b", "hang", "a"])
 
-    assert asyncio.run(run()) == [None, 1.0, None, 0.0, None, 1.0]
+    hung, died = Cause.TIMED_OUT, Cause.DIED
+    assert asyncio.run(run()) == [hung, 1.0, died, 0.0, hung, 1.0]
     assert children() <= before
 
 
-def test_closing_does_not_wait_for_a_hanging_verifier():
+def test_closing_does_not_wait_for_a_hanging_call():
     before = children()
 
     async def run() -> float:
-        async with RewardPool(HANGING, timeout_s=3600, workers=1) as pool:
-            await pool.score(["a"], ["a"])
-            hanging = asyncio.ensure_future(pool.score(["hang"], ["a"]))
+        async with RewardPool(timeout_s=3600, workers=1) as pool:
+            await judge(pool, ["a"])
+            hanging = asyncio.ensure_future(judge(pool, ["hang"]))
             await asyncio.sleep(0.3)
             hanging.cancel()
             start = time.monotonic()
@@ -71,24 +84,15 @@ def test_closing_does_not_wait_for_a_hanging_verifier():
 
 
 def test_short_answers_need_no_process():
-    async def run() -> tuple[list[float | None], float]:
-        async with RewardPool(REWARDS["gsm8k"], timeout_s=300, workers=1) as pool:
+    async def run() -> tuple[list[Reward], float]:
+        async with Rewards(RewardConfig(timeout_s=300, workers=1), Tokenizer.make("bytes")) as rewards:
             start = time.perf_counter()
-            rewards = await pool.score([f"#### {n}" for n in range(500)], ["#### 17"] * 500)
-            return rewards, time.perf_counter() - start
+            given = await rewards.score_texts(Prompt(0, [], "#### 17"), [f"#### {n}" for n in range(500)])
+            return given, time.perf_counter() - start
 
-    rewards, seconds = asyncio.run(run())
-    assert rewards == [float(n == 17) for n in range(500)]
+    given, seconds = asyncio.run(run())
+    assert values(given) == [float(n == 17) for n in range(500)]
     assert seconds < 5
-
-
-def test_unequal_numbers_of_responses_and_answers_are_refused():
-    async def run() -> None:
-        async with RewardPool(REWARDS["gsm8k"], timeout_s=300, workers=1) as pool:
-            await pool.score(["#### 1"], [])
-
-    with pytest.raises(ValueError, match="shorter"):
-        asyncio.run(run())
 
 
 def nested(depth: int) -> str:
@@ -99,22 +103,28 @@ def test_degenerate_answers_cost_neither_the_good_ones_nor_much_time():
     """A model in a loop: what is far too long is refused at once, what is short and endless costs its limit alone."""
     towers = [rf"\boxed{{9^{{9^{{9^{{{n}}}}}}}}}" for n in range(10, 18)]
     degenerate = [*towers, *(nested(depth) for depth in range(20, 212))]
-    good = [rf"\boxed{{\frac{{{2 * n}}}{{2}}}}" for n in range(1, 21)]
-    answers = ["#### 7"] * len(degenerate) + [f"#### {n}" for n in range(1, 21)]
 
-    async def run() -> tuple[list[float | None], tuple[float, float], tuple[float, float]]:
-        async with RewardPool(REWARDS["gsm8k"], timeout_s=4.0, workers=2) as pool:
-            rewards = await pool.score(degenerate + good, answers)
-            return rewards, pool.queue_seconds(), pool.queue_seconds()
+    async def run() -> tuple[list[Reward], list[list[Reward]], dict[str, float], dict[str, float]]:
+        async with Rewards(RewardConfig(timeout_s=4.0, workers=2), Tokenizer.make("bytes")) as rewards:
+            bad = asyncio.ensure_future(rewards.score_texts(Prompt(0, [], "#### 7"), degenerate))
+            await asyncio.sleep(0)
+            good = [
+                rewards.score_texts(Prompt(0, [], f"#### {n}"), [rf"\boxed{{\frac{{{2 * n}}}{{2}}}}"])
+                for n in range(1, 21)
+            ]
+            return await bad, await asyncio.gather(*good), rewards.statistics(), rewards.statistics()
 
     start = time.monotonic()
-    rewards, (mean, longest), read_again = asyncio.run(run())
-    assert rewards == [None] * 8 + [0.0] * 192 + [1.0] * 20
+    bad, good, statistics, read_again = asyncio.run(run())
+    assert values(bad) == [None] * 8 + [0.0] * 192
+    assert [values(given) for given in good] == [[1.0]] * 20
     assert (
         time.monotonic() - start < 200
     )  # four limits on each worker; 200 answers that reach a worker would need 400 s
+    mean, longest = statistics["queue_seconds_mean"], statistics["queue_seconds_max"]
     assert 12 < longest < 200 and 4 < mean < longest  # the good ones waited for four limits
-    assert read_again == (0.0, 0.0)
+    assert statistics["reward_missing/timed_out"] == 8
+    assert read_again == {"queue_seconds_mean": 0.0, "queue_seconds_max": 0.0, "reward_missing/timed_out": 0.0}
 
 
 LIBRARY = """
@@ -122,22 +132,25 @@ import os, time
 from pathlib import Path
 
 Path(os.environ["IMPORTS"]).open("a").write("imported\\n")
+
+def verify(response):
+    if response == "hang":
+        time.sleep(3600)
+    return 1.0
+
+def load():
+    return verify
 """
 
 COUNTING = """
 import asyncio
-from areal_like.rewards import RewardPool, Verifier
-
-def verify(response, answer):
-    import library
-    if response == "hang":
-        library.time.sleep(3600)
-    return 1.0
+from areal_like.rewards import Failure, RewardPool
 
 async def main():
-    verifier = Verifier(lambda _: None, lambda *_: None, verify, "library")
-    async with RewardPool(verifier, timeout_s=0.2, workers=2) as pool:
-        print(await pool.score(["hang"] * 6 + ["good"] * 2, [""] * 8))
+    import library
+    async with RewardPool(timeout_s=0.5, workers=2, preload=["library"]) as pool:
+        calls = [pool.call(library.load, response) for response in ["hang"] * 6 + ["good"] * 2]
+        print([isinstance(outcome, Failure) for outcome in await asyncio.gather(*calls)])
 
 if __name__ == "__main__":
     asyncio.run(main())
@@ -151,23 +164,25 @@ def test_a_worker_that_replaces_another_imports_nothing_again(tmp_path):
     done = subprocess.run(
         [sys.executable, str(tmp_path / "main.py")], env=os.environ | places, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{[None] * 6 + [1.0] * 2}\n"
-    assert (tmp_path / "imports").read_text() == "imported\n"
+    assert done.stdout == f"{[True] * 6 + [False] * 2}\n"
+    assert (tmp_path / "imports").read_text() == "imported\n" * 2  # by the script, and by the forkserver
 
 
 SCRIPT = """
-import asyncio, time
-from areal_like.rewards import RewardPool, Verifier
+import asyncio, sys, time
+from pathlib import Path
+from areal_like.rewards import RewardPool
 
-def verify(response, answer):
-    if response == "hang":
-        print("hanging", flush=True)
-        time.sleep(3600)
-    return 1.0
+def verify(file):
+    Path(file).write_text("hanging")
+    time.sleep(3600)
+
+def load():
+    return verify
 
 async def main():
-    async with RewardPool(Verifier(lambda _: None, lambda *_: None, verify, "time"), timeout_s=3600, workers=1) as pool:
-        await pool.score(["hang"], [""])
+    async with RewardPool(timeout_s=3600, workers=1) as pool:
+        await pool.call(load, sys.argv[1])
 
 if __name__ == "__main__":
     asyncio.run(main())
@@ -175,11 +190,13 @@ if __name__ == "__main__":
 
 
 def test_a_hanging_worker_ends_when_the_main_process_is_killed(tmp_path):
-    script = tmp_path / "main.py"
+    script, hanging = tmp_path / "main.py", tmp_path / "hanging"
     script.write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    main = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
-    assert main.stdout is not None and main.stdout.readline() == "hanging\n"
+    main = subprocess.Popen([sys.executable, str(script), str(hanging)], env=environment)
+    while not hanging.exists():
+        assert main.poll() is None
+        time.sleep(0.1)
     children = psutil.Process(main.pid).children(recursive=True)
     assert len(children) == 3  # the worker, the forkserver and the resource tracker
     main.kill()

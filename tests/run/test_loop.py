@@ -77,8 +77,8 @@ class Stage:
     async def save_hf(self, path: Path) -> None:
         self.did.append("save")
 
-    def queue_seconds(self) -> tuple[float, float]:
-        return 0.25, float(self._version)
+    def statistics(self) -> dict[str, float]:
+        return {"queue_seconds_mean": 0.25, "queue_seconds_max": self._version, "reward_missing/raised": 1.0}
 
 
 class HeldOut:
@@ -152,6 +152,7 @@ def test_batches_without_a_reward_are_skipped_and_their_versions_published(
     assert [record.scalars[step]["reward/missing"] for step in range(1, 6)] == [2, 0, 2, 2, 1]
     assert [record.scalars[step]["reward/queue_seconds_mean"] for step in range(1, 6)] == [0.25] * 5
     assert [record.scalars[step]["reward/queue_seconds_max"] for step in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert record.scalars[2]["reward_missing/raised"] == 1.0
     assert "step 4 was skipped: all of its rewards are missing" in capsys.readouterr().out
 
 
@@ -296,3 +297,14 @@ def test_statistics_of_optimizer_steps_are_averaged_over_tokens() -> None:
     assert result["logprob_diff"] == pytest.approx(0.8)
     assert result["skipped"] == 1
     assert mean([{"loss": 1.0}]) == {"loss": 1.0}
+
+
+def test_parts_of_rewards_are_described_by_name():
+    first, *others = [
+        Trajectory(
+            0, 0, np.arange(2), np.zeros(2), np.array([-1, 0]), FinishReason.STOP, reward=1.0, reward_parts=parts
+        )
+        for parts in ({"right": 1.0, "short": 0.5}, {"right": 0.0})
+    ]
+    described = loop.describe([first, *others], version=0)
+    assert described["reward_parts/right"] == 0.5 and described["reward_parts/short"] == 0.5

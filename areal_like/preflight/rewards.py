@@ -1,0 +1,61 @@
+"""The functions that judge, tried on one row before anything starts: in a process of their own, under time limits."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+from allocation import Finding
+from areal_like.config.findings import finding
+from areal_like.config.schema import JudgeConfig, RewardConfig, RunConfig
+from areal_like.rewards import REWARDS, Cause, Failure, RewardPool, functions
+from areal_like.rewards.pool import IMPORT_LIMIT_S
+from areal_like.rewards.verifiers import AnswerCheck
+from areal_like.types import Prompt
+from areal_like.user_code import Portable, UserCodeError
+
+CODE = "RUN-REWARD"
+_RESPONSE = "The answer is 42."  # to a row without a reference answer
+
+
+def judges(config: RewardConfig) -> Mapping[str, JudgeConfig]:
+    """What judges, by the key of its section."""
+    parts = {f"reward.parts.{name}": part for name, part in config.parts.items()}
+    return parts or {"reward": config}
+
+
+def answer_check(config: RewardConfig) -> AnswerCheck | None:
+    """What a reference answer has to be; None where only functions judge, which may do without one."""
+    types = [judge.type for judge in judges(config).values() if judge.function is None]
+    return REWARDS[types[0]].check if types else None
+
+
+def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    """Each function is imported, its parameters are looked at, and it scores the first row, if there is one."""
+    if config.reward.parts and "reward" in config.reward.parts:
+        message = "`reward` is the name of their sum"
+        yield finding(CODE, "reward.parts.reward", message, "give this part another name")
+    own = {key: judge.function for key, judge in judges(config.reward).items() if judge.function is not None}
+    if not own:
+        return
+    with RewardPool(timeout_s=config.reward.timeout_s, workers=1, start_method="spawn") as pool:
+        for key, reference in own.items():
+            if problem := _problem(pool, reference, prompts, config.gconfig.n_samples):
+                help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"
+                yield finding(CODE, f"{key}.function", problem, help)
+
+
+def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], n_samples: int) -> str | None:
+    """What is wrong with a function, in one line."""
+    try:
+        function = Portable.of(reference)
+    except UserCodeError as error:
+        return str(error)
+    compares = pool.call_and_wait(functools.partial(functions.group_test, function))
+    if isinstance(compares, Failure):
+        limit = f"it cannot be imported within {IMPORT_LIMIT_S:g} s"
+        return limit if compares.cause is Cause.TIMED_OUT else compares.message
+    if not prompts:
+        return None
+    first = prompts[0]
+    responses = [first.answer or _RESPONSE] * (n_samples if compares else 1)
+    outcome = pool.call_and_wait(functools.partial(functions.judge, function), responses, dict(first.row))
+    return f"row {first.sample_id + 1}: {outcome.message}" if isinstance(outcome, Failure) else None

@@ -1,0 +1,115 @@
+"""A user's reward function: how it looks, and what it may return. Runs in the workers of a `RewardPool`.
+
+`score(response: str, row: dict) -> float` judges one response. `score_group(responses: list[str], row: dict) ->
+list[float]` judges all responses to a prompt, and may compare them. Which of the two a function is, its first parameter
+says. Either may be `async`, and may give a dict in place of a float: its key `reward` is the reward, the others are
+recorded beside it.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from areal_like.types import Reward
+from areal_like.user_code import Portable, UserCodeError, where_it_failed
+
+ONE, GROUP = "response", "responses"  # names of the first parameter
+VALUE = "reward"  # key of a dict with named parts
+
+
+@functools.cache
+def compares_group(portable: Portable) -> bool:
+    """Whether the function takes all responses to a prompt at once. Raises UserCodeError where it is no reward."""
+    function, name = portable.load(), portable.reference
+    if not callable(function):
+        raise UserCodeError(f"{name} is not a function but {_shown(function)}")
+    try:
+        parameters = inspect.signature(function)
+        parameters.bind("", {})
+    except (TypeError, ValueError) as error:
+        raise UserCodeError(f"{name} cannot be called as score(response, row): {error}") from error
+    first = next(iter(parameters.parameters), "")
+    if first not in (ONE, GROUP):
+        names = f"{ONE} (one at a time) or {GROUP} (all of a prompt)"
+        raise UserCodeError(f"{name}{parameters} does not say what it judges: name its first parameter {names}")
+    return first == GROUP
+
+
+def group_test(portable: Portable) -> Callable[[], bool]:
+    """What a worker loads to say whether the function compares."""
+    compares = compares_group(portable)
+    return lambda: compares
+
+
+@functools.cache
+def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], list[Reward]]:
+    """What a worker loads to judge responses to one row: all of them, or one, as the function takes it.
+
+    What it gives raises UserCodeError where the function fails or returns something else than it should.
+    """
+    function, compares, name = portable.load(), compares_group(portable), portable.reference
+
+    def judged(responses: Sequence[str], row: Mapping[str, Any]) -> list[Reward]:
+        given = _called(function, name, list(responses) if compares else responses[0], dict(row))
+        values = _listed(given, len(responses), name) if compares else [given]
+        return [_reward(value, name) for value in values]
+
+    return judged
+
+
+def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+    try:
+        given = function(*arguments)
+        return _loop().run(given) if inspect.iscoroutine(given) else given
+    except (Exception, SystemExit) as error:  # a user's function fails in any way it likes
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        reason = where_it_failed(error, code.co_filename) if code else f"{type(error).__name__}: {error}"
+        raise UserCodeError(f"{name}, {_one_line(reason, 500)}") from error
+
+
+@functools.cache
+def _loop() -> asyncio.Runner:
+    """One event loop for all calls, so that an asynchronous client can be kept between them."""
+    return asyncio.Runner()
+
+
+def _listed(given: Any, count: int, name: str) -> list[Any]:
+    if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
+        raise UserCodeError(f"{name} returned {_shown(given)}, not a list of {count} numbers")
+    values = list(given)
+    if len(values) != count:
+        raise UserCodeError(f"{name} returned {len(values)} values for {count} responses")
+    return values
+
+
+def _reward(given: Any, name: str) -> Reward:
+    if not isinstance(given, Mapping):
+        return Reward(_number(given, name, "a number, or a dict of numbers"))
+    if VALUE not in given:
+        keys = ", ".join(map(str, given)) or "nothing"
+        raise UserCodeError(f"{name} returned a dict without the key {VALUE!r}; it has {keys}")
+    numbers = {str(key): _number(value, name, f"a number under {key!r}") for key, value in given.items()}
+    return Reward(numbers.pop(VALUE), numbers)
+
+
+def _number(given: Any, name: str, wanted: str) -> float:
+    """A finite number of Python, numpy or torch."""
+    try:
+        number = math.nan if isinstance(given, str | bytes) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserCodeError(f"{name} returned {_shown(given)}, not {wanted}")
+    return number
+
+
+def _shown(value: Any) -> str:
+    return _one_line(repr(value), 60)
+
+
+def _one_line(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."

@@ -1,0 +1,139 @@
+"""Responses to rewards, as the section `reward` of the configuration says: one judge, or a weighted sum of several."""
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from areal_like.config.schema import JudgeConfig, RewardConfig
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.rewards import functions
+from areal_like.rewards.pool import Failure, RewardPool
+from areal_like.rewards.verifiers import REWARDS, Verifier
+from areal_like.types import Ints, Prompt, Reward
+from areal_like.user_code import Portable
+
+type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]]
+
+
+class Rewards(AbstractAsyncContextManager["Rewards"]):
+    """Judges the responses of a run, in a `RewardPool` of its own that ends with the context.
+
+    What judges print goes to `log`, so do their tracebacks; `say` is told the first failure of each cause.
+    """
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        tokenizer: Tokenizer,
+        *,
+        log: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._tokenizer, self._say, self._log = tokenizer, say, log
+        judged: Mapping[str, JudgeConfig] = config.parts or {"": config}
+        types = [part.type for part in judged.values() if part.function is None]
+        self._pool = RewardPool(
+            timeout_s=config.timeout_s,
+            workers=config.workers,
+            preload=[REWARDS[name].preload for name in dict.fromkeys(types)],
+            log=log,
+        )
+        self._judges = {name: self._judge(part) for name, part in judged.items()}
+        self._weights = {name: part.weight for name, part in config.parts.items()}
+        self._missing: Counter[str] = Counter()
+
+    async def score(self, prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
+        """A reward for each response to a prompt, all of one group; missing where a judge failed. See Score."""
+        texts = [self._tokenizer.decode(response.tolist()) for response in responses]
+        return await self.score_texts(prompt, texts)
+
+    async def score_texts(self, prompt: Prompt, texts: Sequence[str]) -> list[Reward]:
+        """As `score`, for responses that are text already."""
+        outcomes = await asyncio.gather(*(judge(texts, prompt) for judge in self._judges.values()))
+        return [self._reward(dict(zip(self._judges, of_one, strict=True))) for of_one in zip(*outcomes, strict=True)]
+
+    def statistics(self) -> dict[str, float]:
+        """Since this was last asked: waits for a worker, in seconds, and missing rewards by each cause that there was.
+
+        A cause that there was earlier is 0.
+        """
+        mean, longest = self._pool.queue_seconds()
+        missing = {f"reward_missing/{cause}": float(count) for cause, count in self._missing.items()}
+        self._missing = Counter(dict.fromkeys(self._missing, 0))
+        return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.__aexit__()
+
+    def _reward(self, outcomes: Mapping[str, Reward | Failure]) -> Reward:
+        """One response's: the weighted sum of its parts, missing where one of them is."""
+        rewards: dict[str, Reward] = {}
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, Failure):
+                self._note(outcome, name)
+                return Reward(None)
+            rewards[name] = outcome
+        return rewards[""] if not self._weights else weighted_sum(rewards, self._weights)
+
+    def _note(self, failure: Failure, part: str) -> None:
+        if failure.cause not in self._missing:
+            where = f"reward.parts.{part}" if part else "reward"
+            more = f"; tracebacks: {self._log}" if self._log else ""
+            self._say(f"a reward is missing ({where}): {failure.message}; more of the kind are only counted{more}")
+        self._missing[failure.cause] += 1
+
+    def _judge(self, config: JudgeConfig) -> Judge:
+        if config.function is not None:
+            return _OfFunction(self._pool, Portable.of(config.function))
+        return functools.partial(_verified, self._pool, REWARDS[config.type])
+
+
+def weighted_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
+    """The sum of named rewards; its parts are their values by name, and their own parts by `name.part`."""
+    values = {name: float(reward.value or 0.0) for name, reward in rewards.items()}
+    inner = {f"{name}.{part}": value for name, reward in rewards.items() for part, value in reward.parts.items()}
+    return Reward(sum(weights[name] * value for name, value in values.items()), values | inner)
+
+
+async def _verified(
+    pool: RewardPool, verifier: Verifier, responses: Sequence[str], prompt: Prompt
+) -> list[Reward | Failure]:
+    async def one(response: str) -> Reward | Failure:
+        if (settled := verifier.quick(response, prompt.answer)) is not None:
+            return Reward(settled)
+        outcome = await pool.call(functools.partial(_itself, verifier.verify), response, prompt.answer)
+        return outcome if isinstance(outcome, Failure) else Reward(outcome)
+
+    return await asyncio.gather(*map(one, responses))
+
+
+def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a worker loads where a function is sent to it by name."""
+    return function
+
+
+class _OfFunction:
+    """A user's function as a Judge. Nothing of it is loaded in this process."""
+
+    def __init__(self, pool: RewardPool, function: Portable) -> None:
+        self._pool, self._function = pool, function
+        self._compares: bool | None = None
+
+    async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
+        if self._compares is None:
+            answer = await self._pool.call(functools.partial(functions.group_test, self._function))
+            if isinstance(answer, Failure):
+                return [answer] * len(responses)
+            self._compares = answer
+        calls = [responses] if self._compares else [[response] for response in responses]
+        judge, row = functools.partial(functions.judge, self._function), dict(prompt.row)
+        outcomes = await asyncio.gather(*(self._pool.call(judge, call, row) for call in calls))
+        return [
+            result
+            for call, outcome in zip(calls, outcomes, strict=True)
+            for result in ([outcome] * len(call) if isinstance(outcome, Failure) else outcome)
+        ]

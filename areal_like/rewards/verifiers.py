@@ -1,0 +1,29 @@
+"""The rewards that are shipped: `REWARDS` maps `reward.type` to its verifier."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from areal_like.rewards import gsm8k
+
+type AnswerCheck = Callable[[str], tuple[str, str] | None]
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """How responses of one reward type are judged.
+
+    `check` takes a reference answer and says what it lacks and what would do, None where nothing is wrong with it.
+    `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to
+    look; where it answers, `verify` would say the same. `verify` is a module's own function, so that a worker process
+    can import it; `preload` is the module whose import brings all that it needs.
+    """
+
+    check: AnswerCheck
+    quick: Callable[[str, str], float | None]
+    verify: Callable[[str, str], float]
+    preload: str
+
+
+REWARDS = {
+    "gsm8k": Verifier(check=gsm8k.check, quick=gsm8k.quick, verify=gsm8k.verify, preload="areal_like.rewards.symbolic")
+}

@@ -1,0 +1,46 @@
+"""A user's reward is tried before the start, in a process that can be killed."""
+
+import time
+
+import pytest
+
+from areal_like.config.load import load
+from areal_like.preflight import preflight
+
+
+def found(write, tmp_path, code: str, *overrides: str) -> list[str]:
+    (tmp_path / "own.py").write_text(code)
+    checked = preflight(load(write(), [f"reward.function={tmp_path}/own.py:score", *overrides]))
+    return [str(finding) for finding in checked.findings if finding.code == "RUN-REWARD"]
+
+
+def test_a_good_reward_sees_a_row_with_all_of_its_columns(write, tmp_path):
+    code = "def score(response, row):\n    assert response == row['answer'] and row['question']\n    return 1\n"
+    assert found(write, tmp_path, code) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import nowhere\n", ["own.py cannot be imported: line 1: ModuleNotFoundError", "reward.function"]),
+        ("def score(response, row):\n    return row['x']\n", ["row 1", "own.py:score, line 2: KeyError: 'x'"]),
+        ("def score(responses, row):\n    return [1]\n", ["row 1", "1 values for 2 responses"]),
+        (
+            "import time\ndef score(response, row):\n    time.sleep(99)\n",
+            ["row 1", "more than 1 s", "raise reward.timeout_s"],
+        ),
+        ("import os\ndef score(response, row):\n    os._exit(7)\n", ["row 1", "its process died (exit code 7)"]),
+    ],
+)
+def test_what_is_wrong_is_one_finding(write, tmp_path, code, words):
+    start = time.monotonic()
+    (finding,) = found(write, tmp_path, code, "reward.timeout_s=1")
+    assert all(word in finding for word in words), finding
+    assert time.monotonic() - start < 200
+
+
+def test_own_rewards_need_no_answers(write, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "How many?", "level": 3}\n' * 4)
+    more = (f"train_dataset.path={rows}", "valid_dataset=null")
+    assert found(write, tmp_path, "def score(response, row):\n    return row['level']\n", *more) == []
