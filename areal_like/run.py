@@ -88,7 +88,7 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
                 urls,
                 cluster.token,
                 rollout.request_timeout_s,
-                partial_rollout=rollout.partial_rollout,
+                requests=config.weight_update.requests,
                 prefill_once=rollout.prefill_once,
             ) as pool,
             Rewards(config.reward, job.tokenizer, log=record.directory / "logs/rewards.log", say=view.say) as rewards,

@@ -94,7 +94,8 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     folder = tmp_path_factory.mktemp("sglang")
     model, log_file, tmp = folder / "model", folder / "server.log", folder / "tmp"
     tmp.mkdir()
-    config = load(Path(__file__).parents[1] / "examples/math/gsm8k_grpo_cpu.yaml").config
+    demo = Path(__file__).parents[1] / "examples/math/gsm8k_grpo_cpu.yaml"
+    config = load(demo, ["sglang.context_length=128"]).config  # room for responses that updates can interrupt
     write_init_model(config.actor.init_model, model, seed=0)
     reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
     port = reserved.getsockname()[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from areal_like.rollout.pool import PREFILL_ONLY
+from areal_like.rollout.sglang.versions import LABELS
 
 Body = dict[str, Any]
 Answer = Any
@@ -23,7 +23,6 @@ class FakeServer:
         self.requests: list[tuple[str, Body]] = []
         self.prefilled: list[list[int]] = []  # prompts, by requests that generate nothing
         self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
-        self.aborted = asyncio.Event()
         self.url = ""
         self.most_running = 256
         self.work_done = 0  # tokens
@@ -51,8 +50,7 @@ class FakeServer:
         elif path == "/v1/loads":
             counts = dict.fromkeys(("num_running_reqs", "num_waiting_reqs", "total_prefill_uncached_tokens"), 1)
             answer = {"loads": [counts | {"num_total_tokens": self.work_done}]}
-        elif path == "/abort_request":
-            self.aborted.set()
+        elif path in ("/pause_generation", "/continue_generation"):
             return web.Response()
         else:
             self.version = body.get("weight_version") or self.version
@@ -61,15 +59,20 @@ class FakeServer:
 
 
 def output(
-    tokens: Sequence[int], version: int | str = 0, reason: str = "stop", status_code: int | None = None
+    tokens: Sequence[int],
+    version: int | str = 0,
+    reason: str = "stop",
+    status_code: int | None = None,
+    versions: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One response in SGLang's form; the log-prob of token t is -t."""
+    """One response in SGLang's form; token t has log-prob -t; `versions` made the tokens, or `version` all."""
     finish: dict[str, Any] = {"type": reason}
     if status_code:
         finish |= {"status_code": status_code, "message": "no room"}
     return {
         "meta_info": {
             "weight_version": str(version),
+            LABELS: [str(version)] * len(tokens) if versions is None else versions,
             "finish_reason": finish,
             "output_token_logprobs": [[-float(token), token, None] for token in tokens],
         }

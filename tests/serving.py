@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.pool import Requests, Response, ServerPool
 from areal_like.rollout.sglang.http import Deadline
 
 
 @asynccontextmanager
-async def pool_on(server: Any) -> AsyncIterator[ServerPool]:
+async def pool_on(server: Any, requests: Requests = "in_place") -> AsyncIterator[ServerPool]:
     """A closed pool on the `sglang_server` fixture, whose own weights are back when the block ends."""
-    async with ServerPool([server.url], server.token, timeout_s=600) as pool:
+    async with ServerPool([server.url], server.token, timeout_s=600, requests=requests) as pool:
         try:
             yield pool
         finally:
-            await load_from_disk(pool, server.model, "default")
+            # version names come again in the next test: nothing may be found under them
+            await load_from_disk(pool, server.model, "default", flush=True)
 
 
-async def load_from_disk(pool: ServerPool, model: Path, version: int | str) -> None:
-    """Make the pool's servers load a Hugging Face directory."""
-    body = {"model_path": str(model), "weight_version": str(version), "flush_cache": True}
+async def load_from_disk(pool: ServerPool, model: Path, version: int | str, *, flush: bool = False) -> None:
+    """Make the pool's servers load a Hugging Face directory; `flush` only where nothing runs."""
+    body = {"model_path": str(model), "weight_version": str(version), "flush_cache": flush}
     for server in pool.servers:
         await server.update("/update_weights_from_disk", body, 600)
 
@@ -64,3 +65,38 @@ def transformers_logprobs(
         logits = network(tokens).logits[0, len(prompt) - 1 : -1].double()
     scores = torch.log_softmax(logits / temperature, -1)
     return scores[range(len(response)), tokens[0, len(prompt) :]].numpy()
+
+
+def recomputed_logprobs(
+    networks: Mapping[int, Any], prompt: Sequence[int], response: Response, prefilled: Sequence[tuple[int, int]] = ()
+) -> NDArray[np.float64]:
+    """log p of each response token, by transformers, if the pass that made it ran with the weights of its version.
+
+    A pass reads the token before the one that it makes and adds its keys and values to those that the passes before
+    have left, of whichever version. The first reads the prompt; `prefilled`, pairs of length and version, says which
+    parts of the prompt others had read before it.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    device = networks[int(response.versions[0])].device
+    inputs, cache, done = torch.tensor([[*prompt, *response.tokens]], device=device), DynamicCache(), 0
+    passes = [*prefilled, (len(prompt) - sum(length for length, _ in prefilled), int(response.versions[0]))]
+    passes += [(1, int(version)) for version in response.versions[1:]]
+    scores = []
+    for length, version in passes:
+        with torch.no_grad():
+            logits = networks[version](inputs[:, done : done + length], past_key_values=cache, use_cache=True).logits
+        done += length
+        if done >= len(prompt):
+            scores.append(torch.log_softmax(logits[0, -1].double(), -1)[inputs[0, done]].item())
+    return np.array(scores)
+
+
+def load_networks(*models: Path, device: str = "cpu") -> dict[int, Any]:
+    """Hugging Face directories in float32, numbered as versions."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    load = AutoModelForCausalLM.from_pretrained
+    return {version: load(model, dtype=torch.float32).to(device) for version, model in enumerate(models)}

@@ -370,10 +370,6 @@ class RolloutConfig(Section):
         description="Have a group's prompt prefilled before its samples are sent, so that they share it; false: "
         "saves a request per group where prefilling costs next to nothing.",
     )
-    partial_rollout: bool = Field(
-        True,
-        description="A weight update interrupts responses, which go on under the new weights; false: it waits for them.",
-    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
     )
@@ -419,6 +415,11 @@ class WeightUpdateConfig(Section):
 
     mode: Literal["disk", "collective"] = Field(
         "collective", description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl, gloo on CPU)."
+    )
+    requests: Literal["in_place", "recompute", "drain"] = Field(
+        "in_place",
+        description="What becomes of running requests. `in_place`: they go on under the new weights with the keys and "
+        "values that they have; `recompute`: these are made anew by the new weights; `drain`: the update waits for them.",
     )
     timeout_s: float = Field(300.0, gt=0, description="Longest time until every server has acknowledged, in seconds.")
     bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")

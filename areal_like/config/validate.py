@@ -24,6 +24,12 @@ from areal_like.config.schema import RunConfig, Section
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
+_REPLACED = {  # keys of earlier versions, what has their place, and what to write there
+    "rollout.partial_rollout": (
+        "weight_update.requests",
+        "write weight_update.requests: drain instead of false, recompute instead of true; in_place costs least",
+    )
+}
 _EXPECTED = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -71,6 +77,9 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
 def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     """There is no such key, or a file has it `dotted`; the finding's `nearest` are keys that may have been meant."""
     message, help = "there is no such key", None
+    if key in _REPLACED:
+        new, help = _REPLACED[key]
+        return finding(_UNKNOWN_KEY, key, f"this key became {new}", help)
     if dotted:
         section, _, leaf = key.rpartition(".")
         message, help = (

@@ -10,8 +10,8 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,9 @@ class Fleet:
         self._queue: list[tuple[int, int, int, asyncio.Future[Member]]] = []
         self._arrivals = itertools.count()
         self._is_open = False
+        self._excused = False
         self._idle = asyncio.Event()  # nothing is on its way
+        self._idle.set()
 
     @property
     def servers(self) -> list[Server]:
@@ -81,20 +83,29 @@ class Fleet:
             member.lose("left the run", for_good=True)
         self._dispatch()
 
-    async def close(self, deadline: Deadline, *, abort: bool) -> None:
-        """Send no further request, and have those on their way given back, or with `abort` cut off.
+    async def close(self, deadline: Deadline) -> None:
+        """Send no further request, and wait for those on their way.
 
         Raises ServerError, which names the servers that are late.
         """
         self._is_open = False
-        while busy := self.busy:
-            if deadline.passed:
-                names = ", ".join(server.name for server in busy)
-                raise ServerError(f"{names} did not give back the requests in flight within {deadline.seconds:g} s")
-            if abort:
-                await asyncio.gather(*(_abort(server, deadline) for server in busy))
-            with suppress(TimeoutError):  # a request that was on its way missed the abort: ask again
-                await asyncio.wait_for(self._idle.wait(), 0.2)
+        try:
+            await asyncio.wait_for(self._idle.wait(), deadline.left)
+        except TimeoutError:
+            names = ", ".join(server.name for server in self.busy)
+            late = f"{names} did not give back the requests in flight within {deadline.seconds:g} s"
+            raise ServerError(late) from None
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Do not take it for a fault that servers do nothing while the body runs."""
+        self._excused = True
+        try:
+            yield
+        finally:
+            self._excused = False
+            for member in self._members:
+                member.progressed = time.monotonic()
 
     async def open(self, deadline: Deadline) -> None:
         """Send requests, from now on also to those who wanted to join."""
@@ -176,17 +187,12 @@ class Fleet:
     async def _look_after(self, member: Member) -> None:
         """Ask a server that has not answered for long what it has done meanwhile, once for all of its requests."""
         now, pause = time.monotonic(), self._stall_s / 4
-        if now - max(member.progressed, member.asked) < pause:
+        if self._excused or now - max(member.progressed, member.asked) < pause:
             return
         member.asked = now
         with suppress(ServerError):
             done = await member.server.work_done(pause)
             if done != member.work_done:
                 member.work_done, member.progressed = done, time.monotonic()
-        if time.monotonic() - member.progressed >= self._stall_s:
+        if not self._excused and time.monotonic() - member.progressed >= self._stall_s:
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
-
-
-async def _abort(server: Server, deadline: Deadline) -> None:
-    with suppress(Unavailable):  # it is asked again
-        await server.post("/abort_request", {"abort_all": True}, deadline.left)

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import aiohttp
 import numpy as np
@@ -15,7 +16,10 @@ import numpy as np
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Member
 from areal_like.rollout.sglang import KEEP_ALIVE_S
 from areal_like.rollout.sglang.http import Deadline, Server, ServerError, Unavailable, may_pass
+from areal_like.rollout.sglang.versions import token_versions
 from areal_like.types import FinishReason, Floats, Ints
+
+type Requests = Literal["in_place", "recompute", "drain"]
 
 PREFILL_ONLY = {"max_new_tokens": 0}
 MOST_TRIES = 4  # of a request, in a row
@@ -23,12 +27,16 @@ MOST_TRIES = 4  # of a request, in a row
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy."""
+    """How to sample. Temperature 0 is greedy.
+
+    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
 
 @dataclass(eq=False)
@@ -44,9 +52,9 @@ class Response:
 class ServerPool:
     """All servers of a run.
 
-    Every request runs under one version: `interrupted` lets none through, brings those in flight back (partial
-    responses are continued afterwards, prefix and all; without `partial_rollout` it waits for their ends), and only
-    then may weights change. `timeout_s` is how long a server may do nothing while it has requests.
+    Weights change only while `interrupted`. What happens to running requests then is what `requests` says
+    (`weight_update.requests`); in any case every token has the version that made it. `timeout_s` is how long a server
+    may do nothing while it has requests.
     """
 
     def __init__(
@@ -55,7 +63,7 @@ class ServerPool:
         token: str,
         timeout_s: float,
         *,
-        partial_rollout: bool = True,
+        requests: Requests = "in_place",
         prefill_once: bool = True,
     ) -> None:
         # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
@@ -63,9 +71,10 @@ class ServerPool:
         self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
         self._numbers = itertools.count()
         self._fleet = Fleet(timeout_s)
-        self._partial_rollout = partial_rollout
+        self._requests = requests
         self._prefill_once = prefill_once
         self.version = -1
+        self.pause_s = 0.0  # for how long the last update held the servers
         for url in urls:
             self.join(url)
 
@@ -99,9 +108,9 @@ class ServerPool:
     ) -> list[Response]:
         """Generate one response to each prompt, on one server as one request; the smallest `priority` goes first.
 
-        Responses that a weight update interrupts are continued under the new version, and those whose server fails on
-        another one or later; raises ServerError after MOST_TRIES in a row. `seeds` has one entry per prompt and counts
-        on deterministic servers; these prefill every sample, so that it never depends on what their cache holds.
+        Responses whose server fails are continued on another one or later; raises ServerError after MOST_TRIES in a
+        row. `seeds` has one entry per prompt and counts on deterministic servers; these prefill every sample, so that
+        it never depends on what their cache holds.
         """
         responses = [Response() for _ in prompts]
         causes: list[str] = []
@@ -115,8 +124,9 @@ class ServerPool:
                 async with self._fleet.place(len(pending), priority) as member:
                     if self._prefill_once and not seeds:
                         await self._prefill_shared(member, inputs)
+                    sent = self.version
                     outputs = await self._fleet.ask(member, body)
-                    self._extend([responses[i] for i in pending], outputs, sampling, member.server)
+                    self._extend([responses[i] for i in pending], outputs, sampling, member.server, sent)
                 causes.clear()
             except Unavailable as error:
                 causes.append(str(error))
@@ -148,18 +158,24 @@ class ServerPool:
             await self._fleet.ask(member, {"input_ids": shared, "sampling_params": PREFILL_ONLY})
 
     def _extend(
-        self, responses: Sequence[Response], outputs: Sequence[dict[str, Any]], sampling: Sampling, server: Server
+        self, responses: Sequence[Response], outputs: Any, sampling: Sampling, server: Server, sent: int
     ) -> None:
+        """Add the outputs of a request that was sent under version `sent`; raises Unavailable where one is unusable."""
+        if not isinstance(outputs, list) or len(outputs) != len(responses):
+            raise Unavailable(f"{server.name} did not answer with {len(responses)} outputs: {str(outputs)[:200]}")
         failure: ServerError | None = None
         for response, output in zip(responses, outputs, strict=True):
-            info = output["meta_info"]
-            if info["weight_version"] != str(self.version):
-                raise ServerError(f"{server.name} generated with weights {info['weight_version']}, not {self.version}")
-            if status := info["finish_reason"].get("status_code"):
-                kind = Unavailable if may_pass(int(status)) else ServerError
-                failure = kind(f"{server.name} gave up on a request: {info['finish_reason'].get('message')}")
-            else:
-                _append(response, info, self.version, sampling)
+            try:
+                info = output["meta_info"]
+                if status := info["finish_reason"].get("status_code"):
+                    kind = Unavailable if may_pass(int(status)) else ServerError
+                    failure = kind(f"{server.name} gave up on a request: {info['finish_reason'].get('message')}")
+                    continue
+                _append(response, info, sampling, (sent, self.version))
+            except WrongVersion as error:
+                raise ServerError(f"{server.name} {error}") from error
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                failure = Unavailable(f"{server.name} gave an answer that cannot be used: {error!r}")
         if failure:
             raise failure
 
@@ -167,14 +183,24 @@ class ServerPool:
     async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
         """Hold all generation while the body brings every server to `version`; those who join are in from then on.
 
-        Raises ServerError if a server does not give back its requests in time, or does not say afterwards that it
-        holds `version`.
+        Raises ServerError if a server does not pause or, with `drain`, give back its requests in time, or does not say
+        afterwards that it holds `version`.
         """
-        await self._fleet.close(deadline, abort=self._partial_rollout)
-        yield
-        await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
-        self.version = version
+        if self._requests == "drain":
+            await self._fleet.close(deadline)
+        started = time.monotonic()
+        with self._fleet.excused():
+            mode = "retract" if self._requests == "recompute" else "in_place"
+            await self._tell("/pause_generation", {"mode": mode}, deadline)
+            yield
+            await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
+            self.version = version
+            await self._tell("/continue_generation", {"torch_empty_cache": False}, deadline)
+        self.pause_s = time.monotonic() - started
         await self._fleet.open(deadline)
+
+    async def _tell(self, path: str, body: dict[str, Any], deadline: Deadline) -> None:
+        await asyncio.gather(*(server.post(path, body, deadline.left) for server in self.servers))
 
 
 async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None:
@@ -191,15 +217,27 @@ async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None
         await asyncio.sleep(PAUSE_S)
 
 
-def _append(response: Response, info: Mapping[str, Any], version: int, sampling: Sampling) -> None:
-    """Add what SGLang generated, `info["output_token_logprobs"]`: [log-prob, token, text or null] for each token."""
+class WrongVersion(Exception):
+    """A server generated with weights that it should not have had."""
+
+
+def _append(response: Response, info: Mapping[str, Any], sampling: Sampling, versions: tuple[int, int]) -> None:
+    """Add what SGLang generated, `info["output_token_logprobs"]`: [log-prob, token, text or null] for each token.
+
+    `versions` are the first and the last that may have made it. Raises WrongVersion, and others where the answer is
+    not in SGLang's form.
+    """
     scored = info["output_token_logprobs"]
     logprobs, tokens = (
         np.fromiter(map(itemgetter(place), scored), dtype, len(scored)) for place, dtype in enumerate(("f4", "i4"))
     )
+    made_by, (first, last) = token_versions(info, len(tokens)), versions
+    if len(made_by) and not (first <= made_by[0] and made_by[-1] <= last and (np.diff(made_by) >= 0).all()):
+        made = ", ".join(map(str, dict.fromkeys(made_by.tolist())))
+        raise WrongVersion(f"generated with weights {made}, where {first} to {last} were possible")
     response.tokens = np.concatenate([response.tokens, tokens])
     response.logprobs = np.concatenate([response.logprobs, logprobs])
-    response.versions = np.concatenate([response.versions, np.full(len(scored), version, np.int32)])
+    response.versions = np.concatenate([response.versions, made_by])
     reason = info["finish_reason"]["type"]
     # An abort may reach a response in its last step, and SGLang calls an end token at the limit `length`.
     if len(tokens) and tokens[-1] in sampling.stop_token_ids:
@@ -217,4 +255,6 @@ def _sampling_params(sampling: Sampling, generated: int, seed: int | None) -> di
         "top_p": sampling.top_p,
         "stop_token_ids": list(sampling.stop_token_ids),
     }
+    if sampling.ignore_eos:
+        params["ignore_eos"] = True
     return params if seed is None else params | {"sampling_seed": seed}

@@ -246,6 +246,15 @@ def test_allocation_mode_and_backends_are_alternatives(write):
     assert load(file, ["actor.backend=megatron:d1"]).config.allocation_mode is None
 
 
+def test_a_key_that_was_replaced_names_the_one_that_has_its_place(write):
+    with pytest.raises(ConfigError) as raised:
+        load(write(), ["rollout.partial_rollout=false"])
+    (found,) = raised.value.findings
+    assert found.message == "this key became weight_update.requests"
+    assert "write weight_update.requests: drain instead of false" in found.help
+    assert load(write(), ["weight_update.requests=drain"]).config.weight_update.requests == "drain"
+
+
 def test_without_a_trial_name_the_time_is_taken(write):
     assert re.fullmatch(r"\d{8}-\d{6}", load(write(), ["trial_name="]).config.trial_name)
 

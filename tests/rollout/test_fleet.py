@@ -76,35 +76,6 @@ def test_a_request_that_fails_is_asked_again(failure: Any, servers: int):
     assert asked > 40
 
 
-def test_what_was_generated_before_the_failure_is_kept():
-    started, failed = asyncio.Event(), asyncio.Event()
-
-    async def generate(server: FakeServer, body: Body) -> Any:
-        if server.version == "0":
-            started.set()
-            server.aborted.clear()
-            await server.aborted.wait()
-            return [output([3, 4], 0, "abort")]
-        if not failed.is_set():
-            failed.set()
-            return await error(server, body)
-        assert body["input_ids"] == [[1, 3, 4]]
-        return [output([5, STOP], 1)]
-
-    async def run() -> Any:
-        server = FakeServer(generate)
-        async with pool_of(server) as pool:
-            asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
-            await started.wait()
-            async with pool.interrupted(1, Deadline(5)):
-                server.version = "1"
-            return await asking
-
-    (response,) = asyncio.run(run())
-    assert response.tokens.tolist() == [3, 4, 5, STOP]
-    assert response.versions.tolist() == [0, 0, 1, 1]
-
-
 def test_waiting_for_a_turn_is_no_silence_and_the_oldest_goes_first():
     """A server that runs four at once, and more work than it does within the time limit."""
     running, most, begun = asyncio.Semaphore(4), 0, []

@@ -41,20 +41,12 @@ def content(response: Response) -> tuple[list[int], list[float], list[int], Fini
     )
 
 
-async def ask(
-    *servers: FakeServer, prompts: int = 1, timeout_s: float = 300, interrupt_when: asyncio.Event | None = None
-) -> list[Response]:
-    """Generate from version 0; if told to, move on to version 1 in the middle."""
+async def ask(*servers: FakeServer, prompts: int = 1, timeout_s: float = 300) -> list[Response]:
+    """Generate from version 0."""
     async with serving(*servers) as urls, ServerPool(urls, "token", timeout_s) as pool:
         async with pool.interrupted(0, Deadline(300)):
             pass
-        asking = asyncio.create_task(pool.generate([[1, 2]] * prompts, SAMPLING))
-        if interrupt_when:
-            await interrupt_when.wait()
-            async with pool.interrupted(1, Deadline(300)):
-                for server in servers:
-                    server.version = "1"
-        responses = await asking
+        responses = await pool.generate([[1, 2]] * prompts, SAMPLING)
         assert not pool._fleet.busy
         return responses
 
@@ -74,62 +66,65 @@ def test_a_request_says_what_to_sample():
     ]
 
 
-def test_what_an_update_interrupts_is_continued_under_the_new_version():
-    started = asyncio.Event()
+def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version():
+    started, paused, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def generate(server: FakeServer, body: Body) -> Any:
-        if server.version == "1":
-            return [output([5, STOP], 1), output([6, 6, 6, 6, 6, 6], 1, "length")]
-        server.aborted.clear()
         started.set()
-        await server.aborted.wait()
-        return [output([3, STOP]), output([3, 4], 0, "abort"), output([], 0, "abort")]
+        await may_end.wait()
+        return [
+            output([3, STOP], 1, versions=["0", "0"]),
+            output([3, 4, 5, STOP], 1, versions=["0", "0", "1", "1"]),
+            output([6] * 6, 1, "length"),
+        ]
 
-    server = FakeServer(generate)
-    ended, cut, empty = asyncio.run(ask(server, prompts=3, interrupt_when=started))
+    async def pause() -> Any:
+        paused.set()
+
+    async def run() -> list[Response]:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            asking = asyncio.create_task(pool.generate([[1, 2]] * 3, SAMPLING))
+            await started.wait()
+            server.requests.clear()
+            server.answers["/pause_generation"] = pause
+            async with pool.interrupted(1, Deadline(300)):
+                assert paused.is_set()
+                assert server.bodies("/continue_generation") == []
+                server.version = "1"
+            may_end.set()
+            responses = await asking
+        assert [path for path, _ in server.requests][:3] == [
+            "/pause_generation",
+            "/model_info",
+            "/continue_generation",
+        ]
+        assert server.bodies("/pause_generation") == [{"mode": "in_place"}]
+        assert server.bodies("/generate") == []  # it was not asked again
+        return responses
+
+    ended, mixed, later = asyncio.run(run())
     assert content(ended) == ([3, STOP], [-3.0, -7.0], [0, 0], FinishReason.STOP)
-    assert content(cut) == ([3, 4, 5, STOP], [-3.0, -4.0, -5.0, -7.0], [0, 0, 1, 1], FinishReason.STOP)
-    assert content(empty) == ([6] * 6, [-6.0] * 6, [1] * 6, FinishReason.LENGTH)
-    again = server.bodies("/generate")[1]
-    assert again["input_ids"] == [[1, 2, 3, 4], [1, 2]]
-    assert [params["max_new_tokens"] for params in again["sampling_params"]] == [4, 6]
+    assert content(mixed) == ([3, 4, 5, STOP], [-3.0, -4.0, -5.0, -7.0], [0, 0, 1, 1], FinishReason.STOP)
+    assert content(later) == ([6] * 6, [-6.0] * 6, [1] * 6, FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "reason"), [([3, STOP], FinishReason.STOP), ([3, 4, 3, 4, 3, 4], FinishReason.LENGTH)]
-)
-def test_a_response_that_ends_in_the_step_of_the_abort_has_ended(tokens: list[int], reason: FinishReason):
-    started = asyncio.Event()
+def test_recompute_has_the_servers_prefill_again():
+    async def run() -> None:
+        server = FakeServer()
+        async with (
+            serving(server) as urls,
+            ServerPool(urls, "token", 300, requests="recompute") as pool,
+            pool.interrupted(0, Deadline(300)),
+        ):
+            assert server.bodies("/pause_generation") == [{"mode": "retract"}]
 
-    async def generate(server: FakeServer, body: Body) -> Any:
-        server.aborted.clear()
-        started.set()
-        await server.aborted.wait()
-        return [output(tokens, 0, "abort")]
-
-    server = FakeServer(generate)
-    (response,) = asyncio.run(ask(server, interrupt_when=started))
-    assert (response.tokens.tolist(), response.finish_reason) == (tokens, reason)
-    assert len(server.bodies("/generate")) == 1
+    asyncio.run(run())
 
 
-def test_a_request_that_missed_the_abort_is_aborted_again():
-    started = asyncio.Event()
-
-    async def generate(server: FakeServer, body: Body) -> Any:
-        if server.version == "1":
-            return [output([STOP], 1)]
-        started.set()
-        for _ in range(3):  # the first ones came too early
-            server.aborted.clear()
-            await server.aborted.wait()
-        return [output([], 0, "abort")]
-
-    (response,) = asyncio.run(ask(FakeServer(generate), interrupt_when=started))
-    assert response.versions.tolist() == [1]
-
-
-def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_nothing_follow():
+def test_drain_waits_for_what_is_in_flight_and_lets_nothing_follow():
     started, may_end = asyncio.Event(), asyncio.Event()
 
     async def generate(server: FakeServer, body: Body) -> Any:
@@ -145,7 +140,7 @@ def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_
                 assert len(server.bodies("/generate")) == 1
                 server.version = "1"
 
-        async with serving(server) as urls, ServerPool(urls, "token", 300, partial_rollout=False) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", 300, requests="drain") as pool:
             async with pool.interrupted(0, Deadline(300)):
                 pass
             first = asyncio.create_task(pool.generate([[1]], SAMPLING))
@@ -158,7 +153,32 @@ def test_without_partial_rollout_an_update_waits_for_what_is_in_flight_and_lets_
             may_end.set()
             await updated
             assert [(await task)[0].versions.tolist() for task in (first, late)] == [[0], [1]]
-            assert server.bodies("/abort_request") == []
+
+    asyncio.run(run())
+
+
+def test_a_paused_server_is_not_taken_for_one_that_stands_still():
+    started = asyncio.Event()
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        started.set()
+        while server.version == "0":
+            await asyncio.sleep(0.01)
+        return [output([STOP], 1)]
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 0.4) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
+            await started.wait()
+            async with pool.interrupted(1, Deadline(300)):
+                await asyncio.sleep(1)
+                server.version = "1"
+            await asking
+            assert pool.pause_s >= 1
+        assert len(server.bodies("/generate")) == 1
 
     asyncio.run(run())
 
@@ -199,22 +219,6 @@ def test_each_sample_has_its_seed():
     assert len({seed for run in (1, 2) for group in (0, 1) for seed in sample_seeds(run, group, 4)}) == 16
 
 
-def test_no_request_starts_while_weights_change():
-    async def generate(server: FakeServer, body: Body) -> Any:
-        return [output([STOP], server.version)]
-
-    async def run() -> None:
-        server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
-            async with pool.interrupted(0, Deadline(300)):
-                asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
-                await asyncio.sleep(0.2)
-                assert server.bodies("/generate") == []
-            assert (await asking)[0].versions.tolist() == [0]
-
-    asyncio.run(run())
-
-
 def test_the_least_busy_server_is_asked():
     everyone_is_here = asyncio.Event()
     asked: list[FakeServer] = []
@@ -237,11 +241,44 @@ def test_the_least_busy_server_is_asked():
     asyncio.run(run())
 
 
-def test_tokens_of_another_weight_version_are_refused():
+@pytest.mark.parametrize("versions", [["3"], ["-1"], ["0", "1"]])
+def test_tokens_of_another_weight_version_are_refused(versions: list[str]):
     async def generate(server: FakeServer, body: Body) -> Any:
-        return [output([STOP], 3)]
+        return [output([STOP] * len(versions), versions=versions)]
 
-    with pytest.raises(ServerError, match="server 0 generated with weights 3, not 0"):
+    with pytest.raises(ServerError, match=r"server 0 generated with weights .*, where 0 to 0 were possible"):
+        asyncio.run(ask(FakeServer(generate)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ([output([3, STOP], versions=["0"])], "labelled 1 tokens of 2 with their weight version"),
+        ([output([3, STOP], versions=["0"] * 3)], "labelled 3 tokens of 2"),
+        ([output([STOP], versions=["new"])], r"labelled tokens with \['new'\], which are not weight versions"),
+        ([output([STOP], versions=[None])], "not weight versions"),
+        ([], "did not answer with 1 outputs"),
+        ({"text": "hello"}, "did not answer with 1 outputs"),
+        ([{"text": "hello"}], "cannot be used: KeyError"),
+        ([{"meta_info": None}], "cannot be used: TypeError"),
+        (
+            [output([STOP]) | {"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [["a"]]}}],
+            "used",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_asked_for_again_and_then_told(answer: Any, words: str):
+    asked = 0
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        nonlocal asked
+        asked += 1
+        return answer if asked <= mistakes else [output([STOP])]
+
+    mistakes = MOST_TRIES - 1
+    assert len(asyncio.run(ask(FakeServer(generate)))) == 1
+    asked, mistakes = 0, MOST_TRIES
+    with pytest.raises(ServerError, match=f"(?s)failed {MOST_TRIES} times:.*{words}"):
         asyncio.run(ask(FakeServer(generate)))
 
 
@@ -306,7 +343,7 @@ def test_a_server_that_keeps_its_requests_is_named():
 
     async def run() -> None:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", 300, requests="drain") as pool:
             async with pool.interrupted(0, Deadline(300)):
                 pass
             asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
@@ -330,7 +367,7 @@ def test_a_dead_server_is_named():
             async with ServerPool([url], "token", 5) as pool, pool.interrupted(0, Deadline(1)):
                 pass
 
-        with pytest.raises(ServerError, match=f"server 0 at {url}/model_info failed: "):
+        with pytest.raises(ServerError, match=f"server 0 at {url}/pause_generation failed: "):
             asyncio.run(run())
 
 
@@ -363,30 +400,6 @@ def test_log_probs_are_transformers_at_the_sampling_temperature(sglang_server, m
         other = real.transformers_logprobs(models[0], prompt, response.tokens, 1.7 - temperature)
         assert np.abs(expected - other).max() > 0.01  # a wrong temperature would show
         np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
-
-
-def test_each_token_is_scored_by_the_weights_of_its_own_version(sglang_server, models):
-    """Weights change while the server generates; what was begun is finished, token by token under known weights."""
-    prompts = [[5 + i % 20, 9] for i in range(512)]
-
-    async def run() -> list[Response]:
-        async with real.pool_on(sglang_server) as pool:
-            await real.serve(pool, models[0], 0)
-            asking = asyncio.create_task(pool.generate(prompts, Sampling(26, stop_token_ids=EOS)))
-            for version in (1, 2, 3):
-                await asyncio.sleep(0.1)
-                await real.serve(pool, models[version % 2], version)
-            return await asking
-
-    responses = asyncio.run(run())
-    assert all(len(response.tokens) == 26 or response.tokens[-1] in EOS for response in responses)
-    assert all((np.diff(response.versions) >= 0).all() for response in responses)
-    index, spans = max(enumerate(responses), key=lambda item: len(set(item[1].versions)))
-    assert len(set(spans.versions)) > 1, "nothing was interrupted"
-    prompt = prompts[index]
-    by_model = [real.transformers_logprobs(model, prompt, spans.tokens) for model in models]
-    expected = [by_model[version % 2][place] for place, version in enumerate(spans.versions)]
-    np.testing.assert_allclose(spans.logprobs, expected, atol=1e-4)
 
 
 def test_a_request_without_the_runs_token_is_refused(sglang_server):

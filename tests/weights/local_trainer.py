@@ -15,8 +15,9 @@ from areal_like.weights.collective.rank import CollectiveSender
 
 
 class LocalTrainer:
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, device: str = "cpu") -> None:
         self.model = model
+        self._device = device
         self.saved: list[Path] = []
         self._sender = CollectiveSender(self, 0, "127.0.0.1")
 
@@ -24,7 +25,7 @@ class LocalTrainer:
         return await asyncio.to_thread(getattr(self._sender, step), *arguments)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from load_file(self.model / "model.safetensors").items()
+        yield from load_file(self.model / "model.safetensors", device=self._device).items()
 
     async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
         shutil.copytree(self.model, path)

@@ -78,9 +78,7 @@ async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20
 def busy_server() -> FakeServer:
     async def generate(server: FakeServer, body: Any) -> Any:
         server.busy.set()
-        server.aborted.clear()
-        await server.aborted.wait()
-        return [{"meta_info": {"weight_version": "0", "finish_reason": {"type": "abort"}, "output_token_logprobs": []}}]
+        await asyncio.sleep(600)
 
     server = FakeServer(generate)
     server.busy = asyncio.Event()
@@ -88,26 +86,26 @@ def busy_server() -> FakeServer:
 
 
 def test_the_first_bucket_is_gathered_while_the_servers_generate():
-    trainer, server, aborted_before = FakeTrainer(), busy_server(), []
+    trainer, server, paused_before = FakeTrainer(), busy_server(), []
     transfer = trainer.transfer
 
     async def watched(step: str, *arguments: Any, timeout_s: float) -> Any:
         if server.busy.is_set():
-            aborted_before.append(((step, *arguments), bool(server.bodies("/abort_request"))))
+            paused_before.append(((step, *arguments), len(server.bodies("/pause_generation")) == 2))
         return await transfer(step, *arguments, timeout_s=timeout_s)
 
     trainer.transfer = watched
     asyncio.run(update(trainer, server))
     assert (
-        aborted_before
+        paused_before
         == [
             (("prepare", 0), False),
             (("send",), True),
             *[item for number in range(1, 5) for item in ((("prepare", number), True), (("send",), True))],
-        ][: len(aborted_before)]
+        ][: len(paused_before)]
     )
-    assert aborted_before[-1] == (("send",), True)
-    assert len(aborted_before) == 2 * len(trainer._sender._buckets)
+    assert paused_before[-1] == (("send",), True)
+    assert len(paused_before) == 2 * len(trainer._sender._buckets)
 
 
 @pytest.mark.parametrize("bucket", [0, 1])

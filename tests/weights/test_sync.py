@@ -154,7 +154,7 @@ def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
             started.set()
             await asyncio.sleep(600)
 
-        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 600) as pool:
+        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 600, requests="drain") as pool:
             async with pool.interrupted(0, Deadline(300)):
                 pass
             asking = asyncio.create_task(pool.generate([PROMPT], Sampling(8)))

@@ -1,7 +1,8 @@
 """One SGLang server: ``python -m areal_like.rollout.sglang.launcher <arguments of sglang.launch_server>``.
 
-Does what ``python -m sglang.launch_server`` does, with the API key from the environment and a rendezvous that opens no
-port. Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
+Does what ``python -m sglang.launch_server`` does, with a version for each token (`versions.py`), the API key from the
+environment and a rendezvous that opens no port. Where there is no CUDA, SGLang's CPU path is made to start, and to
+start quickly:
 - SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call
   stands in;
 - attention takes hundreds of short sequences at once (`sglang_cpu_attention.py`);
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, Never
 
 from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE
+from areal_like.rollout.sglang.versions import run_scheduler
 
 
 def prepare_imports(cuda: bool) -> None:
@@ -67,7 +69,7 @@ def close_to_strangers() -> None:
 
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
-    from sglang.launch_server import run_server
+    from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
@@ -91,7 +93,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         multiprocessing.set_start_method("fork")
         multiprocessing.set_start_method = lambda method, force=False: None  # SGLang would force spawn
     try:
-        run_server(server)
+        launch_server(server, run_scheduler_process_func=run_scheduler)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

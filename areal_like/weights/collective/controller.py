@@ -88,7 +88,7 @@ class CollectiveSync:
             "shapes": [list(tensor.shape) for tensor in bucket],
             "group_name": GROUP,
             "load_format": "flattened_bucket",
-            "flush_cache": last,
+            "flush_cache": False,  # versions keep prefixes apart; with requests that run it would end the server
             "weight_version": str(version) if last else None,
         }
 

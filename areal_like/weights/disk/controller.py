@@ -27,7 +27,7 @@ class DiskSync:
         path = self.spec.directory / str(version)
         try:
             await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
-            body = {"model_path": str(path), "weight_version": str(version), "flush_cache": True}
+            body = {"model_path": str(path), "weight_version": str(version), "flush_cache": False}
             async with self.pool.interrupted(version, deadline):
                 await asyncio.gather(
                     *(server.update("/update_weights_from_disk", body, deadline.left) for server in self.pool.servers)

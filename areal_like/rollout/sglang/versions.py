@@ -1,0 +1,105 @@
+"""Which weights made each token: what SGLang 0.5.17 lacks so that weights can change under running requests.
+
+SGLang can pause between two passes (`/pause_generation`), take new weights and go on with the same requests. Added:
+- a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
+- prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
+- a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang.
+
+It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
+on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `token_versions` reads those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from areal_like.types import Ints
+
+LABELS = "token_weight_versions"
+
+
+def token_versions(info: Mapping[str, Any], tokens: int) -> Ints:
+    """The version of each of an answer's `tokens`, `[tokens]`; `info` is its `meta_info`.
+
+    Raises ValueError where the labels are not that many whole numbers.
+    """
+    labels = info.get(LABELS, [])
+    try:
+        versions = np.array([int(label) for label in labels], np.int32)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"labelled tokens with {str(labels)[:80]}, which are not weight versions") from None
+    if len(versions) != tokens:
+        raise ValueError(f"labelled {len(versions)} tokens of {tokens} with their weight version")
+    return versions
+
+
+def run_scheduler(*arguments: Any, **options: Any) -> None:
+    """SGLang's scheduler process, with labels; for `launch_server(run_scheduler_process_func=...)`.
+
+    It replaces SGLang's classes in the process that it runs in, be that forked or spawned.
+    """
+    from sglang.srt.managers import scheduler
+
+    scheduler.Scheduler = labelling_scheduler()
+    scheduler.SchedulerWeightUpdaterManager = labelling_updater()
+    scheduler.run_scheduler_process(*arguments, **options)
+
+
+def labelling_scheduler() -> type:
+    """SGLang's Scheduler, which knows the version that it runs: `version`."""
+    import torch
+    from sglang.srt.managers.scheduler import Scheduler
+
+    class LabellingScheduler(Scheduler):
+        def init_weight_updater(self) -> None:
+            super().init_weight_updater()
+            self.version = self.server_args.weight_version
+
+        def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
+            # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
+            # schedule), and what is called below is not called where a CUDA graph is replayed: neither could say it.
+            result = super().run_batch(batch, *arguments, **options)
+            if (output := getattr(result, "logits_output", None)) is not None:
+                output.customized_info = {LABELS: [self.version] * len(batch.reqs)}
+            return result
+
+        def pause_generation(self, request: Any) -> None:
+            super().pause_generation(request)
+            # The last pass may still run, on another stream than an update's: it would read new weights, and its
+            # collectives and the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
+            torch.get_device_module(self.device).synchronize()
+            torch.distributed.barrier(group=self.tp_cpu_group)
+            self.cur_batch_for_debug = None  # the watchdog ends a server that is long in a batch
+
+        def begin(self, version: str) -> None:
+            self.version = version
+            for request in self.waiting_queue:
+                self._keep_apart(request)
+
+        def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
+            self._keep_apart(request)
+            super()._add_request_to_queue(request, *arguments, **options)
+
+        def _keep_apart(self, request: Any) -> None:
+            """Have a request share prefixes within this version alone; it waits, so it holds none yet."""
+            if not hasattr(request, "key_of_caller"):
+                request.key_of_caller = request.extra_key or ""
+            request.extra_key = f"{request.key_of_caller}@{self.version}"
+
+    return LabellingScheduler
+
+
+def labelling_updater() -> type:
+    """SGLang's weight updater, which tells the scheduler of a new version once all of its weights are there."""
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    class LabellingUpdater(SchedulerWeightUpdaterManager):
+        def flush_cache_after_weight_update(self, request: Any) -> None:
+            super().flush_cache_after_weight_update(request)
+            if request.weight_version is not None:  # the last of an update's requests, whichever kind they are
+                self.scheduler.begin(request.weight_version)
+
+    return LabellingUpdater
