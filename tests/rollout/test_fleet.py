@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -121,9 +122,11 @@ def test_a_long_answer_may_come_late_as_long_as_the_server_works():
     async def run() -> None:
         server = FakeServer(generate)
         async with pool_of(server, timeout_s=0.4) as pool:
+            start = time.monotonic()
             await pool.generate([[1]], SAMPLING)
+            seconds = time.monotonic() - start
         assert len(server.bodies("/generate")) == 1
-        assert len(server.bodies("/v1/loads")) <= 10
+        assert len(server.bodies("/v1/loads")) <= seconds / 0.1
 
     asyncio.run(run())
 
