@@ -9,6 +9,7 @@ import numpy as np
 
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
+from areal_like.events import span
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.protocol import Workflow
 
@@ -58,7 +59,8 @@ class Evaluator:
 
     async def _evaluate(self, name: str, part: EvaluationSet) -> Result:
         numbers = range(-len(part.prompts), 0)  # of groups: smaller than any that is trained, and so served first
-        groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
+        with span("evaluation", name):
+            groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
         rewards = [_of_samples(group) for group in groups]
         trajectories = [item for group in groups for item in group]
         judged = [values for values in rewards if values]

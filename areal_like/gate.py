@@ -15,6 +15,11 @@ ROUNDING = {"float32": 1e-3, "bfloat16": 0.1}
 RESPONSES = 16  # the longest ones: some kinds of rope differ only there
 
 
+def allowed_logprob_diff(config: RunConfig) -> float:
+    """The largest mean distance, in nats, that is taken for rounding."""
+    return config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
+
+
 async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequence[Trajectory]) -> None:
     """Compare the log-probs of responses that servers with the trainer's weights have generated.
 
@@ -27,6 +32,6 @@ async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequ
     )
     trained = await trainer.log_probs(Batch(lengths, tokens), config.gconfig.temperature)
     measured = float(np.abs(trained - behaviour)[generated].mean())
-    allowed = config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
+    allowed = allowed_logprob_diff(config)
     if not measured <= allowed:  # nan is not
         raise LogprobMismatch(len(longest), measured, allowed)

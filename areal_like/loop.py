@@ -84,6 +84,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 with record.phase("saving"):
                     await _save(parts, record.checkpoint(done))
+            tasks.create_task(record.samples(done, trajectories))
             stats |= await asyncio.to_thread(describe, trajectories, version)
             stats |= parts.rewards.statistics()
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
@@ -97,7 +98,10 @@ async def _save(parts: Parts, path: Path) -> None:
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
-    record.held_out(done, {name: result.scalars() for name, result in (await evaluator.evaluate()).items()})
+    results = await evaluator.evaluate()
+    record.held_out(done, {name: result.scalars() for name, result in results.items()})
+    for name, result in results.items():
+        await record.samples(done, result.trajectories, name)
 
 
 async def train_step(

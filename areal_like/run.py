@@ -2,21 +2,29 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from allocation import render
+from allocation.views.svg import plan_svg
 from areal_like.algorithms.presets import grpo
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.config.schema import TrainerRole
 from areal_like.data.dataset import PromptStream
 from areal_like.engines import make_reference, start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import EvaluationSet, Evaluator
+from areal_like.events import span
+from areal_like.gate import allowed_logprob_diff
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
+from areal_like.metrics.sinks import make_sinks
 from areal_like.preflight import Job
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directories
@@ -29,6 +37,8 @@ from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
 from areal_like.workflows.make import Workflows
 
+MOST_DRAWN = 512  # devices in the report's picture of the plan
+
 
 async def run(job: Job, view: View) -> None:
     """The whole run. When this returns or raises, nothing of it is left but its directory.
@@ -38,9 +48,9 @@ async def run(job: Job, view: View) -> None:
     """
     config = job.config
     directory = config.run_dir
-    record = _open_record(config, directory, view)
-    try:
-        with view.doing("preparing the model"):
+    record = _open_record(job, directory, view)
+    with _told(record):
+        with record.doing("preparing the model"):
             models = await model_directories(config, directory)
         logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
         view.say(f"starting {job}; output of every process: {logs}")
@@ -49,18 +59,44 @@ async def run(job: Job, view: View) -> None:
         ) as cluster:
             await _run_on(cluster, job, models, record, view)
         record.finish()
+
+
+@contextmanager
+def _told(record: Record) -> Iterator[None]:
+    """Keep what the body does, and how it ended."""
+    try:
+        with record.recording():
+            yield
+        record.ended("finished")
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
+        record.ended("interrupted" if stopped else f"failed: {error}")
+        raise
     finally:
         record.close()
 
 
-def _open_record(config: RunConfig, directory: Path, view: View) -> Record:
+def _open_record(job: Job, directory: Path, view: View) -> Record:
     """Take the run's directory; raises PreparationError."""
+    config, stats = job.config, job.config.stats_logger
     title = f"{config.experiment_name} / {config.trial_name}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / CONFIG_FILE).open("x") as file:  # of runs that start together, one has the directory
             file.write(dump(config))
-        return Record(directory, title, view, config.stats_logger.tensorboard)
+        return Record(
+            directory,
+            title,
+            view,
+            make_sinks(stats, directory),
+            about=_about(job),
+            report=stats.report,
+            decode=partial(job.tokenizer.decode, special=True),
+            n_samples=stats.samples,
+            n_shown=stats.console_samples,
+        )
     except FileExistsError as error:
         problem = f"{directory} belongs to a run that started at the same time"
         raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
@@ -69,17 +105,31 @@ def _open_record(config: RunConfig, directory: Path, view: View) -> Record:
         raise PreparationError(f"{directory} (cluster.fileroot) cannot be written: {reason}") from error
 
 
+def _about(job: Job) -> dict[str, Any]:
+    """What the report says of a run before it starts."""
+    return {
+        "steps": job.steps,
+        "layout": str(job),
+        "staleness": job.config.rollout.max_head_offpolicyness,
+        "max_logprob_diff": allowed_logprob_diff(job.config),
+        "plan": plan_svg(job.plan) if len(job.plan.devices) <= MOST_DRAWN else "",
+        "findings": [render(found) for found in job.warnings],
+        "config": dump(job.config),
+    }
+
+
 async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], record: Record, view: View) -> None:
     config = job.config
     async with asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(start_servers(cluster, job, models["actor"]))
-        with view.doing("starting the trainer"):
+        with record.doing("starting the trainer"):
             trainers = await _trainers(cluster, job, models)
         trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
-        await warm_start(job, trainer, view)
+        with span("controller", "warm start"):
+            await warm_start(job, trainer, view)
         if reference and config.warm_start and config.ref and config.ref.path is None:
             await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
-        with view.doing("starting the servers"):
+        with record.doing("starting the servers"):
             servers, urls = await starting
         watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
         rollout = config.rollout
@@ -96,7 +146,7 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             sync = weight_sync(cluster, job, trainer, pool)
-            with view.doing("connecting trainer and servers"):
+            with record.doing("connecting trainer and servers"):
                 await sync.connect()
                 await publish(sync, 0, config.weight_update.timeout_s)
             parts = _parts(job, trainer, sync, rewards, workflows, groups)

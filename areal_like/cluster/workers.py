@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import inspect
+import math
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from areal_like.cluster.lifetime import join_run, local_interface
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import WorkerError
+from areal_like.events import note
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -117,6 +121,8 @@ class WorkerGroup:
     async def _results(self, calls: Mapping[Member, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
         limit = self._timeout_s if timeout is None else timeout
         waits = {member: asyncio.ensure_future(call) for member, call in calls.items()}
+        if limit != math.inf:
+            self._note(waits, phase)
         try:
             await asyncio.wait(waits.values(), timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
             if first := _failures(waits):
@@ -129,6 +135,16 @@ class WorkerGroup:
         finally:
             for wait in waits.values():
                 wait.cancel()
+
+    def _note(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> None:
+        """Note when each member was done with a call that begins now."""
+        start = time.time()
+
+        def done(member: Member, _: asyncio.Future[Any]) -> None:
+            note(f"{self.role} {member.rank}", phase, start)
+
+        for member, wait in waits.items():
+            wait.add_done_callback(functools.partial(done, member))
 
     def _explain(self, first: Failures, later: Failures, phase: str) -> WorkerError:
         """The failure that explains the others: a death, else the earliest exception."""

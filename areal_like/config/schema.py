@@ -491,6 +491,15 @@ class StatsLoggerConfig(Section):
 
     tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
     console: bool = Field(True, description="Print live progress and a table of steps.")
+    console_samples: int = Field(
+        2, ge=0, description="Responses that are printed at each evaluation of a set, from the worst to the best."
+    )
+    samples: int | None = Field(
+        256,
+        ge=0,
+        description="Samples of each step and of each evaluation that are kept in `samples/`; null: all of them.",
+    )
+    report: bool = Field(True, description="Write `report.html` to the run's directory as the run goes on.")
 
 
 class RunConfig(Section):

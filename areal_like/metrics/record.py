@@ -1,37 +1,83 @@
 """What a run leaves behind: numbers per step, checkpoints, the picture, and where each of them lies."""
 
+import asyncio
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from areal_like.errors import writing
+from areal_like.errors import RecordError, writing
+from areal_like.events import EventLog, recording, span
 from areal_like.metrics.console import View
+from areal_like.metrics.idle import idle_share
+from areal_like.metrics.lines import Lines
 from areal_like.metrics.phases import Phases
-from areal_like.metrics.tensorboard import TensorBoard
+from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, Report
+from areal_like.metrics.samples import Decode, Sample, picked, sample_of, shown, write_samples
+from areal_like.metrics.sinks import StatsSink
+from areal_like.types import Trajectory
+
+SHOWN_CHARACTERS = 60  # of a prompt and of a response in the console
 
 
 class Record:
     """The files of one run directory; the console shows the same numbers.
 
-    Raises RecordError where one of them cannot be written.
+    `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
+    `n_shown` of each evaluation are said. Raises RecordError where a file cannot be written.
     """
 
-    def __init__(self, directory: Path, title: str, view: View, tensorboard: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        title: str,
+        view: View,
+        sinks: Sequence[StatsSink] = (),
+        *,
+        about: Mapping[str, Any] | None = None,
+        report: bool = False,
+        decode: Decode | None = None,
+        n_samples: int | None = None,
+        n_shown: int = 0,
+    ) -> None:
         self.directory = directory
         self._title = title
         self._view = view
         self._phases = Phases()
-        self._board = TensorBoard(directory / "tensorboard") if tensorboard else None
+        self._about = {"title": title, "started": time.time(), **(about or {})}
+        with writing(directory / ABOUT_FILE):
+            (directory / ABOUT_FILE).write_text(json.dumps(self._about, indent=1) + "\n")
+        self._log, self._events = EventLog(), Lines(directory / EVENTS_FILE)
+        self._report = Report(directory / REPORT_FILE) if report else None
+        if self._report:
+            self._report.about(self._about)
+        self._sinks: list[StatsSink] = [*sinks, *([self._report] if self._report else [])]
+        self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
         self._last = 0
         self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
+        self._step_began = time.time()
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def recording(self) -> AbstractContextManager[None]:
+        """Keep what is noted (`areal_like.events`) in the body and in the tasks that it starts."""
+        return recording(self._log)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Show and note what comes before the first step."""
+        with self._view.doing(what), span("controller", what):
+            yield
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
         """Time the body as a phase of the current step."""
-        return self._phases(name)
+        with self._phases(name), span("controller", name, step=self._last + 1):
+            yield
 
     def checkpoint(self, step: int) -> Path:
         """Where the Hugging Face checkpoint of `step` goes."""
@@ -60,6 +106,27 @@ class Record:
     def start(self) -> None:
         """The first step begins: what came before is not part of it."""
         self._phases.pop()
+        self._drain()
+
+    async def samples(self, step: int, trajectories: Sequence[Trajectory], name: str | None = None) -> None:
+        """Keep some of a step's trajectories, or of the set of held-out prompts that is `name`d, and say a few of that.
+
+        Everything that takes long happens in a thread.
+        """
+        if self._decode is None or self._n_samples == 0:
+            return
+        kept = await asyncio.to_thread(self._write_samples, step, name, trajectories[: self._n_samples])
+        if self._report:
+            self._report.samples(step, name, kept)
+        for sample in picked(kept, self._n_shown) if name else ():
+            prompt, response = (shown(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
+            self._view.say(f"  {name} at step {step}, reward {sample['reward']:g}: {prompt} -> {response}")
+
+    def _write_samples(self, step: int, name: str | None, trajectories: Sequence[Trajectory]) -> list[Sample]:
+        assert self._decode
+        samples = [sample_of(item, self._decode) for item in trajectories]
+        write_samples(self.directory, step, name, samples)
+        return samples
 
     def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
         """One training step with the statistics that it has; `tokens_generated` counts from the start of the run.
@@ -80,7 +147,7 @@ class Record:
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
         tagged = {_TAGS.get(name, name if "/" in name else f"train/{name}"): value for name, value in stats.items()}
         phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
-        self._write(step, tagged | throughput | phases)
+        self._write(step, tagged | throughput | phases | self._drain())
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
         row |= {column: stats[name] for column, name in _COLUMNS.items() if name in stats}
         if evaluating and step not in self._held_out:
@@ -106,7 +173,8 @@ class Record:
         for what, where in {
             "checkpoint": self.checkpoint(last),
             "reward curve": picture,
-            "TensorBoard": self.directory / "tensorboard" if self._board else None,
+            "report": self.directory / REPORT_FILE if self._report else None,
+            "TensorBoard": board if (board := self.directory / "tensorboard").exists() else None,
             "configuration": self.directory / "config.yaml",
             "summary": summary,
         }.items():
@@ -117,14 +185,32 @@ class Record:
         """Show the rows whose evaluation did not end, and end the files that were kept open."""
         for row in self._waiting.values():
             self._view.row(row)
-        if self._board:
-            self._board.close()
+        self._events.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def ended(self, how: str) -> None:
+        """Note how the run ended; what cannot be written then is no second failure."""
+        self._log.note("run", how, self._about["started"], time.time())
+        with suppress(RecordError):
+            self._drain()
+
+    def _drain(self) -> dict[str, float]:
+        """Write the events so far; the idle shares since the step before."""
+        events, start, end = self._log.drain(), self._step_began, time.time()
+        self._events.write(map(asdict, events))
+        if self._report:
+            self._report.events(events)
+        self._step_began = end
+        shares = {tag: idle_share(events, role, start, end) for tag, role in _ROLES.items()}
+        return {tag: share for tag, share in shares.items() if share is not None}
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._board:
-            self._board.write(step, scalars)
+        for sink in self._sinks:
+            sink.log(step, scalars)
 
 
+_ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
 _COLUMNS = {  # of the table, and the statistics that they show
     "reward": "reward",
     "loss": "loss",

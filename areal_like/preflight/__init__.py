@@ -37,6 +37,7 @@ class Job:
     train_prompts: Sequence[Prompt]
     evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
     steps: int
+    warnings: Sequence[Finding] = ()
 
     @property
     def valid_prompts(self) -> Sequence[Prompt]:
@@ -86,11 +87,11 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_workflow(config),
         *check_unused(config, device),
     ]
-    job = None
+    located, job = tuple(map(loaded.origins.locate, findings)), None
     if plan is not None and tokenizer is not None and not has_errors(findings):
         train = prompts["train_dataset"]
         evaluated = {
             key.rpartition(".")[2]: of_it for key, of_it in prompts.items() if key != "train_dataset" and of_it
         }
-        job = Job(config, device, plan, tokenizer, train, evaluated, training_steps(config, len(train)))
-    return Preflight(tuple(map(loaded.origins.locate, findings)), job)
+        job = Job(config, device, plan, tokenizer, train, evaluated, training_steps(config, len(train)), located)
+    return Preflight(located, job)

@@ -127,6 +127,7 @@ RULES = (
     Rule(("ref.megatron.use_distributed_optimizer",), lambda _: True, "a reference has no optimizer"),
     *_strategies(),
     Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
+    Rule(("stats_logger.console_samples",), lambda run: run.stats_logger.samples == 0, "no samples are kept"),
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (

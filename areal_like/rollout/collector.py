@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.data.dataset import PromptStream
+from areal_like.events import span
 from areal_like.rollout.admission import Admission
 from areal_like.types import Trajectory
 from areal_like.workflows.protocol import Workflow
@@ -76,7 +77,8 @@ class Collector:
             self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
 
     async def _run(self, group_id: int) -> None:
-        trajectories = await self.workflow(self.prompts[group_id], group_id)
+        with span("groups", "group", group=group_id):
+            trajectories = await self.workflow(self.prompts[group_id], group_id)
         self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
         self._running -= 1
         if self._is_dropped(trajectories):

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_like import events
 from areal_like.errors import ServerError
 from areal_like.rollout.sglang.http import Deadline, Server, Unavailable
 
@@ -130,6 +131,8 @@ class Fleet:
         finally:
             if turn.done() and not turn.cancelled() and not turn.exception():
                 turn.result().in_flight -= sequences
+                if not turn.result().in_flight:
+                    events.turn(turn.result().server.name, None)
             if not self.busy:
                 self._idle.set()
             self._dispatch()
@@ -167,6 +170,7 @@ class Fleet:
     def _give(self, turn: asyncio.Future[Member], member: Member, sequences: int) -> None:
         if not member.in_flight:
             member.progressed = time.monotonic()
+            events.turn(member.server.name, "generating")
         member.in_flight += sequences
         self._idle.clear()
         turn.set_result(member)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError
+from areal_like.events import span
 from areal_like.rollout.sglang.http import AFTERMATH_S
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class TensorSpec:
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
     """Send the weights within `timeout_s`; raises WeightUpdateError where a server did not get all of them."""
     async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s):
-        await sync.send(version)
+        with span("weights", "update", version=version):
+            await sync.send(version)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from areal_like import cli, launch
 from areal_like.errors import RecordError
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.metrics.tensorboard import TensorBoard
+from areal_like.metrics.sinks.tensorboard import TensorBoard
 from areal_like.preflight import Job
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
@@ -32,7 +32,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def finished_record(directory: Path) -> Record:
-    record = Record(directory, "a title", View(enabled=False), tensorboard=False)
+    record = Record(directory, "a title", View(enabled=False))
     with record.phase("training"):
         pass
     names = ("reward", "loss", "kl", "entropy", "clip_share", "staleness_mean", "tokens")
@@ -44,11 +44,11 @@ def test_an_event_that_does_not_fit_is_noticed_at_its_own_step(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     board = TensorBoard(tmp_path / "tensorboard")
-    board.write(1, {"a": 1.0})
+    board.log(1, {"a": 1.0})
     (file,) = (tmp_path / "tensorboard").iterdir()
     with largest_file(file.stat().st_size + 10):
         with pytest.raises(RecordError) as raised:
-            board.write(2, {"a": 1.0})
+            board.log(2, {"a": 1.0})
         with pytest.raises(RecordError):  # what is left of the event does not fit either
             board.close()
     assert str(raised.value) == f"{file} cannot be written: File too large"
@@ -58,7 +58,7 @@ def test_an_event_that_does_not_fit_is_noticed_at_its_own_step(
 def test_events_have_no_place_where_a_file_stands(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("")
     with pytest.raises(RecordError, match=r"tensorboard/events\S+ cannot be written: File exists"):
-        Record(tmp_path, "a title", View(enabled=False), tensorboard=True)
+        TensorBoard(tmp_path / "tensorboard")
 
 
 @pytest.mark.parametrize("name", ["rewards.png", "summary.json"])

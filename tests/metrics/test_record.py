@@ -12,6 +12,7 @@ import pytest
 from areal_like.metrics.console import COLUMNS, View
 from areal_like.metrics.phases import Phases
 from areal_like.metrics.record import Record
+from areal_like.metrics.sinks.tensorboard import TensorBoard
 
 STATS = {"reward": 0.5, "loss": -0.01, "kl": 2e-5, "entropy": 1.5, "clip_share": 0.02, "staleness_mean": 0.75}
 STATS |= {"tokens": 300.0, "reward_missing": 0.0}
@@ -20,7 +21,7 @@ EVALUATED = {0: 0.25, 2: 0.75}
 
 def record_run(directory: Path, held_out: Mapping[int, float] = EVALUATED) -> None:
     """Two steps, and an evaluation after each step in `held_out`."""
-    record = Record(directory, "a title", View(enabled=True), tensorboard=True)
+    record = Record(directory, "a title", View(enabled=True), [TensorBoard(directory / "tensorboard")])
     if 0 in held_out:
         record.held_out(0, {"valid_dataset": {"mean@1": held_out[0], "pass@1": 0.0}})
     for step in (1, 2):
@@ -97,7 +98,7 @@ def test_tensorboard_gets_each_step_s_own_tokens_and_seconds(tmp_path: Path) -> 
 def test_several_sets_are_recorded_by_name_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    record = Record(tmp_path, "a title", View(enabled=True), tensorboard=True)
+    record = Record(tmp_path, "a title", View(enabled=True), [TensorBoard(tmp_path / "tensorboard")])
     record.held_out(
         4, {"math": {"mean@2": 0.25, "pass@1": 0.25, "pass@2": 0.5}, "code": {"mean@1": 0.75, "pass@1": 0.5}}
     )

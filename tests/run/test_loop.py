@@ -30,7 +30,7 @@ class Notes(Record):
     """Keeps what it is told: `scalars[step][tag]`."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, "a title", View(enabled=True), tensorboard=False)
+        super().__init__(directory, "a title", View(enabled=True))
         self.scalars: dict[int, dict[str, float]] = {}
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -21,6 +21,7 @@ from areal_like.rewards.gsm8k import verify
 
 STEPS = 3
 CONTENTS = {"config.yaml", "logs", "initial_model", "checkpoints", "tensorboard", "rewards.png", "summary.json"}
+CONTENTS |= {"run.json", "metrics.jsonl", "events.jsonl", "samples", "report.html"}
 LEARN = (f"total_train_steps={STEPS}", "warm_start.target_reward=0.3", "actor.optimizer.lr=1e-4")
 
 
@@ -49,7 +50,7 @@ def test_it_prints_every_step_on_one_line_and_where_everything_lies(finished: Ru
     lines = finished.output.splitlines()
     (header,) = [line for line in lines if line.lstrip().startswith("step ")]
     assert header.split()[-2:] == ["tok/s", "s"]
-    for what in ("checkpoint", "reward curve", "TensorBoard", "configuration", "summary"):
+    for what in ("checkpoint", "reward curve", "report", "TensorBoard", "configuration", "summary"):
         (line,) = [line for line in lines if line.startswith(f"  {what} ")]
         assert Path(line.split(maxsplit=len(what.split()))[-1]).exists()
 
@@ -114,6 +115,26 @@ def test_the_resolved_configuration_gives_the_same_run(finished: Run) -> None:
     config = load(file).config
     assert config.model_dump() == yaml.safe_load(file.read_text())
     assert (config.trial_name, config.total_train_steps, config.valid_dataset.max_prompt_length) == ("run", STEPS, 24)
+
+
+def test_events_and_samples_of_every_step_are_there(finished: Run) -> None:
+    events = [json.loads(line) for line in (finished.directory / "events.jsonl").read_text().splitlines()]
+    lanes = {"controller", "actor 0", "actor 1", "server 0", "weights", "evaluation", "groups", "run"}
+    assert lanes <= {event["lane"] for event in events}
+    assert all(event["start"] <= event["end"] for event in events)
+    assert [event["name"] for event in events if event["lane"] == "run"] == ["finished"]
+    for step in (1, 2, 3):
+        rows = (finished.directory / f"samples/step-{step:06}.jsonl").read_text().splitlines()
+        assert len(rows) == 4 * 4
+        assert "?" in json.loads(rows[0])["prompt"]
+    assert len((finished.directory / "samples/evaluation-000003-valid_dataset.jsonl").read_text().splitlines()) == 64
+    assert finished.output.count("  valid_dataset at step 0, reward ") == 2
+
+
+def test_idle_shares_are_shares(scalars: dict[str, dict[int, float]]) -> None:
+    for name in ("idle/trainer", "idle/servers"):
+        assert sorted(scalars[name]) == [1, 2, 3]
+        assert all(0 <= share <= 1 for share in scalars[name].values())
 
 
 def test_the_picture_is_a_picture(finished: Run) -> None:

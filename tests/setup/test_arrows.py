@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = "the run itself"  # every module of areal_like/ that is not named here
 LAYERS = [
-    {"types", "errors", "user_code"},
+    {"types", "errors", "events", "user_code"},
     {"config"},
     {"algorithms", "cluster", "data", "demo", "metrics", "rewards", "rollout", "trainer", "weights", "workflows"},
     {"preflight"},
@@ -22,7 +22,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 def level(module: str) -> int:
-    """Of a module of areal_like: that of its folder, of `types`, `errors` or `user_code`, or of the run itself."""
+    """Of a module of areal_like: that of its folder, of `types` and its like, or of the run itself."""
     name = module.split(".")[1] if "." in module else TOP
     return LEVEL.get(name, LEVEL[TOP])
 

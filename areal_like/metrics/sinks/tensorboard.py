@@ -13,7 +13,7 @@ from areal_like.errors import writing
 class TensorBoard:
     """One event file in a directory; `tensorboard --logdir DIRECTORY` shows it.
 
-    Every step is on disk when `write` returns: TensorBoard's own EventFileWriter writes in a thread, up to two minutes
+    Every step is on disk when `log` returns: TensorBoard's own EventFileWriter writes in a thread, up to two minutes
     late, and what fails there fails between two steps. Raises RecordError where the file cannot be written.
     """
 
@@ -27,15 +27,15 @@ class TensorBoard:
             self._records = RecordWriter(self._path.open("ab"))
         self._append(file_version="brain.Event:2")
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one value per name at `step`."""
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """See StatsSink."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._append(step=step, summary=Summary(value=values))
 
     def close(self) -> None:
-        """End the file."""
+        """See StatsSink."""
         with writing(self._path):
             self._records.close()
 

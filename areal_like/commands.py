@@ -1,0 +1,150 @@
+"""The command `areal-like`: run, check, and look at what runs have left.
+
+What a command needs beyond typer is imported by it, so that `--help` answers at once, and `areal-like` says what is not
+installed where only the compiler is.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from areal_like.metrics.samples import Sample
+
+UNREADABLE = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Asynchronous reinforcement learning of language models.\n\nBegin with `areal-like check FILE`, which starts "
+    "nothing; then `areal-like run FILE`. What a run has left is shown by `samples` and `report`.",
+)
+Config = Annotated[Path, typer.Argument(metavar="FILE", help="The run's YAML.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...", help="Changes to it.")]
+Directory = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory: fileroot/experiment/trial.")]
+
+
+def main() -> None:
+    """What `areal-like` starts; a package that is missing is named."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`", file=sys.stderr)
+        sys.exit(UNREADABLE)
+
+
+@app.command()
+def run(config: Config, overrides: Overrides = None) -> None:
+    """Train. Everything that can be known is checked before a process starts.
+
+    Exit code 2: the configuration is wrong; 1: the run failed; 130: interrupted.
+
+    Example: areal-like run examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
+    """
+    from areal_like.cli import main as script
+
+    script(config, overrides)
+
+
+@app.command()
+def check(config: Config, overrides: Overrides = None) -> None:
+    """Check all that a run needs and print its configuration and layout; start and write nothing.
+
+    Example: areal-like check examples/math/gsm8k_grpo_cpu.yaml rollout.backend=sglang:d2
+    """
+    from areal_like.cli import main as script
+
+    script(config, overrides, dry_run=True)
+
+
+@app.command()
+def samples(
+    directory: Directory,
+    step: Annotated[int | None, typer.Option(help="The training step; by default the last one.")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the smallest rewards.")] = 0,
+    best: Annotated[int, typer.Option(min=0, help="How many of the largest rewards.")] = 0,
+    evaluation: Annotated[
+        str | None, typer.Option(help="Of this set of held-out prompts, such as valid_dataset.")
+    ] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="One line of JSON for each sample.")] = False,
+) -> None:
+    """Show what the model said: prompts, responses, rewards; five of a step, or as many as --worst and --best say.
+
+    Example: areal-like samples runs/gsm8k/first --step 40 --worst 5
+    """
+    from areal_like.metrics.lines import as_json
+    from areal_like.metrics.samples import by_reward, picked, read_samples, recorded
+
+    there = [number for number, name in recorded(directory) if name == evaluation]
+    if not there:
+        what = f"evaluation of {evaluation}" if evaluation else "training step"
+        _refuse(f"{directory} holds the samples of no {what}; see stats_logger.samples")
+    step = there[-1] if step is None else step
+    if step not in there:
+        _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
+    try:
+        found = read_samples(directory, step, evaluation)
+    except OSError as error:
+        _refuse(f"{error.filename or directory} cannot be read: {error.strerror or error}")
+    chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
+    chosen = chosen if worst or best else picked(found, 5)
+    if json_lines:
+        typer.echo("\n".join(map(as_json, chosen)))
+        return
+    judged = [sample["reward"] for sample in by_reward(found)]
+    mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
+    typer.echo(f"step {step}: {len(found)} samples, {mean}")
+    for sample in chosen:
+        typer.echo(_described(sample))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Directories of runs; several are compared.")],
+    output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace (ui.perfetto.dev) of one run here too.")
+    ] = None,
+) -> None:
+    """Make the page that shows a run, or compares several: curves, timeline, samples, layout, configuration.
+
+    A run writes its own report.html as it goes; this makes it anew from the run's files. The default is report.html in
+    the run's directory, and comparison.html here for several.
+
+    Examples: areal-like report runs/gsm8k/first --trace trace.json; areal-like report runs/gsm8k/a runs/gsm8k/b
+    """
+    from areal_like.errors import RecordError
+    from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
+
+    if trace is not None and len(runs) > 1:
+        _refuse("--trace is of one run")
+    output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
+    try:
+        write_report(runs, output)
+        if trace is not None:
+            trace.write_text(json.dumps(chrome_trace(runs[0])))
+    except RecordError as error:
+        _refuse(str(error))
+    except OSError as error:
+        named = f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        _refuse(f"{named}; name directories of runs")
+    typer.echo(f"file://{output.absolute()}")
+
+
+def _described(sample: "Sample") -> str:
+    from areal_like.metrics.samples import shown
+
+    versions = ", ".join(str(version) for version, _ in sample["versions"])
+    parts = "".join(f" · {name} {value:g}" for name, value in sample["parts"].items())
+    about = f"group {sample['group']} · {sample['tokens']} tokens · {sample['finish_reason']} · versions {versions}"
+    head = f"\n--- reward {sample['reward']:g}{parts} · {about}"
+    return f"{head}\nprompt:   {shown(sample['prompt'])}\nresponse: {shown(sample['response'])}"
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(UNREADABLE)

@@ -1,0 +1,84 @@
+"""What happened when: spans of time in lanes, noted where they are known anyway, kept by the run's record.
+
+A lane is who did it (`controller`, `actor 0`, `server 1`), a name what (`training`, `generating`); times are seconds
+since the epoch. Without a log that `recording` has opened around the run, nothing is noted.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Event:
+    """One span; `ids` say which step, version or group it was about."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    ids: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class EventLog:
+    """Events since the last `drain`, and what each lane is in the middle of."""
+
+    _events: list[Event] = field(default_factory=list)
+    _under_way: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def note(self, lane: str, name: str, start: float, end: float, **ids: int) -> None:
+        """Something has ended."""
+        self._events.append(Event(lane, name, start, end, ids))
+
+    def turn(self, lane: str, name: str | None) -> None:
+        """From now on a lane does `name`, or nothing."""
+        now = time.time()
+        if before := self._under_way.pop(lane, None):
+            self.note(lane, before[0], before[1], now)
+        if name is not None:
+            self._under_way[lane] = (name, now)
+
+    def drain(self) -> list[Event]:
+        """All events so far, once; what a lane is in the middle of is cut here and goes on."""
+        for lane, (name, _) in list(self._under_way.items()):
+            self.turn(lane, name)
+        events, self._events = self._events, []
+        return events
+
+
+_log: ContextVar[EventLog | None] = ContextVar("areal_like.events", default=None)
+
+
+@contextmanager
+def recording(log: EventLog) -> Iterator[None]:
+    """Note to `log` what the body does, and the tasks that it starts."""
+    token = _log.set(log)
+    try:
+        yield
+    finally:
+        _log.reset(token)
+
+
+@contextmanager
+def span(lane: str, name: str, **ids: int) -> Iterator[None]:
+    """Note the body."""
+    start = time.time()
+    try:
+        yield
+    finally:
+        note(lane, name, start, **ids)
+
+
+def note(lane: str, name: str, start: float, **ids: int) -> None:
+    """Note what began at `start` and ends now."""
+    if log := _log.get():
+        log.note(lane, name, start, time.time(), **ids)
+
+
+def turn(lane: str, name: str | None) -> None:
+    """From now on a lane does `name`, or nothing."""
+    if log := _log.get():
+        log.turn(lane, name)

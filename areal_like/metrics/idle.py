@@ -1,0 +1,25 @@
+"""How much of a step's time trainer ranks and servers did nothing."""
+
+from collections.abc import Iterable
+
+from areal_like.events import Event
+
+
+def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> float | None:
+    """Mean share of `start` to `end` in which the lanes `ROLE 0`, `ROLE 1`, ... had no event; None without a lane."""
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        if event.lane.rpartition(" ")[0] == role:
+            lanes.setdefault(event.lane, []).append((max(event.start, start), min(event.end, end)))
+    if not lanes or end <= start:
+        return None
+    return 1 - sum(map(_covered, lanes.values())) / (len(lanes) * (end - start))
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in at least one of the spans."""
+    seconds, reached = 0.0, 0.0
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return seconds

@@ -1,0 +1,82 @@
+"""What the model said: prompts, responses and rewards of each step as lines of JSON, and a look at them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from areal_like.metrics.lines import Lines, read_lines
+from areal_like.types import Trajectory
+
+FOLDER = "samples"
+type Sample = dict[str, Any]
+type Decode = Callable[[Sequence[int]], str]
+
+
+def sample_of(item: Trajectory, decode: Decode) -> Sample:
+    """A trajectory in words: what came before the first generated token is the prompt.
+
+    `versions` has [weight version, tokens] for each stretch, -1 where no model generated, as in tool output.
+    """
+    start = int(np.argmax(item.generated))
+    return {
+        "group": item.group_id,
+        "sample_id": item.sample_id,
+        "reward": item.reward,
+        "parts": dict(item.reward_parts),
+        "finish_reason": str(item.finish_reason),
+        "tokens": int(item.generated.sum()),
+        "versions": [[int(version), len(list(run))] for version, run in groupby(item.versions[start:])],
+        "prompt": decode(item.tokens[:start].tolist()),
+        "response": decode(item.tokens[start:].tolist()),
+    }
+
+
+def write_samples(directory: Path, step: int, name: str | None, samples: Iterable[Sample]) -> None:
+    """Write those of a training step, or of the set of held-out prompts that is `name`d. Raises RecordError."""
+    lines = Lines(_path(directory, step, name))
+    lines.write({"step": step, **sample} for sample in samples)
+    lines.close()
+
+
+def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:
+    """What `write_samples` wrote; [] where there is nothing. Raises OSError."""
+    return read_lines(_path(directory, step, name))
+
+
+def recorded(directory: Path) -> list[tuple[int, str | None]]:
+    """Step and name of everything that was written, in order of steps."""
+    found: list[tuple[int, str | None]] = []
+    for file in (directory / FOLDER).glob("*-*.jsonl"):
+        kind, step, *name = file.stem.split("-", 2)
+        if step.isdigit() and kind in ("step", "evaluation"):
+            found.append((int(step), name[0] if name else None))
+    return sorted(found, key=lambda place: (place[0], place[1] or ""))
+
+
+def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
+    """In order of reward, the worst first unless told; those without one last."""
+    sign = -1 if best_first else 1
+    judged = [sample for sample in samples if sample.get("reward") is not None]
+    return sorted(judged, key=lambda sample: sign * sample["reward"])
+
+
+def picked(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """At most so many, from the worst to the best."""
+    ordered = by_reward(samples)
+    places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
+    return [ordered[place] for place in places]
+
+
+def shown(text: str, most: int | None = None) -> str:
+    """Text of a model as a terminal can take it: what does not print is escaped, the middle left out beyond `most`."""
+    if most is not None and len(text) > most:
+        text = f"{text[: most // 2]} … {text[-(most // 2) :]}"
+    return "".join(c if c.isprintable() or (c == "\n" and most is None) else repr(c)[1:-1] for c in text)
+
+
+def _path(directory: Path, step: int, name: str | None) -> Path:
+    file = f"step-{step:06}.jsonl" if name is None else f"evaluation-{step:06}-{name}.jsonl"
+    return directory / FOLDER / file
