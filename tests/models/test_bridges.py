@@ -44,7 +44,7 @@ class Tiny:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2)
+    pool = Ranks()
     yield pool
     pool.close()
 

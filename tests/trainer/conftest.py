@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """Four rank processes."""
-    pool = Ranks(4)
+    """Rank processes, as many as a test asks for."""
+    pool = Ranks()
     yield pool
     pool.close()

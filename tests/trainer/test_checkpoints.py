@@ -79,7 +79,7 @@ def test_what_is_loaded_comes_out_bit_equal(ranks, models, model, bridge):
 
 
 def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path):
-    pool, mark = Ranks(1), uuid.uuid4().hex
+    pool, mark = Ranks(), uuid.uuid4().hex
     try:
         assert pool.run(save_with_a_mark, 1, Setting(models["tied"]), tmp_path / "state", mark) == [[]]
     finally:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def one_rank():
-    pool = Ranks(1)
+    pool = Ranks()
     yield pool
     pool.close()
 

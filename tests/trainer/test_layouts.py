@@ -27,6 +27,32 @@ LAYOUTS = [
     ("moe", ParallelSizes(pp=2, dp=2, ep=2)),
 ]
 
+# Up to 16 ranks, every dimension alone and with others: the dense layers' grid, the experts', and both bridges.
+MORE_LAYOUTS = [
+    ("tied", ParallelSizes(dp=4, edp=4), "mbridge"),
+    ("tied", ParallelSizes(cp=4, edp=4), "mbridge"),
+    ("tied", ParallelSizes(pp=4), "mbridge"),
+    ("tied", ParallelSizes(tp=2, cp=2, etp=2, edp=2), "mbridge"),
+    ("tied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
+    ("tied", ParallelSizes(pp=2, cp=2, edp=2), "mbridge"),
+    ("tied", ParallelSizes(tp=2, pp=2, vpp=2, etp=2), "mbridge"),
+    ("untied", ParallelSizes(pp=2, vpp=2, cp=2, edp=2), "megatron-bridge"),
+    ("untied", ParallelSizes(tp=2, pp=2, cp=2, etp=2, edp=2), "mbridge"),
+    ("untied", ParallelSizes(tp=2, pp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
+    ("tied", ParallelSizes(tp=2, pp=2, cp=2, dp=2, etp=2, edp=4), "mbridge"),
+    ("moe", ParallelSizes(dp=4, ep=4), "mbridge"),
+    ("moe", ParallelSizes(pp=2, vpp=2), "mbridge"),
+    ("moe", ParallelSizes(pp=2, vpp=2, dp=2, ep=2), "mbridge"),
+    ("moe", ParallelSizes(pp=2, cp=2, ep=2), "megatron-bridge"),
+    ("moe", ParallelSizes(tp=2, dp=2, ep=4), "mbridge"),
+    ("moe", ParallelSizes(dp=4, ep=2, etp=2), "mbridge"),
+    ("moe", ParallelSizes(tp=2, dp=2, ep=2, edp=2), "megatron-bridge"),
+    ("moe", ParallelSizes(tp=2, pp=2, dp=2, ep=2, etp=2), "mbridge"),
+    ("moe", ParallelSizes(tp=2, pp=2, cp=2, ep=4), "mbridge"),
+    ("moe", ParallelSizes(tp=2, pp=2, vpp=2, dp=2, ep=4), "mbridge"),
+    ("moe", ParallelSizes(tp=2, pp=4, cp=2, ep=4), "mbridge"),  # megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)
+]
+
 
 def world(sizes: ParallelSizes) -> int:
     return sizes.tp * sizes.cp * sizes.dp * sizes.pp
@@ -47,10 +73,16 @@ def one_rank(ranks, models):
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes"), LAYOUTS, ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes")
+    ("model", "sizes", "bridge"),
+    [
+        *((*row, "mbridge") for row in LAYOUTS),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_LAYOUTS),
+    ],
+    ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes"),
 )
-def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes):
-    reference, outcomes = one_rank(model), ranks.run(three_steps, world(sizes), Setting(models[model], sizes))
+def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes, bridge):
+    reference = one_rank(model)
+    outcomes = ranks.run(three_steps, world(sizes), Setting(models[model], sizes, bridge=bridge))
     np.testing.assert_allclose(assembled(outcomes), assembled(reference), atol=TOLERANCE)
     for outcome in outcomes:
         for step, expected in zip(outcome.steps, reference[0].steps, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import TOLERANCE, world
+from test_layouts import MORE_LAYOUTS, TOLERANCE, world
 from trainer_jobs import Machine, Setting, Valued, critic_steps, make_batch, reference_updates
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -18,18 +18,6 @@ LAYOUTS = [
     ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
     ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
     ("moe", ParallelSizes(tp=2, cp=2, ep=4), "mbridge"),
-]
-MORE_LAYOUTS = [
-    ("tied", ParallelSizes(dp=2, edp=2), "mbridge"),
-    ("tied", ParallelSizes(pp=2, vpp=2), "mbridge"),
-    ("tied", ParallelSizes(pp=2, cp=2, edp=2), "mbridge"),
-    ("tied", ParallelSizes(tp=2, pp=2, etp=2), "megatron-bridge"),
-    ("untied", ParallelSizes(pp=2), "megatron-bridge"),
-    ("untied", ParallelSizes(tp=2, etp=2), "mbridge"),
-    ("untied", ParallelSizes(pp=2, vpp=2), "megatron-bridge"),
-    ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2), "mbridge"),
-    ("moe", ParallelSizes(pp=2, dp=2, ep=2), "mbridge"),
-    ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2), "megatron-bridge"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Four processes that play the ranks of one engine after another; started once, as Megatron takes long to import."""
+"""Processes that play the ranks of one engine after another; started once, as Megatron takes long to import."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LIMIT_S = 900
 class Ranks:
     """`run(job, n, ...)` calls `job(rendezvous, listener, ...)` in n processes at once and returns their results."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
         if torch.cuda.is_available():  # CUDA does not survive a fork
             self._context: Any = multiprocessing.get_context("spawn")
         else:
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["trainer_preload"])
-        self._start()
 
     def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
         """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
@@ -43,12 +43,13 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.join()
-
-    def _start(self) -> None:
         self._processes, self._pipes = [], []
+
+    def _start(self, size: int) -> None:
+        """Has at least so many processes."""
         # the fork server looks for what it preloads on PYTHONPATH alone
         with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}):
-            for _ in range(self._size):
+            for _ in range(len(self._processes), size):
                 ours, theirs = self._context.Pipe()
                 process = self._context.Process(target=_serve, args=(theirs,))
                 process.start()
@@ -57,6 +58,7 @@ class Ranks:
                 self._pipes.append(ours)
 
     def _ask(self, calls: list[tuple[Callable, tuple]]) -> list[Any]:
+        self._start(len(calls))
         pipes = self._pipes[: len(calls)]
         for pipe, call in zip(pipes, calls, strict=True):
             pipe.send(call)
@@ -64,7 +66,6 @@ class Ranks:
         failures = [f"rank {rank}: {answer}" for rank, (good, answer) in enumerate(answers) if not good]
         if failures:  # whatever the failure left in the processes must not reach the next test
             self.close()
-            self._start()
         assert not failures, "\n".join(failures)
         return [answer for _, answer in answers]
 
