@@ -553,17 +553,21 @@ class RunConfig(Section):
         return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
 
     @property
+    def further_roles(self) -> Mapping[TrainerRole, RoleConfig]:
+        """The sections of the roles on trainer ranks beside the actor, as far as the run has them."""
+        sections: dict[TrainerRole, RoleConfig | None] = {"ref": self.ref, "critic": self.critic}
+        return {role: section for role, section in sections.items() if section is not None}
+
+    @property
     def roles(self) -> Mapping[TrainerRole, EngineConfig]:
         """The models on trainer ranks, the actor first, each with the actor's settings where it has none of its own.
 
         A role without `path` has the actor's model.
         """
-        sections: dict[TrainerRole, RoleConfig | None] = {"ref": self.ref, "critic": self.critic}
         engines: dict[TrainerRole, EngineConfig] = {"actor": self.actor}
-        for role, section in sections.items():
-            if section is not None:
-                fields = {name: _own_or(section, self.actor, name) for name in EngineConfig.model_fields}
-                engines[role] = EngineConfig(**fields)
+        for role, section in self.further_roles.items():
+            fields = {name: _own_or(section, self.actor, name) for name in EngineConfig.model_fields}
+            engines[role] = EngineConfig(**fields)
         return engines
 
     def optimizer(self, role: TrainerRole) -> OptimizerConfig | None:

@@ -17,7 +17,7 @@ from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.findings import finding
 from areal_like.config.schema import SERVER_RESERVE, RunConfig, TrainerRole
-from areal_like.preflight.roles import as_actor, further_roles, of_role
+from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
 
@@ -42,7 +42,7 @@ def find_plan(
     if findings := list(_fields(config)):
         return None, findings
     settings, findings = _megatron(config)
-    own, of_roles = _own(config, role_models or dict.fromkeys(further_roles(config), model))
+    own, of_roles = _own(config, role_models or dict.fromkeys(config.further_roles, model))
     findings += of_roles
     compile = partial(
         allocation.check,
@@ -63,19 +63,20 @@ def find_plan(
     if result.plan is None or has_errors(findings):
         return None, findings
     plan, of_shared = _with_shared(config, result.plan, own)
-    findings += of_shared
+    said = {(found.code, found.message) for found in findings}  # of the actor, in the same layout
+    findings += [found for found in of_shared if (found.code, found.message) not in said]
     return None if has_errors(findings) else plan, findings
 
 
 def _backends(config: RunConfig) -> dict[str, str]:
     backends = {"actor": config.actor.backend, "rollout": config.rollout.backend}
-    backends |= {role: section.backend for role, section in further_roles(config).items()}
+    backends |= {role: section.backend for role, section in config.further_roles.items()}
     return {role: text for role, text in backends.items() if text is not None}
 
 
 def _colocated(config: RunConfig) -> dict[str, str]:
     """Whose GPUs each role shares."""
-    strategies = {role: section.scheduling_strategy for role, section in further_roles(config).items()}
+    strategies = {role: section.scheduling_strategy for role, section in config.further_roles.items()}
     return {role: strategy.target for role, strategy in strategies.items() if strategy.type == "colocation"}
 
 
@@ -85,7 +86,7 @@ def _own(
     """What each role beside the actor is judged by."""
     own: dict[str, RoleSettings] = {}
     findings: list[Finding] = []
-    for role, section in further_roles(config).items():
+    for role, section in config.further_roles.items():
         played = as_actor(config, role)
         settings, found = _megatron(played)
         own[role] = RoleSettings(models[role], _batch(played), settings)
@@ -97,7 +98,8 @@ def _with_shared(config: RunConfig, plan: Plan, own: Mapping[str, RoleSettings])
     """The plan with the roles that have no layout of their own: they have the actor's, on its GPUs."""
     actor = plan.engine("actor")
     text, findings = actor.text.replace("[actor]", ""), list[Finding]()
-    for role in further_roles(config).keys() - {engine.role for engine in plan.engines}:
+    present = {engine.role for engine in plan.engines}
+    for role in [role for role in config.further_roles if role not in present]:
         settings = own[role]
         judged = allocation.check({role: text}, model=settings.model, batch=settings.batch, megatron=settings.megatron)
         findings += [_keyed(found, config, settings.model) for found in judged.findings]
@@ -152,7 +154,7 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
         room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
         help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
     found = replace(found, source=Source("", key), spans=(), help=help)
-    section = further_roles(config).get(role) if role != "actor" and role != "rollout" else None
+    section = config.further_roles.get(role) if role != "actor" and role != "rollout" else None
     return of_role(found, role, section) if section else found
 
 
@@ -188,7 +190,7 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
                 role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…"
             )
     for role, engine in present.items():
-        if role in ("ref", "critic") and role not in further_roles(config):
+        if role in ("ref", "critic") and role not in config.further_roles:
             yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
         elif role not in _BACKENDS:
             roles = "actor, rollout, ref and critic"

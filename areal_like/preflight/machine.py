@@ -48,8 +48,8 @@ def _gpu_count() -> int:
 
 def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     """Only what this run imports has to be there."""
-    sections = {"actor": config.actor, "ref": config.ref, "critic": config.critic}
-    bridges = {role: section.megatron.bridge_type for role, section in sections.items() if section and section.megatron}
+    bridges = {role: section.megatron.bridge_type for role, section in config.further_roles.items() if section.megatron}
+    bridges["actor"] = config.actor.megatron.bridge_type
     needed = [
         ("scheduler.type", "ray", "ray"),
         ("actor.backend", "torch", "torch"),
@@ -129,8 +129,8 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
         yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
     elif device == "cuda" and plan is not None and plan.n_gpus > (present := _gpu_count()):
-        sections = {"actor": config.actor, "rollout": config.rollout, "ref": config.ref, "critic": config.critic}
-        fields = " + ".join(f"{role}.backend" for role, section in sections.items() if section and section.backend)
+        named = ["actor", "rollout", *(role for role, section in config.further_roles.items() if section.backend)]
+        fields = " + ".join(f"{role}.backend" for role in named)
         key = "allocation_mode" if config.allocation_mode else fields
         message = f"{plan.n_gpus} GPUs are asked for, this host has {present}"
         yield finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")

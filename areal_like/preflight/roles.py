@@ -17,12 +17,6 @@ from areal_like.preflight.options import check_trainer_options
 _ACTORS_KEY = re.compile(r"\bactor\.(\w+)")
 
 
-def further_roles(config: RunConfig) -> dict[TrainerRole, RoleConfig]:
-    """The sections of the roles beside the actor that the run has."""
-    sections: dict[TrainerRole, RoleConfig | None] = {"ref": config.ref, "critic": config.critic}
-    return {role: section for role, section in sections.items() if section is not None}
-
-
 def as_actor(config: RunConfig, role: TrainerRole) -> RunConfig:
     """The run with a role in the actor's place."""
     engine, actor = config.roles[role], config.actor
@@ -58,7 +52,7 @@ def find_role_models(
     """The model of each role beside the actor, whose is `spec`."""
     specs: dict[TrainerRole, ModelSpec | None] = {}
     findings: list[Finding] = []
-    for role, section in further_roles(config).items():
+    for role, section in config.further_roles.items():
         specs[role] = spec
         if section.path is not None:
             specs[role], found = find_spec(section.path, f"{role}.path")
@@ -79,7 +73,7 @@ def check_roles(
     n_prompts: int,
 ) -> Iterator[Finding]:
     """What the bridge, Megatron-core and the schedule of a role object to; not again what is said of the actor."""
-    for role, section in further_roles(config).items():
+    for role, section in config.further_roles.items():
         played = as_actor(config, role)
         own_plan = plan and _played(plan, role)
         found = [

@@ -77,7 +77,8 @@ class TrainEngine(Protocol):
     def save(self, path: Path) -> None:
         """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
 
-        What is written is in host memory when this returns, so that training may go on.
+        What is written is in host memory when this returns, so that training may go on. Raises RoleError for a role
+        without an optimizer, whose weights `save_hf` writes.
         """
 
     def is_saved(self) -> bool:
@@ -87,7 +88,7 @@ class TrainEngine(Protocol):
         """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote. Raises FileNotFoundError when nothing is there."""
+        """Continue from what `save` wrote. Raises RoleError as that does, FileNotFoundError when nothing is there."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine is of no use from then on."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_layouts import MORE_LAYOUTS, TOLERANCE, world
-from trainer_jobs import Machine, Setting, Valued, critic_steps, make_batch, reference_updates
+from trainer_jobs import Machine, Setting, Valued, critic_steps, make_batch, reference_updates, resumed_critic
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from allocation import ParallelSizes
@@ -72,6 +72,15 @@ def test_a_saved_critic_is_a_sequence_classifier_of_transformers(ranks, models, 
     np.testing.assert_allclose(gathered([again.before]), gathered([trained.after]), atol=TOLERANCE)
 
 
+def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path):
+    setting = Setting(models["tied"], ParallelSizes(tp=2, pp=2, etp=2))
+    ranks.run(critic_steps, 4, setting, None, tmp_path / "state")
+    (resumed,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), tmp_path / "state")
+    (straight,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), None)
+    for step, right in zip(resumed, straight, strict=True):
+        assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
+
+
 def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path):
     setting = Setting(models["tied"], ParallelSizes(tp=2, etp=2), machine=Machine("cpu", "bfloat16"))
     for outcome in ranks.run(critic_steps, 2, setting, tmp_path / "critic"):
@@ -110,4 +119,7 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
         assert not np.array_equal(before[name], after[name])
     for outcome in outcomes:
         assert outcome.trainable == 0
-        assert outcome.refused == ["the ref has no optimizer", "a critic has values, the ref has log-probs"]
+        assert outcome.refused == [
+            "the ref has no optimizer: it is saved by save_hf and loaded by load_hf",
+            "a critic has values, the ref has log-probs",
+        ]

@@ -320,16 +320,36 @@ class Valued:
 
 
 def critic_steps(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path | None = None
+    rendezvous: Rendezvous,
+    listener: socket.socket | None,
+    setting: Setting,
+    folder: Path | None = None,
+    state: Path | None = None,
 ) -> Valued:
-    """Two steps of a critic; with `folder` it is saved there in the end."""
+    """Two steps of a critic; with `folder` it is saved there in the end, and with `state` all that goes on from it."""
     with engine(rendezvous, listener, replace(setting, role="critic")) as made:
         before = made.values(make_batch())
         steps = [made.train(make_batch(seed), LossSpec(squared)) for seed in (0, 1)]
         after, weights = made.values(make_batch()), exported(made)
         if folder is not None:
             made.save_hf(folder)
+        if state is not None:
+            made.save(state)
+            made.finish_save()
     return Valued(before, after, steps, weights if rendezvous.rank == 0 else {})
+
+
+def resumed_critic(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, state: Path | None
+) -> list[dict[str, float]]:
+    """The third step of `critic_steps`, from what it saved, or after the first two."""
+    with engine(rendezvous, listener, replace(setting, role="critic")) as made:
+        if state is not None:
+            made.load(state)
+        else:
+            for seed in (0, 1):
+                made.train(make_batch(seed), LossSpec(squared))
+        return [made.train(make_batch(2), LossSpec(squared))]
 
 
 @dataclass(frozen=True)
