@@ -53,14 +53,14 @@ def train(
         "train_dataset.path": dataset,
         "valid_dataset.path": valid_dataset,
     }
-    with given({key: value for key, value in objects.items() if value is not None}) as references:
+    with given({key: it for key, it in objects.items() if it is not None}) as references, _main_script_stays_here():
         changes = [*_texts(overrides), *_texts(references)]
         loaded = config if isinstance(config, LoadedConfig) and not changes else load(config, changes)
         with _main_script_stays_here():
             job = check(loaded)
         view = View(job.config.stats_logger.console)
         try:
-            with view.live(), _main_script_stays_here():
+            with view.live():
                 _run_to_its_end(job, view)
         except ExceptionGroup as group:
             first: Exception = group

@@ -7,6 +7,7 @@ or notebook has given to `train` has a name in its own process alone, and goes t
 import functools
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -44,7 +45,8 @@ def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Have `load_object` find these objects under references, which this yields by key; a text is one already."""
     references = {}
     for key, value in objects.items():
-        name = f"{key.partition('.')[0]}.{getattr(value, '__name__', type(value).__name__)}"
+        own = re.sub(r"\W", "", getattr(value, "__name__", type(value).__name__))  # such as <lambda>
+        name = f"{key.partition('.')[0]}.{own}"
         references[key] = value if isinstance(value, str) else f"{_GIVEN}:{name}"
         if not isinstance(value, str):
             _given[references[key]] = value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from running import CONFIG, ROOT
+from running import CONFIG, ROOT, SMALL
 
 from areal_like import launch, train
 from areal_like.config.findings import ConfigError
@@ -18,6 +20,7 @@ from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.metrics.console import View
 from areal_like.preflight import Job
+from areal_like.types import Reward
 
 LIMIT_S = 120  # hung
 QUIET = {"trial_name": "t", "stats_logger.console": False}
@@ -107,30 +110,64 @@ def test_an_interrupt_of_a_notebook_s_cell_ends_the_run(monkeypatch: pytest.Monk
 
 
 SCRIPT = """
-import multiprocessing
-import os
 from areal_like import launch, train
-from areal_like.user_code import Portable
+from areal_like.rewards import Rewards
+from areal_like.types import Prompt
 
-def double(x):
-    return 2 * x
+factor = 2.0
+
+def score(response, row):
+    return factor * len(response)
+
+class Rows:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, place):
+        return {"question": "Tom has 2 cards and finds 2 more. How many cards does Tom have now?", "answer": "#### 4"}
 
 async def run(job, view):
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
-        print(pool.apply(os.getpid) != os.getpid(), multiprocessing.parent_process())
+    async with Rewards(job.config.reward, job.tokenizer) as rewards:
+        print(await rewards.score_texts(job.train_prompts[0], ["abc", ""]))
 
 launch.run = run
-train(CONFIG, {"trial_name": "t"})  # not guarded by `if __name__ == "__main__"`
+train(CONFIG, {"trial_name": "t"}, reward=score)  # not guarded by `if __name__ == "__main__"`
 print(__file__)
 """
 
 
-def test_a_script_without_a_guard_is_not_run_again_by_workers(tmp_path: Path) -> None:
+def test_a_script_gives_a_function_of_its_own_and_is_not_run_again_by_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("CONFIG", repr(str(CONFIG))))
     environment = {"PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=900)
-    assert (result.stdout, result.returncode) == (f"True None\n{script}\n", 0), result.stderr
+    rewards = [Reward(6.0), Reward(0.0)]
+    assert (result.stdout, result.returncode) == (f"{rewards}\n{script}\n", 0), result.stderr
+
+
+IN_A_LOOP = """
+import asyncio, runpy, sys
+
+async def cell():
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+sys.argv = sys.argv[1:]
+asyncio.run(cell())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("starter", [[], ["-c", IN_A_LOOP]], ids=["script", "running loop"])
+def test_the_example_trains_with_its_own_reward(tmp_path: Path, starter: list[str]) -> None:
+    example, short = str(ROOT / "examples/python/own_reward.py"), ["total_train_steps=2", "warm_start.steps=4"]
+    command = [sys.executable, *starter, example, *SMALL, f"cluster.fileroot={tmp_path}", *short]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    directory = tmp_path / "test/run"
+    assert result.stdout.splitlines()[-1] == f"everything is in {directory}"
+    first = (directory / "samples/step-000001.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["parts"].keys() == {"is_a_number"}
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
