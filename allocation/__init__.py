@@ -15,7 +15,7 @@ from allocation.language.syntax import Allocation
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
 from allocation.rules.registry import RULES
-from allocation.settings import BatchSpec, MegatronSettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 
 def format(text: str, *, shell: bool = False) -> str:
@@ -36,6 +36,7 @@ __all__ = [
     "EnginePlan",
     "Finding",
     "MegatronSettings",
+    "MemorySettings",
     "ModelError",
     "ModelSpec",
     "ParallelSizes",

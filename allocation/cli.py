@@ -1,4 +1,4 @@
-"""The command `allocation`: check, explain, count, groups, convert, format.
+"""The command `allocation`: check, explain, memory, plan, count, groups, convert, format.
 
 What a command does not need is not imported: `count` takes little longer than Python's own start.
 """
@@ -11,6 +11,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,15 +20,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import allocation
-from allocation import AllocationError, BatchSpec, Cluster, EnginePlan, Finding, Plan
+from allocation import (
+    AllocationError,
+    BatchSpec,
+    Cluster,
+    EnginePlan,
+    Finding,
+    MegatronSettings,
+    MemorySettings,
+    ModelError,
+    Plan,
+    load_model,
+)
 from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
 from allocation.grid import DEFAULT_ORDER
+from allocation.hardware import GPUS, Gpu, find_gpu
+from allocation.memory import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 INVALID = 1
+DEFAULT_SEQUENCES = 4096  # of a step, where --batch does not say it: enough to fill every pipeline
+
+
+class Recompute(StrEnum):
+    """What backward computes anew."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+class Dtype(StrEnum):
+    """Types of weights."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,6 +107,11 @@ def _batch(text: str) -> BatchSpec:
     return BatchSpec(int(prompts), int(samples))
 
 
+def _gpu(text: str) -> Gpu:
+    with _usage(ValueError):
+        return find_gpu(text)
+
+
 def _models(incomplete: str) -> Iterator[str]:
     from allocation.model_spec import known_models
 
@@ -112,6 +149,10 @@ Batch = Annotated[
     BatchSpec | None,
     typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
 ]
+GpuName = Annotated[
+    Gpu | None,
+    typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
+]
 Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
 
@@ -122,6 +163,7 @@ def check(
     model: Model = None,
     cluster: ClusterSize = None,
     batch: Batch = None,
+    gpu: GpuName = None,
     order: Order = None,
     as_json: Json = False,
 ) -> None:
@@ -133,10 +175,12 @@ def check(
     Examples:
       allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b
       allocation check sglang:d2+megatron:d4 sglang:d4t4 -c 4x8 -b 256x8
+      allocation check megatron:d2t4 --model qwen3-8b --gpu h200
       allocation check run.yaml actor.backend=megatron:t2
     """
     with _usage(UsageError):
-        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order)
+        memory = MemorySettings(gpu.memory) if gpu else None
+        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order, memory=memory)
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:
@@ -168,11 +212,123 @@ def explain(
 
     with _usage(KeyError, "--by"):
         _console().print(terminal.explain(plan, by))
+    if svg:
+        _write(svg, drawn.plan_svg(plan, by))
+
+
+@app.command()
+def memory(
+    words: Words,
+    model: Model = None,
+    gpu: GpuName = None,
+    cluster: ClusterSize = None,
+    batch: Batch = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="The longest sequence, prompt and response, in tokens.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
+    recompute: Annotated[Recompute, typer.Option(help="Activations that backward computes anew.")] = Recompute.none,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bfloat16,
+    sharded: Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed-optimizer")] = True,
+    share: Annotated[float, typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="SGLang's.")] = 0.8,
+    offload: Annotated[bool, typer.Option("--offload", help="Engines that share GPUs take turns.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how much memory every engine needs on a GPU, phase by phase.
+
+    Exit code 1 where --gpu is given and something does not fit on it.
+
+    \b
+    Examples:
+      allocation memory megatron:d8t2 --model qwen3-8b --recompute full
+      allocation memory 'sglang:d4t2+megatron:(attn:d2t4|ffn:e8)' -m qwen3-30b-a3b -g h100
+      allocation memory sglang:d1|megatron:d1 -m qwen3-0.6b -g 24GiB --mem-fraction-static 0.4
+    """
+    if model is None:
+        raise typer.BadParameter("the sizes are the model's", param_hint="--model")
+    from allocation.memory import Workload, estimate
+
+    spec = batch or BatchSpec(DEFAULT_SEQUENCES)
+    spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
+    settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))
+    limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
+    with _usage(ModelError, "--model"):
+        shape = load_model(model)
+    plan = _single(words, model=shape, cluster=cluster, megatron=settings)
+    found = estimate(plan, Workload(shape, settings, limits, spec))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        from allocation.views import memory as drawn
+
+        _console().print(drawn.terminal(found))
+    if svg:
+        from allocation.views import memory as drawn
+
+        _write(svg, drawn.svg(found))
+    if gpu:
+        checked = allocation.check(
+            plan.allocation, model=shape, cluster=cluster, batch=spec, megatron=settings, memory=limits
+        )
+        _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
+
+
+@app.command()
+def plan(
+    model: Model = None,
+    cluster: ClusterSize = None,
+    batch: Batch = None,
+    response: Annotated[int, typer.Option(min=1, help="The longest response, in tokens.")] = 8192,
+    prompt: Annotated[int, typer.Option(min=1, help="The longest prompt, in tokens.")] = 1024,
+    gpu: GpuName = None,
+    staleness: Annotated[int, typer.Option(min=0, help="max_head_offpolicyness; 0 is synchronous.")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
+    top: Annotated[int, typer.Option(min=1, max=100, help="How many layouts to show.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Find the layouts of a model on a cluster, best first, by predicted step time.
+
+    Exit code 1 where none fits. Times are estimates from data sheets and few measurements.
+
+    \b
+    Examples:
+      allocation plan --model qwen3-30b-a3b --cluster 4x8 --batch 256x8 --response 8192
+      allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
+    """
+    if model is None or cluster is None:
+        raise typer.BadParameter("both are needed", param_hint="--model and --cluster")
+    from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts
+
+    with _usage(ModelError, "--model"):
+        shape = load_model(model)
+    spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
+    task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness)
+    if not (choices := plan_layouts(task, top)):
+        nodes = fewest_nodes(task)
+        help = f"; {nodes}x{cluster.n_gpus_per_node} has room" if nodes else ""
+        typer.echo(f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}{help}", err=True)
+        raise typer.Exit(INVALID)
+    tide, more = asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
+    from allocation.views import planned
+
+    if as_json:
+        said = {"task": planned.title(task), "reasons": planned.reasons(task, choices[0], tide, more)}
+        typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
+    else:
+        _console().print(planned.terminal(task, choices, tide, more))
+
+
+def _recompute(kind: Recompute) -> dict[str, Any]:
+    full = {"recompute_method": "uniform", "recompute_num_layers": 1} if kind is Recompute.full else {}
+    return {} if kind is Recompute.none else {"recompute_granularity": kind.value, **full}
+
+
+def _write(file: Path, text: str) -> None:
     try:
-        if svg:
-            svg.write_text(drawn.plan_svg(plan, by))
+        file.write_text(text)
     except OSError as error:
-        raise typer.BadParameter(f"{svg} cannot be written: {error}", param_hint="--svg") from error
+        raise typer.BadParameter(f"{file} cannot be written: {error}", param_hint="--svg") from error
 
 
 @app.command()

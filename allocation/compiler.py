@@ -16,13 +16,15 @@ from allocation.grid import DEFAULT_ORDER
 from allocation.language.reading import read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
+from allocation.memory import Workload
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER, TRAINER, Engine, resolve
+from allocation.rules.memory import Planned
 from allocation.rules.registry import run_rules
-from allocation.settings import BatchSpec, MegatronSettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")
 
@@ -62,6 +64,7 @@ class Context:
     order: str = DEFAULT_ORDER
     own: Mapping[str, RoleSettings] = field(default_factory=dict)
     colocated: Mapping[str, str] = field(default_factory=dict)
+    memory: MemorySettings | None = None
 
 
 def check(
@@ -72,6 +75,7 @@ def check(
     batch: BatchSpec | None = None,
     megatron: MegatronSettings | None = None,
     order: str = DEFAULT_ORDER,
+    memory: MemorySettings | None = None,
     key: str | None = None,
     own: Mapping[str, RoleSettings] | None = None,
     colocated: Mapping[str, str] | None = None,
@@ -80,13 +84,14 @@ def check(
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
     findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
-    or a name; `order` is Megatron's rank order. `own` has what a role is judged by instead, `colocated` the role whose
-    GPUs a role of a mapping shares. Whatever is written in the strings ends up in the findings. Raises
-    `TypeError` for a spec that is neither a string nor a mapping of strings.
+    or a name; `order` is Megatron's rank order; `memory` has a GPU's size, without which every layout fits. `own` has
+    what a role is judged by instead, `colocated` the role whose GPUs a role of a mapping shares. Whatever is written in
+    the strings ends up in the findings. Raises `TypeError` for a spec that is neither a string nor a mapping of
+    strings.
     """
     if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
         raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
-    context = Context(cluster, None, batch, megatron or MegatronSettings(), order, own or {}, colocated or {})
+    context = Context(cluster, None, batch, megatron or MegatronSettings(), order, own or {}, colocated or {}, memory)
     try:
         context = replace(context, model=load_model(model) if isinstance(model, str) else model)
     except ModelError as error:
@@ -106,10 +111,13 @@ def compile(
     batch: BatchSpec | None = None,
     megatron: MegatronSettings | None = None,
     order: str = DEFAULT_ORDER,
+    memory: MemorySettings | None = None,
     key: str | None = None,
 ) -> Plan:
     """The plan of an allocation; arguments as for `check`. Raises `AllocationError` with all findings."""
-    result = check(spec, cluster=cluster, model=model, batch=batch, megatron=megatron, order=order, key=key)
+    result = check(
+        spec, cluster=cluster, model=model, batch=batch, megatron=megatron, order=order, memory=memory, key=key
+    )
     if result.plan is None:
         raise AllocationError(result.findings)
     return result.plan
@@ -129,13 +137,28 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
         placed, placement_findings = place(request, source)
         findings += placement_findings
     plan = None if has_errors(findings) else _plan(request, placed, context.order)
-    return Result(tuple(findings), plan)
+    if plan is not None and context.memory is not None:
+        pairs = zip(request.engines, plan.engines, strict=True)
+        works = (_workload(_of_role(context, engine.role), context.memory) for engine in request.engines)
+        planned = [Planned(*pair, work) for pair, work in zip(pairs, works, strict=True) if work is not None]
+        findings += run_rules(source, planned=planned)
+    return Result(tuple(findings), None if has_errors(findings) else plan)
+
+
+def _of_role(context: Context, role: str) -> Context:
+    """The context with what a role has of its own."""
+    if own := context.own.get(role):
+        return replace(context, model=own.model, batch=own.batch, megatron=own.megatron)
+    return context
+
+
+def _workload(context: Context, memory: MemorySettings) -> Workload | None:
+    return Workload(context.model, context.megatron, memory, context.batch) if context.model else None
 
 
 def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
     """The findings of every rule that has what it needs."""
-    if own := context.own.get(engine.role):
-        context = replace(context, model=own.model, batch=own.batch, megatron=own.megatron)
+    context = _of_role(context, engine.role)
     known: dict[str, Any] = {"engine": engine, engine.backend.kind: engine}
     wrong: list[Finding] = []
     if context.model is not None:

@@ -10,13 +10,25 @@ Sizes are those of the pipeline stage that needs most; experts are taken to be e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Held, Parameters, has_experts, held, layer, stages, total_parameters, vocabulary
+from allocation.parameters import (
+    Held,
+    Kind,
+    held,
+    kind,
+    kinds,
+    layer,
+    layers_together,
+    stages,
+    total_parameters,
+    vocabulary,
+)
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import SERVER
+from allocation.resolve import BACKENDS, SERVER
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
@@ -27,6 +39,7 @@ COMMUNICATOR = 100 << 20
 GRAPHS = 2 << 30
 # Reserved by torch's allocator beyond what is allocated at the peak.
 FRAGMENTATION = 0.03
+CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
 DEFAULT_TOKENS = 16384
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
 
@@ -70,6 +83,12 @@ class Footprint:
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.bytes)
 
+    @property
+    def idle(self) -> int:
+        """Bytes that stay while engines on the same GPUs work; a server works all the time."""
+        names = ("optimizer step", "rollout", "load")
+        return next(phase.bytes for name in names for phase in self.phases if phase.name == name)
+
     def phase(self, name: str) -> Phase:
         """Raises `StopIteration` for a phase that the engine does not have."""
         return next(phase for phase in self.phases if phase.name == name)
@@ -95,6 +114,39 @@ class Workload:
         return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The footprints of all engines of a plan, for people and programs."""
+
+    title: str
+    gpu_bytes: int | None
+    footprints: tuple[Footprint, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Bytes of every item, by engine and phase."""
+        engines = {
+            one.role: {
+                "stage": one.stage,
+                "peak": {"phase": one.peak.name, "bytes": one.peak.bytes},
+                "phases": {phase.name: {item.name: item.bytes for item in phase.items} for phase in one.phases},
+                "kv_tokens": one.kv_tokens,
+                "kv_token_bytes": one.kv_token_bytes,
+            }
+            for one in self.footprints
+        }
+        return {"allocation": self.title, "gpu_bytes": self.gpu_bytes, "engines": engines}
+
+    def _repr_html_(self) -> str:
+        from allocation.views.memory import html
+
+        return html(self)
+
+
+def estimate(plan: Plan, work: Workload) -> Estimate:
+    """What every engine of a plan needs on each of its GPUs."""
+    return Estimate(plan.allocation, work.memory.gpu_bytes, footprints(plan, work))
+
+
 def footprints(plan: Plan, work: Workload) -> tuple[Footprint, ...]:
     """The memory of every engine of a plan."""
     return tuple(footprint(engine, work) for engine in plan.engines)
@@ -102,18 +154,30 @@ def footprints(plan: Plan, work: Workload) -> tuple[Footprint, ...]:
 
 def footprint(engine: EnginePlan, work: Workload) -> Footprint:
     """The memory of one engine."""
-    if engine.kind == SERVER:
-        return _server(engine.role, engine.sizes, work)
-    if engine.backend == "fsdp":
-        return _fsdp(engine.role, engine.sizes, work)
-    return trainer(engine.role, engine.sizes, work)
+    return footprint_of(engine.role, engine.backend, engine.sizes, work)
+
+
+def footprint_of(role: str, backend: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """The memory of an engine that is not placed yet."""
+    if BACKENDS[backend].kind == SERVER:
+        return _server(role, sizes, work)
+    return _fsdp(role, sizes, work) if backend == "fsdp" else trainer(role, sizes, work)
+
+
+def _forward_only(phases: Iterable[Phase]) -> Iterator[Phase]:
+    """What a reference model needs, which has weights and no optimizer."""
+    trained = ("gradients", "main weights", "Adam's moments", RESERVE)
+    for phase in phases:
+        if phase.name in ("load", "log-probs"):
+            yield Phase(phase.name, tuple(item for item in phase.items if not item.name.startswith(trained)))
 
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """A Megatron trainer: the stage with the highest peak."""
     layers = stages(work.model, sizes, work.megatron)
+    only = _forward_only if role == "ref" else list
     ends = range(sizes.pp) if work.model.dense_layers or work.model.linear_layers else {0, sizes.pp - 1}
-    stage_phases = {stage: _phases(sizes, work, layers[stage], stage) for stage in sorted(ends)}
+    stage_phases = {stage: list(only(_phases(sizes, work, layers[stage], stage))) for stage in sorted(ends)}
     worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
     return Footprint(role, tuple(stage_phases[worst]), worst)
 
@@ -123,11 +187,11 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     mine = held(model, sizes, layers, first=first, last=last)
     static = _static(mine, sizes, work)
     loaded = [item for item in static if item.name != "Adam's moments"]
-    beside = [Item("CUDA and libraries", CONTEXT + WORKSPACE), Item("NCCL", COMMUNICATOR * _communicators(sizes))]
+    beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
     tokens = work.tokens // sizes.cp
     kept, unit = _activations(sizes, work, layers, stage, tokens)
     logits = last * tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * work.memory.item
-    inside = max((layer_workspace(model, sizes, number, work) * tokens for number in layers), default=0)
+    inside = max((layer_workspace(model, sizes, of, work) * tokens for of in kinds(model, layers)), default=0)
     table = vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
     head_gradient = table if last else 0
     both_ends = head_gradient if model.tied_embeddings and first else 0
@@ -150,7 +214,16 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
         "weight update": [*static, Item("gathered weights", exported), Item("bucket", _bucket(model, work))],
         "save": static,
     }
-    return [Phase(name, tuple(item for item in (*items, *beside) if item.bytes)) for name, items in named.items()]
+    return _with_reserve(named, beside)
+
+
+def _with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -> list[Phase]:
+    """Phases with what is needed beside their tensors, and what torch's allocator keeps of the GPU unused."""
+    phases = []
+    for name, items in named.items():
+        reserve = Item(RESERVE, int(FRAGMENTATION * sum(item.bytes for item in items)))
+        phases.append(Phase(name, tuple(item for item in (*items, reserve, *beside) if item.bytes)))
+    return phases
 
 
 def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
@@ -167,6 +240,11 @@ def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
     ]
 
 
+def static_bytes(mine: Held, sizes: ParallelSizes, work: Workload) -> int:
+    """Weights, gradients, main weights and moments of a rank: the least that it needs."""
+    return sum(item.bytes for item in _static(mine, sizes, work))
+
+
 def _communicators(sizes: ParallelSizes) -> int:
     """NCCL communicators that move tensors on a rank."""
     s = sizes
@@ -178,19 +256,20 @@ def _activations(
 ) -> tuple[int, int]:
     """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew."""
     settings, model = work.megatron, work.model
-    each = [layer_activations(model, sizes, number, work) * tokens for number in layers]
+    size = {of: layer_activations(model, sizes, of, work) * tokens for of in kinds(model, layers)}
     entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
-    unit = 0
-    if settings.recompute_granularity == "full" and layers:
-        step, per_chunk = settings.recompute_num_layers or 1, max(1, len(layers) // sizes.vpp)
-        if settings.recompute_method == "block":
-            anew = min(step, per_chunk) * sizes.vpp
-            unit, each = max(each), [*[entry] * anew, *each[anew:]]
-        else:
-            unit = max(sum(each[i : i + step]) for i in range(0, len(each), step))
-            each = [entry] * (-(-per_chunk // step) * sizes.vpp)
     in_flight, chunks = _in_flight(sizes, work, stage)
-    return int(sum(each) * in_flight / chunks), unit
+    if settings.recompute_granularity != "full" or not layers:
+        return sum(size[of] * n for of, n in kinds(model, layers).items()) * in_flight // chunks, 0
+    each = [size[kind(model, number)] for number in layers]
+    step, per_chunk = settings.recompute_num_layers or 1, max(1, len(layers) // sizes.vpp)
+    if settings.recompute_method == "block":
+        anew = min(step, per_chunk) * sizes.vpp
+        unit, each = max(each), [*[entry] * anew, *each[anew:]]
+    else:
+        unit = max(sum(each[i : i + step]) for i in range(0, len(each), step))
+        each = [entry] * (-(-per_chunk // step) * sizes.vpp)
+    return sum(each) * in_flight // chunks, unit
 
 
 def _in_flight(sizes: ParallelSizes, work: Workload, stage: int) -> tuple[int, int]:
@@ -215,25 +294,25 @@ def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
     return max(1, -(-sequences * batch.max_length // work.tokens))
 
 
-def layer_activations(model: ModelSpec, sizes: ParallelSizes, number: int, work: Workload) -> int:
-    """Bytes that layer `number` keeps for backward, for each token of a rank (before tensor parallelism)."""
+def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
+    """Bytes that a layer keeps for backward, for each token of a rank (before tensor parallelism)."""
     item, tp = work.memory.item, sizes.tp
     modules = set(work.megatron.recompute_modules) if work.megatron.recompute_granularity == "selective" else set()
     hidden = model.hidden_size / tp * item  # sequence parallelism is on wherever TP is
     norms = 2 * hidden * (model.norms - ("layernorm" in modules))
-    kept = norms + _attention_activations(model, sizes, number, item, modules)
-    if not has_experts(model, number):
+    kept = norms + _attention_activations(model, sizes, of, item, modules)
+    if not of.experts:
         return int(kept + (0 if "mlp" in modules else 3 * model.ffn * item / tp))
     if "moe" in modules:
         return int(kept)
     return int(kept + _moe_activations(model, sizes, item, modules))
 
 
-def _attention_activations(model: ModelSpec, sizes: ParallelSizes, number: int, item: int, modules: set[str]) -> float:
+def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, item: int, modules: set[str]) -> float:
     """Queries, keys and values as attention takes them, as the norm before it takes them, its output and log-sums."""
     tp = sizes.tp
     sums = 4 * model.heads / tp
-    if number in model.linear_layers:
+    if of.linear:
         keys = model.linear_key_heads * model.linear_key_dim
         return 6 * (keys + model.linear_value_heads * model.linear_value_dim) * item / tp
     if model.latent_attention:
@@ -259,11 +338,11 @@ def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules:
     return local * (router + experts + shared)
 
 
-def layer_workspace(model: ModelSpec, sizes: ParallelSizes, number: int, work: Workload) -> int:
+def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
     """Bytes for each token that backward through a layer needs for a moment: gradients of its widest activations."""
     item, tp = work.memory.item, sizes.tp
     width = 3 * model.ffn / tp
-    if has_experts(model, number):
+    if of.experts:
         width = model.experts_per_token * (2 * model.hidden_size * sizes.etp + 3 * model.expert_ffn) / tp
     return int((width + 2 * model.hidden_size * (1 + (tp > 1))) * item)
 
@@ -289,18 +368,21 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """FSDP2 with float32 weights in shards, which are gathered in `dtype` a layer at a time (torch fully_shard)."""
     model, item = work.model, work.memory.item
     shards, tokens = sizes.dp * sizes.cp, work.tokens // sizes.cp
-    layers = [layer(model, number) for number in range(model.layers)]
-    per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in layers]
+    everything, numbers = layers_together(model, range(model.layers)), kinds(model, range(model.layers))
+    per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in (layer(model, of) for of in numbers)]
+    inside = everything.dense_on(sizes.tp, model.kv_heads) + everything.experts
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
-    owned = -(-(sum(per_layer) + tables + model.hidden_size) // shards)
+    owned = -(-(inside + tables + model.hidden_size) // shards)
     static = [Item("weights (float32 shards)", owned * 4), Item("gradients (float32 shards)", owned * 4)]
     static.append(Item("Adam's moments", owned * 8))
     gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
     full = work.megatron.recompute_granularity == "full"
-    one = [layer_activations(model, sizes, number, work) * tokens for number in range(model.layers)]
-    kept = model.hidden_size * item * tokens * model.layers + max(one) if full else sum(one)
+    one = {of: layer_activations(model, sizes, of, work) * tokens for of in numbers}
+    kept = sum(one[of] * n for of, n in numbers.items())
+    if full:
+        kept = model.hidden_size * item * tokens * model.layers + max(one.values())
     logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
-    beside = [Item("CUDA and libraries", CONTEXT + WORKSPACE), Item("NCCL", COMMUNICATOR * _communicators(sizes))]
+    beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
         "load": [static[0]],
@@ -311,7 +393,7 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "weight update": [*static, export, Item("bucket", _bucket(model, work))],
         "save": static,
     }  # fmt: skip
-    return Footprint(role, tuple(Phase(name, (*items, *beside)) for name, items in named.items()))
+    return Footprint(role, tuple(_with_reserve(named, beside)))
 
 
 def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
@@ -319,7 +401,7 @@ def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     model, memory = work.model, work.memory
     weights = server_weights(model, sizes) * memory.item
     per_token = kv_token_bytes(model, sizes, memory.item)
-    context = Item("CUDA and libraries", CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
+    context = Item(CUDA, CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
     room = None
     cache = 0
     if memory.gpu_bytes is not None:
@@ -327,21 +409,19 @@ def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         room = cache // per_token if per_token else 0
     elif work.batch is not None and work.batch.max_length is not None:
         cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
-    held_weights, kv = Item("weights", weights), Item("KV cache", cache)
-    phases = (
-        Phase("load", (held_weights, context)),
-        Phase("rollout", (held_weights, kv, Item("CUDA graphs and prefill", GRAPHS), context)),
-        Phase(
-            "weight update",
-            (held_weights, kv, Item("bucket", _bucket(model, work)), Item("CUDA graphs", GRAPHS // 2), context),
-        ),
-    )
-    return Footprint(role, phases, 0, per_token, room)
+    graphs, kv = Item("CUDA graphs and prefill", GRAPHS), Item("KV cache", cache)
+    named = {
+        "load": [Item("weights", weights)],
+        "rollout": [Item("weights", weights), kv, graphs],
+        "weight update": [Item("weights", weights), kv, graphs, Item("bucket", _bucket(model, work))],
+    }
+    phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
+    return Footprint(role, tuple(phases), 0, per_token, room)
 
 
 def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
     """Parameters on one GPU of a server; TP splits experts too, whole (EP) or in columns."""
-    layers = sum((layer(model, number) for number in range(model.layers)), Parameters())
+    layers = layers_together(model, range(model.layers))
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, 64 * sizes.tp) // sizes.tp
     return (layers.dense_on(sizes.tp, model.kv_heads) + layers.experts // sizes.tp) // sizes.pp + tables
 
@@ -354,12 +434,7 @@ def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
     return layers * 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item
 
 
-def needed(prints: Iterable[Footprint], work: Workload) -> int:
-    """Bytes that engines need together on a GPU that they share: all peaks, or the highest with offloading."""
-    peaks = [with_reserve(one.peak.bytes) if one.kv_tokens is None else one.peak.bytes for one in prints]
-    return max(peaks, default=0) if work.memory.offload else sum(peaks)
-
-
-def with_reserve(size: int) -> int:
-    """What torch's allocator asks the GPU for when `size` is allocated."""
-    return int(size * (1 + FRAGMENTATION))
+def needed(prints: Sequence[Footprint], *, offload: bool) -> int:
+    """Bytes that engines need together on a GPU that they share: the worst peak, and what the others leave there."""
+    kept = 0 if offload else sum(one.idle for one in prints)
+    return max(one.peak.bytes + (0 if offload else kept - one.idle) for one in prints)

@@ -21,7 +21,7 @@ OFFERED = 2
 MOST_CHECKS = 60
 LONGEST_TEXT = 160
 # Rules that need one of these can be satisfied by other counts; a wrong word cannot.
-CURABLE = {"engine", "trainer", "server", "request", "placed", "room"}
+CURABLE = {"engine", "trainer", "server", "request", "placed", "planned", "room"}
 # Changing the experts or the data-parallel size leaves the model's own split as the user wrote it.
 _PREFERENCE = "edctpv"
 _QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
@@ -142,9 +142,20 @@ def _variants(member: Member) -> Iterator[Member]:
         yield _changed(member, {place: new})
     for rounded in (math.floor, math.ceil):
         yield _changed(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
+    yield from _traded(member, present)
     pairs = [(a, b) for a, b in combinations(single[:16], 2) if a[1] != b[1]]
     for a, b in sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0]):
         yield _changed(member, dict((a[1:], b[1:])))
+
+
+def _traded(member: Member, present: Mapping[tuple[str, str], int | None]) -> Iterator[Member]:
+    """Members on as many GPUs with fewer copies of the model and more parts of it."""
+    copies = present[("attn", "d")] or 1
+    for factor in (2, 4, 8):
+        for letter in "tp" if copies % factor == 0 and member.layout.ffn is None else "":
+            if letter in BACKENDS[member.backend.text].letters:
+                parts = (present.get(("attn", letter)) or 1) * factor
+                yield _changed(member, {("attn", "d"): copies // factor, ("attn", letter): parts})
 
 
 def _near(value: int) -> list[int]:
@@ -160,8 +171,9 @@ def _distance(old: int, new: int) -> float:
 def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
     """The member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
     attn = [Dim(d.letter, str(changes.get(("attn", d.letter), d.count))) for d in member.layout.attn]
-    if ("attn", "d") in changes and all(d.letter != "d" for d in attn):
-        attn.insert(0, Dim("d", str(changes["attn", "d"])))
+    for letter in "tpd":
+        if ("attn", letter) in changes and all(d.letter != letter for d in attn):
+            attn.insert(len(attn) * (letter != "d"), Dim(letter, str(changes["attn", letter])))
     if member.layout.ffn is None:
         return replace(member, layout=Layout(tuple(attn)))
     size = {d.letter: count(d) or 1 for d in attn}

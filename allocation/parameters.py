@@ -6,12 +6,14 @@ without layers for multi-token prediction, which neither transformers nor the tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from allocation.model_spec import ModelSpec
-from allocation.rules.options import pipeline_stages
+from allocation.pipeline import pipeline_stages
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
@@ -37,6 +39,9 @@ class Parameters:
             self.split + other.split, self.kv + other.kv, self.copied + other.copied, self.experts + other.experts
         )
 
+    def __mul__(self, n: int) -> Parameters:
+        return Parameters(self.split * n, self.kv * n, self.copied * n, self.experts * n)
+
     @property
     def total(self) -> int:
         """All of them, each once."""
@@ -50,15 +55,14 @@ class Parameters:
 def total_parameters(model: ModelSpec) -> int:
     """All parameters of a model; a tied output layer counts once."""
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
-    return sum((layer(model, number).total for number in range(model.layers)), tables + model.hidden_size)
+    return layers_together(model, range(model.layers)).total + tables + model.hidden_size
 
 
 def active_parameters(model: ModelSpec) -> int:
     """Parameters that a token passes through: its experts, all else, and the output layer but not the embedding."""
-    layers = [layer(model, number) for number in range(model.layers)]
-    share = model.experts_per_token / model.experts if model.experts else 0
-    inner = sum(p.total - p.experts + int(p.experts * share) for p in layers)
-    return inner + vocabulary(model) + model.hidden_size
+    layers = layers_together(model, range(model.layers))
+    chosen = layers.experts * model.experts_per_token // model.experts if model.experts else 0
+    return layers.total - layers.experts + chosen + vocabulary(model) + model.hidden_size
 
 
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
@@ -66,27 +70,46 @@ def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
     return -(-model.vocab_size // multiple) * multiple * model.hidden_size
 
 
-def layer(model: ModelSpec, number: int) -> Parameters:
-    """The parameters of decoder layer `number`."""
-    attention = _linear(model) if number in model.linear_layers else _latent(model) if model.latent_attention else None
-    norms = Parameters(copied=model.norms * model.hidden_size)
-    return (attention or _attention(model)) + feed_forward(model, number) + norms
+class Kind(NamedTuple):
+    """What a layer is made of; most models have layers of one or two kinds."""
+
+    linear: bool
+    experts: bool
 
 
-def feed_forward(model: ModelSpec, number: int) -> Parameters:
-    """Of one layer: the dense part, or router, experts and shared experts."""
+def kind(model: ModelSpec, number: int) -> Kind:
+    """The kind of layer `number`."""
+    return Kind(number in model.linear_layers, model.experts > 0 and number not in model.dense_layers)
+
+
+def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[Kind, int]:
+    """How many of some layers are of which kind."""
+    if not (model.linear_layers or model.dense_layers):
+        return {Kind(linear=False, experts=model.experts > 0): len(layers)} if layers else {}
+    return Counter(kind(model, number) for number in layers)
+
+
+@cache
+def layer(model: ModelSpec, of: Kind) -> Parameters:
+    """The parameters of a decoder layer."""
+    attention = _linear(model) if of.linear else _latent(model) if model.latent_attention else _attention(model)
+    return attention + _feed_forward(model, of) + Parameters(copied=model.norms * model.hidden_size)
+
+
+def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
+    """The parameters of some decoder layers."""
+    return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
+
+
+def _feed_forward(model: ModelSpec, of: Kind) -> Parameters:
+    """The dense part, or router, experts and shared experts."""
     h = model.hidden_size
-    if not has_experts(model, number):
+    if not of.experts:
         bias = model.mlp_bias * 2 * model.ffn
         return Parameters(split=3 * h * model.ffn + bias, copied=model.mlp_bias * h)
     each = 3 * h * model.expert_ffn + model.expert_bias * (2 * model.expert_ffn + h)
     router = model.experts * (h + model.expert_bias) + model.shared_gate * h
     return Parameters(split=3 * h * model.shared_ffn, copied=router, experts=model.experts * each)
-
-
-def has_experts(model: ModelSpec, number: int) -> bool:
-    """Whether layer `number` has experts."""
-    return model.experts > 0 and number not in model.dense_layers
 
 
 def _attention(model: ModelSpec) -> Parameters:
@@ -131,16 +154,16 @@ class Held:
         return self.dense + self.expert
 
 
-def held(model: ModelSpec, sizes: ParallelSizes, layers: Iterable[int], *, first: bool, last: bool) -> Held:
+def held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool) -> Held:
     """What a rank of a trainer holds whose pipeline stage has `layers`, and the embedding (`first`), and the head."""
-    parts = sum((layer(model, number) for number in layers), Parameters())
+    parts = layers_together(model, layers)
     table = vocabulary(model, sizes.tp) // sizes.tp
     tables = first + (last and not (model.tied_embeddings and first))
     dense = parts.dense_on(sizes.tp, model.kv_heads) + tables * table + last * model.hidden_size
     return Held(dense, -(-parts.experts // (sizes.ep * sizes.etp)))
 
 
-def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[list[int]]:
+def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[Sequence[int]]:
     """The layers of each pipeline stage, those of its virtual stages together (Megatron-LM transformer_layer.py)."""
     if (written := settings.pipeline_model_parallel_layout) and (parts := pipeline_stages(written)):
         chunks = [part.count("t") for part in parts]
@@ -154,9 +177,12 @@ def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -
         if ends[1] is not None:
             per_rank[-1] = ends[1]
         chunks = [count // sizes.vpp for _ in range(sizes.vpp) for count in per_rank]
+    if len(chunks) == sizes.pp:
+        starts = [sum(chunks[:stage]) for stage in range(sizes.pp)]
+        return [range(start, start + count) for start, count in zip(starts, chunks, strict=True)]
     found: list[list[int]] = [[] for _ in range(sizes.pp)]
     start = 0
     for place, count in enumerate(chunks):
         found[place % sizes.pp] += range(start, start + count)
         start += count
-    return found
+    return list(found)

@@ -25,7 +25,7 @@ import numpy as np
 import typer
 
 import allocation
-from allocation.memory import Workload, trainer
+from allocation.memory import CUDA, NCCL, RESERVE, Workload, trainer
 from allocation.model_spec import from_config
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 from benchmarks.report import ROOT, circumstances
@@ -171,8 +171,7 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     batch = BatchSpec(2 * result["tokens"] // result["length"] * sizes.dp, 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
     phases = trainer("actor", sizes, Workload(model, settings, MemorySettings(), batch)).phases
-    beside = ("CUDA and libraries", "NCCL")
-    return {p.name: sum(item.bytes for item in p.items if item.name not in beside) for p in phases}
+    return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 
 
 def show(result: Mapping[str, Any]) -> None:

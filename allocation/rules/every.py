@@ -1,5 +1,5 @@
 """Imports, and so registers, every rule about allocations. Those about conversions come with `allocation.convert`."""
 
-from allocation.rules import batch, grid, model, options, placement, roles, syntax, words
+from allocation.rules import batch, grid, memory, model, options, placement, roles, syntax, words
 
-__all__ = ["batch", "grid", "model", "options", "placement", "roles", "syntax", "words"]
+__all__ = ["batch", "grid", "memory", "model", "options", "placement", "roles", "syntax", "words"]

@@ -1,11 +1,11 @@
 """Rules that need Megatron options: pipeline splits, MoE dispatch, recomputation, optimizer, determinism."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
+from allocation.pipeline import pipeline_stages
 from allocation.resolve import Engine
 from allocation.rules.registry import CONFIG, STATE, rule
 from allocation.settings import MegatronSettings
@@ -78,19 +78,6 @@ def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelS
         factors = f"{settings.make_vocab_size_divisible_by}·{engine.tp}"
         message = f"the vocabulary is padded from {model.vocab_size} to {padded} (a multiple of {factors})"
         yield Problem(message, engine.spans("tp"))
-
-
-_REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL]))\*([0-9]{1,3})")
-
-
-def pipeline_stages(text: str) -> list[str] | None:
-    """The stages of a layout string with all repetitions written out, None when it is malformed or absurd."""
-    while match := _REPEAT.search(text):
-        text = text[: match.start()] + (match[1] or match[2] or "") * int(match[3]) + text[match.end() :]
-        if len(text) > 10_000:
-            return None
-    text = re.sub(r"[,\s]", "", text)
-    return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
 
 
 @rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage", megatron="overlap_p2p_comm")

@@ -17,6 +17,7 @@ from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings
 from areal_like.config.findings import finding
 from areal_like.config.schema import SERVER_RESERVE, RunConfig, TrainerRole
+from areal_like.preflight.memory import memory_settings, with_keys
 from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
@@ -53,6 +54,7 @@ def find_plan(
         megatron=settings,
         own=own,
         colocated=_colocated(config),
+        memory=memory_settings(config),
     )
     result = compile(config.allocation_mode or _backends(config))
     findings += dict.fromkeys(_keyed(found, config, model) for found in result.findings)
@@ -145,6 +147,8 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
 def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
     key, help = _KEYS.get(found.code), found.help
+    if found.code == "ALLOC-MEMORY" and help is not None:
+        return replace(found, help=with_keys(help))
     if key is None:
         return found
     role = _role_of(found)

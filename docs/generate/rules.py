@@ -18,6 +18,7 @@ CHAPTERS = {
     "model": "Model",
     "options": "Megatron options",
     "batch": "Batch",
+    "memory": "Memory",
     "convert": "Other systems' settings",
 }
 

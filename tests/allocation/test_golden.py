@@ -22,7 +22,8 @@ def blocks():
 
 def answer(question):
     arguments = json.loads(question) if question.startswith("{") else {"spec": question}
-    for name, kind in (("batch", allocation.BatchSpec), ("megatron", allocation.MegatronSettings)):
+    for name, kind in (("batch", allocation.BatchSpec), ("megatron", allocation.MegatronSettings),
+                       ("memory", allocation.MemorySettings)):  # fmt: skip
         if name in arguments:
             arguments[name] = kind(**arguments[name])
     if "cluster" in arguments:

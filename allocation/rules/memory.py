@@ -1,0 +1,149 @@
+"""Rules that need a GPU's size: every engine fits, alone or together with those that share its GPUs."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from allocation.diagnostics import Problem, Severity
+from allocation.gpus import meet
+from allocation.hardware import GIB
+from allocation.memory import Footprint, Workload, footprint, needed
+from allocation.plan import EnginePlan
+from allocation.resolve import SERVER, Engine
+from allocation.rules.registry import rule
+
+_SOURCE = "allocation/memory.py; docs/memory_and_planning.md says how far it is off"
+# Above this share of a GPU the estimate's own error decides whether it fits.
+TIGHT = 0.92
+
+
+class Planned(NamedTuple):
+    """An engine as it was written, as it was planned, and with what it works. GPUs are equally large for all."""
+
+    engine: Engine
+    plan: EnginePlan
+    work: Workload
+
+    @property
+    def footprint(self) -> Footprint:
+        return footprint(self.plan, self.work)
+
+
+@rule("ALLOC-MEMORY", source=_SOURCE)
+def memory_suffices(planned: Sequence[Planned]) -> Iterator[Problem]:
+    """What an engine needs in its hungriest phase fits on a GPU, together with what the engines that share it need;
+    the estimate is the memory model's."""
+    for group in _sharing(planned):
+        size, room = _size(group)
+        if size > room:
+            source = group[0].engine.source
+            spans = tuple(span for one in group if one.engine.source == source for span in one.engine.spans())
+            message = f"{_names(group)} {size / GIB:.1f} GiB on a GPU of {room / GIB:.1f} GiB: {_breakdown(group)}"
+            yield Problem(message, spans, _fitting_option(group), source)
+
+
+@rule("ALLOC-MEMORY-TIGHT", source=_SOURCE, severity=Severity.WARNING)
+def memory_is_ample(planned: Sequence[Planned]) -> Iterator[Problem]:
+    """The estimate is off by some percent, so an engine that fills its GPU may not fit after all."""
+    for group in _sharing(planned):
+        size, room = _size(group)
+        if TIGHT * room < size <= room and any(one.plan.kind != SERVER for one in group):
+            message = f"{_names(group)} {size / GIB:.1f} of a GPU's {room / GIB:.1f} GiB, which may be too close"
+            yield Problem(message, group[0].engine.spans(), source=group[0].engine.source)
+
+
+@rule("ALLOC-MEMORY-KV", source=_SOURCE)
+def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
+    """Beside the weights a server needs room for the longest sequence in its KV cache."""
+    for one in planned:
+        longest = (one.work.batch.max_length if one.work.batch else None) or 1
+        room = one.footprint.kv_tokens
+        if room is not None and room < longest:
+            share = one.work.memory.mem_fraction_static
+            message = f"beside the weights a GPU's share ({share:g}) has room for {room:,} tokens of KV cache, "
+            message += f"the longest sequence has {longest:,}"
+            yield Problem(message, one.engine.spans("tp"), source=one.engine.source)
+
+
+def _size(group: Sequence[Planned]) -> tuple[int, int]:
+    """Bytes that are needed, and bytes of a GPU; equally many where those are not known."""
+    memory = group[0].work.memory
+    size = needed([one.footprint for one in group], offload=memory.offload)
+    return size, memory.gpu_bytes or size
+
+
+def _sharing(planned: Sequence[Planned]) -> list[list[Planned]]:
+    """The engines in groups that share GPUs."""
+    groups: list[list[Planned]] = []
+    for one in planned:
+        near = [group for group in groups if any(meet(one.plan.gpus, other.plan.gpus) for other in group)]
+        groups = [group for group in groups if group not in near] + [[*(other for g in near for other in g), one]]
+    return groups
+
+
+def _names(group: Sequence[Planned]) -> str:
+    names = " and ".join(one.engine.role for one in group)
+    return f"{names} together need" if len(group) > 1 else f"{names} needs"
+
+
+def _breakdown(group: Iterable[Planned]) -> str:
+    """The hungriest phase of each engine with its items, the largest first."""
+    said = []
+    for peak, role in ((one.footprint.peak, one.engine.role) for one in group):
+        items = sorted(peak.items, key=lambda item: -item.bytes)
+        shown = ", ".join(f"{item.name} {item.bytes / GIB:.1f}" for item in items if item.bytes >= 0.05 * GIB)
+        said.append(f"{role} in {peak.name}: {shown}")
+    return "; ".join(said)
+
+
+def _fitting_option(group: Sequence[Planned]) -> str | None:
+    """The first option with which the same layout fits, with what it then needs."""
+    for words, changed in _options(group):
+        other = [one._replace(work=changed(one.work)) for one in group]
+        size, room = _size(other)
+        if size <= room and not any(cache_holds_a_sequence(other)):
+            return f"with {words} it needs {size / GIB:.1f} GiB"
+    return None
+
+
+Change = Callable[[Workload], Workload]
+_FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
+    """Options that save memory, the cheapest in time first, then together with full recomputation."""
+    trainers = [one.work for one in group if one.plan.kind != SERVER]
+
+    def anew(work: Workload) -> Workload:
+        return replace(work, megatron=replace(work.megatron, **_FULL, recompute_modules=()))  # type: ignore[arg-type]
+
+    if any(not work.megatron.use_distributed_optimizer for work in trainers):
+        yield (
+            "use_distributed_optimizer=true",
+            lambda work: replace(work, megatron=replace(work.megatron, use_distributed_optimizer=True)),
+        )
+    smaller = list(_smaller(group))
+    yield from smaller
+    if any(work.megatron.recompute_granularity != "full" for work in trainers):
+        words = " ".join(f"{name}={value}" for name, value in _FULL.items())
+        yield words, anew
+        for more, change in smaller:
+            yield f"{words} {more}", lambda work, change=change: change(anew(work))  # type: ignore[misc]
+
+
+def _smaller(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
+    """Smaller micro-batches, as long as the longest sequence fits, and smaller shares for a server."""
+    batch, share = group[-1].work.batch, group[0].work.memory.mem_fraction_static
+    if batch is not None and batch.max_tokens_per_mb is not None and batch.micro_batch is None:
+        tokens = batch.max_tokens_per_mb // 2
+        while tokens >= max(512, batch.max_length or 0):
+            smaller = replace(batch, max_tokens_per_mb=tokens)
+            yield f"max_tokens_per_mb={tokens}", lambda work, smaller=smaller: replace(work, batch=smaller)  # type: ignore[misc]
+            tokens //= 2
+    servers = any(one.plan.kind == SERVER for one in group)
+    for tenths in range(int(share * 10 - 0.01), 0, -1) if servers else ():
+
+        def shared(work: Workload, share: float = tenths / 10) -> Workload:
+            return replace(work, memory=replace(work.memory, mem_fraction_static=share))
+
+        yield f"mem_fraction_static={tenths / 10}", shared

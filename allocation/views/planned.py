@@ -1,0 +1,71 @@
+"""What the planner found, for a terminal: a table of layouts, and why the first is first."""
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from allocation.hardware import GIB
+from allocation.planner import Asynchrony, Choice, Task
+from allocation.views.words import count
+
+_PARTS = {
+    "compute": "arithmetic", "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel",
+    "ep": "expert parallel", "pp": "between stages", "dp": "gradients and weights", "optimizer": "optimizer",
+}  # fmt: skip
+
+
+def title(task: Task) -> str:
+    """What was asked."""
+    batch = f"{task.batch.n_prompts} prompts of {count(task.batch.n_samples, 'sample')}"
+    kind = f"staleness up to {task.staleness}" if task.staleness else "synchronous"
+    where = f"{count(task.cluster.n_gpus, 'GPU')} ({task.cluster}, {task.gpu.name})"
+    return f"{task.model.name} on {where}: {batch}, up to {task.response:,} response tokens, {kind}"
+
+
+def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None) -> Group:
+    """The layouts, best first, and sentences about the best."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for column in ("s a step", "training", "rollout", "GiB", "recompute"):
+        table.add_column(column, justify="left" if column == "recompute" else "right")
+    table.add_column("allocation", overflow="fold")
+    for one in choices:
+        seconds = (one.seconds, one.trainer.seconds, one.servers.seconds)
+        recompute = one.trainer.megatron.recompute_granularity or ""
+        table.add_row(*(f"{s:.1f}" for s in seconds), f"{one.peak / GIB:.0f}", recompute, one.allocation)
+    return Group(Text(title(task), "bold"), table, Text(), *map(Text, reasons(task, choices[0], tide, more)))
+
+
+def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> list[str]:
+    """Why the best is the best, what a node more would bring, and whether asynchrony pays."""
+    parts = sorted(best.trainer.parts.items(), key=lambda part: -part[1])
+    shown = ", ".join(f"{_PARTS[name]} {s:.1f}" for name, s in parts if s >= 0.01 * best.trainer.seconds)
+    servers = best.servers
+    lines = [
+        f"Slower side: {best.bottleneck}. Training takes {best.trainer.seconds:.1f} s: {shown}.",
+        f"Each of {count(servers.dp, 'server')} decodes {servers.concurrency:,} responses at once; the longest alone takes "
+        f"{servers.longest:.1f} s. A weight update takes {best.update:.1f} s.",
+    ]
+    if more is not None:
+        change = more.seconds / best.seconds - 1
+        lines.append(f"With one node more {more.allocation} takes {more.seconds:.1f} s ({change:+.0%}).")
+    lines.append(
+        f"On {tide.gpus} GPUs {tide.server_gpus:.1f} for servers would make both sides equally long, {tide.even:.1f} s; "
+        f"expected staleness {tide.staleness:.1f}."
+    )
+    return [*lines, asynchrony_words(best, tide)]
+
+
+def asynchrony_words(best: Choice, tide: Asynchrony) -> str:
+    """One sentence that says whether hiding the longest response is worth the uneven split."""
+    synchronous, split = tide.even + tide.tail, max(best.trainer.seconds, best.servers.seconds)
+    if best.shared or split >= synchronous:
+        return (
+            f"Asynchrony will not pay: taking turns on all GPUs would take {synchronous:.1f} s beside the update, of "
+            f"which the longest response is {tide.tail:.1f} s."
+        )
+    return (
+        f"Asynchrony pays: taking turns on all GPUs would take {synchronous:.1f} s beside the update, {tide.tail:.1f} s "
+        f"of it in waiting for the longest response; side by side it is {split:.1f} s."
+    )

@@ -1,0 +1,45 @@
+"""What the memory model is told of a run: the GPU of this host, and the keys that decide how much is needed."""
+
+import re
+import subprocess
+
+from allocation.settings import MemorySettings
+from areal_like.config.schema import RunConfig
+from areal_like.preflight.machine import device_of
+
+_KEYS = {
+    "max_tokens_per_mb": "actor.mb_spec",
+    "recompute_granularity": "actor.megatron",
+    "recompute_method": "actor.megatron",
+    "recompute_num_layers": "actor.megatron",
+    "use_distributed_optimizer": "actor.megatron",
+    "mem_fraction_static": "sglang",
+}
+
+
+def memory_settings(config: RunConfig) -> MemorySettings | None:
+    """None on CPU, and where this host has no GPU to ask: then nothing is refused."""
+    if device_of(config.device) == "cpu" or (size := gpu_bytes()) is None:
+        return None
+    return MemorySettings(
+        gpu_bytes=size,
+        dtype=config.actor.dtype,
+        mem_fraction_static=config.sglang.mem_fraction_static,
+        bucket_bytes=config.weight_update.bucket_mb << 20,
+    )
+
+
+def gpu_bytes() -> int | None:
+    """The memory of this host's smallest GPU, as its driver says it."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    sizes = [int(line) for line in asked.stdout.split() if line.isdecimal()]
+    return min(sizes) << 20 if sizes else None
+
+
+def with_keys(help: str) -> str:
+    """A help whose options are named as the configuration's keys."""
+    return re.sub(r"\b(\w+)=", lambda match: f"{_KEYS[match[1]]}.{match[0]}" if match[1] in _KEYS else match[0], help)

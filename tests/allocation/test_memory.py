@@ -1,0 +1,177 @@
+"""The memory model: what must hold for any layout, figures that follow from the shapes, and what findings say."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import allocation
+from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSizes
+from allocation.cli import app
+from allocation.hardware import GIB, GPUS, find_gpu
+from allocation.memory import Workload, estimate, footprint, micro_batches, trainer
+from allocation.parameters import active_parameters, held, stages, total_parameters
+
+MODELS = {
+    name: allocation.load_model(name)
+    for name in ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b-instruct")
+}
+FULL = MegatronSettings(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+BATCH = BatchSpec(1024, max_length=4096, max_tokens_per_mb=16384)
+powers = st.sampled_from([1, 2, 4])
+
+
+@st.composite
+def layouts(draw):
+    """A model and sizes that divide it."""
+    model = MODELS[draw(st.sampled_from(list(MODELS)))]
+    tp, cp, dp, pp = draw(powers), draw(powers), draw(powers), draw(st.sampled_from([1, 2]))
+    ep = draw(st.sampled_from([e for e in (1, 2, 4, 8) if model.experts and tp * cp * dp % e == 0] or [1]))
+    pp = pp if model.layers % pp == 0 else 1
+    return model, ParallelSizes(tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, edp=tp * cp * dp // ep)
+
+
+def peak(model, sizes, megatron=None, batch=BATCH):
+    return trainer("actor", sizes, Workload(model, megatron or MegatronSettings(), MemorySettings(), batch)).peak.bytes
+
+
+def parameters(model, sizes):
+    parts = stages(model, sizes, MegatronSettings())
+    return [held(model, sizes, part, first=not i, last=i == sizes.pp - 1) for i, part in enumerate(parts)]
+
+
+@given(layouts())
+@settings(deadline=None)
+def test_more_ranks_never_hold_more_parameters(case):
+    model, sizes = case
+    now = max(part.total for part in parameters(model, sizes))
+    for wider in (
+        replace(sizes, tp=sizes.tp * 2, edp=sizes.edp * 2),
+        replace(sizes, ep=sizes.ep * 2) if model.experts and sizes.edp % 2 == 0 else sizes,
+        replace(sizes, etp=2, edp=sizes.edp // 2) if sizes.edp % 2 == 0 else sizes,
+    ):
+        assert max(part.total for part in parameters(model, wider)) <= now
+
+
+@given(layouts())
+@settings(deadline=None)
+def test_all_parameters_lie_somewhere(case):
+    model, sizes = case
+    one = replace(sizes, tp=1, ep=1, etp=1)
+    there = sum(part.total for part in parameters(model, one))
+    copies = 1 if one.pp > 1 and model.tied_embeddings else 0  # the last stage has the output layer, too
+    assert there == total_parameters(model) + copies * model.vocab_size * model.hidden_size
+
+
+@given(layouts())
+@settings(deadline=None)
+def test_what_saves_memory_saves_memory(case):
+    model, sizes = case
+    now = peak(model, sizes)
+    assert peak(model, sizes, FULL) <= now
+    assert peak(model, sizes, batch=replace(BATCH, max_tokens_per_mb=8192)) <= now
+    assert peak(model, sizes, MegatronSettings(use_distributed_optimizer=False)) >= now
+    assert peak(model, replace(sizes, dp=sizes.dp * 2, edp=sizes.edp * 2)) <= now + (300 << 20)  # NCCL's buffers
+    if sizes.pp == 1:  # with a pipeline more micro-batches are under way on the first stage
+        assert peak(model, replace(sizes, cp=sizes.cp * 2, edp=sizes.edp * 2)) <= now + (300 << 20)
+
+
+def test_static_memory_is_eighteen_bytes_a_parameter():
+    """bfloat16 weights 2, float32 gradients 4, main weights 4 and moments 8 (Megatron-LM's distributed optimizer)."""
+    model = MODELS["qwen3-8b"]
+    step = trainer("actor", ParallelSizes(), Workload(model)).phase("optimizer step")
+    sizes = {item.name: item.bytes for item in step.items}
+    n = total_parameters(model)
+    assert [sizes[name] / n for name in ("weights", "gradients (float32)", "main weights (float32)", "Adam's moments")] == [
+        2, 4, 4, 8,
+    ]  # fmt: skip
+    float32 = trainer("actor", ParallelSizes(), Workload(model, memory=MemorySettings(dtype="float32")))
+    assert {i.name: i.bytes / n for i in float32.phase("load").items}["weights"] == 4
+    assert "main weights (float32)" not in {item.name for item in float32.phase("load").items}
+
+
+def test_active_parameters_of_a_mixture_of_experts():
+    assert active_parameters(MODELS["qwen3-30b-a3b"]) == pytest.approx(3.0e9, rel=0.05)  # 3.3e9 with the embedding
+    assert total_parameters(MODELS["qwen3-30b-a3b"]) == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_kv_cache_per_token():
+    """Published: 2 · 36 layers · 8 heads · 128 · 2 bytes; DeepSeek's latent is 512 + 64 numbers a layer."""
+    for name, bytes_each in (("qwen3-8b", 147_456), ("deepseek-v2-lite", 27 * 576 * 2)):
+        server = allocation.compile("sglang:d1").engines[0]
+        assert footprint(server, Workload(MODELS[name])).kv_token_bytes == bytes_each
+
+
+def test_first_stage_of_a_pipeline_keeps_most_micro_batches():
+    model = MODELS["qwen3-8b"]
+    sizes = ParallelSizes(pp=4)
+    few = BatchSpec(1, max_length=4096, max_tokens_per_mb=4096)
+    assert micro_batches(sizes, Workload(model, batch=few)) == 1
+    one, many = (
+        trainer("actor", sizes, Workload(model, batch=batch)).phase("forward and backward") for batch in (few, BATCH)
+    )
+    kept = [{i.name: i.bytes for i in phase.items}.get("activations", 0) for phase in (one, many)]
+    assert kept[1] > 3 * kept[0]
+
+
+def test_what_does_not_fit_is_refused_with_what_would():
+    h100 = MemorySettings(find_gpu("h100").memory)
+    found = allocation.check("megatron:d8", model="qwen3-8b", batch=BATCH, memory=h100).findings
+    finding = next(finding for finding in found if finding.code == "ALLOC-MEMORY")
+    assert "Adam's moments" in finding.message and "forward and backward" in finding.message
+    assert finding.nearest
+    for text in finding.nearest:
+        assert allocation.check(text, model="qwen3-8b", batch=BATCH, memory=h100).ok
+    assert "recompute_granularity=full" in finding.help or "max_tokens_per_mb=" in finding.help
+    options = dict(word.split("=") for word in finding.help.split() if "=" in word)
+    batch = replace(BATCH, max_tokens_per_mb=int(options.pop("max_tokens_per_mb", BATCH.max_tokens_per_mb)))
+    layers = {"recompute_num_layers": 1} if options else {}
+    assert allocation.check(
+        "megatron:d8", model="qwen3-8b", batch=batch, memory=h100, megatron=MegatronSettings(**{**options, **layers})
+    ).ok
+
+
+def test_nothing_is_refused_without_the_size_of_a_gpu():
+    assert allocation.check("megatron:d1", model="deepseek-v3", batch=BATCH).ok
+
+
+def test_engines_that_share_a_gpu_need_room_together():
+    h200 = MemorySettings(find_gpu("h200").memory)
+    shared = allocation.check("sglang:d1|megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=h200)
+    assert "together need" in next(f.message for f in shared.findings if f.code == "ALLOC-MEMORY")
+    assert allocation.check("sglang:d1+megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=h200).ok
+    turns = replace(h200, offload=True)
+    assert allocation.check("sglang:d1|megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=turns).ok
+
+
+def test_a_server_needs_room_for_its_cache():
+    small = MemorySettings(find_gpu("24GiB").memory)
+    found = allocation.check("sglang:d1", model="qwen3-14b", memory=small).findings
+    assert [f.code for f in found] == ["ALLOC-MEMORY", "ALLOC-MEMORY-KV"]
+    assert all(allocation.check(text, model="qwen3-14b", memory=small).ok for f in found for text in f.nearest)
+
+
+def test_the_command_draws_and_counts(tmp_path):
+    picture = tmp_path / "memory.svg"
+    words = ["memory", "sglang:d1t2+megatron:d2t2", "-m", "qwen3-8b", "--recompute", "full", "--svg", str(picture)]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert result.exit_code == 0 and "forward and backward" in result.output
+    assert picture.read_text().startswith("<svg")
+    small = CliRunner().invoke(app, [*words, "--gpu", "24GiB", "--json"])
+    assert small.exit_code == 1 and "ALLOC-MEMORY" in small.stderr
+    engines = json.loads(small.stdout)["engines"]
+    assert engines["actor"]["peak"]["bytes"] > 24 * GIB
+    assert CliRunner().invoke(app, ["memory", "megatron:d1"]).exit_code == 2
+    assert "did you mean" in CliRunner().invoke(app, [*words, "--gpu", "h201"]).stderr
+
+
+def test_every_model_and_backend_has_an_estimate():
+    for name in allocation.model_spec.known_models():
+        model = allocation.load_model(name)
+        for text in ("megatron:d8", "fsdp:d8", "sglang:d8", "vllm:d8"):
+            made = estimate(allocation.compile(text), Workload(model, FULL, MemorySettings(GPUS["h200"].memory), BATCH))
+            assert all(item.bytes > 0 for one in made.footprints for phase in one.phases for item in phase.items), name
+            assert made._repr_html_().startswith("<div>")
