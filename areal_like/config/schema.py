@@ -268,6 +268,15 @@ class MegatronConfig(Section):
     )
 
 
+class FSDPConfig(Section):
+    """Settings of the FSDP trainer."""
+
+    gradient_checkpointing: bool = Field(False, description="Recompute each layer's activations in the backward pass.")
+    offload_params: bool = Field(
+        False, description="Keep parameters, gradients and optimizer state in host memory; nothing on CPU."
+    )
+
+
 class EngineConfig(Section):
     """A model on trainer ranks: what every role of a run that computes one has."""
 
@@ -278,6 +287,7 @@ class EngineConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
     megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
+    fsdp: FSDPConfig = Field(FSDPConfig(), description="Settings of the FSDP trainer (`backend: fsdp:d4`).")
     timeout_s: float = Field(
         1800.0,
         gt=0,

@@ -18,12 +18,19 @@ _fused = partial(torch.compile, dynamic=True) if torch.cuda.is_available() else 
 
 
 def log_probs_and_entropy(
-    logits: Tensor, rows: Tensor, labels: Tensor, *, temperature: float, vocab_size: int, group: dist.ProcessGroup
+    logits: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float,
+    vocab_size: int,
+    group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
     """log p(label) and the entropy of p = softmax(logits[row] / temperature), both `[rows]`, float32, differentiable.
 
     `logits` is `[tokens, padded vocabulary / tp]`; `rows` and `labels`, whole-vocabulary ids, are `[rows]`. Columns
-    from `vocab_size` on are padding and have probability 0. The result is the same on every rank of `group`.
+    from `vocab_size` on are padding and have probability 0. The result is the same on every rank of `group`; None: this
+    rank has the whole vocabulary.
     """
     return _VocabParallelLogProbs.apply(logits, rows, labels, 1.0 / temperature, vocab_size, group)
 
@@ -32,7 +39,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits, rows, labels, scale, vocab_size, group):
         columns = logits.shape[1]
-        first = group.rank() * columns
+        first = group.rank() * columns if group else 0
         valid = min(max(vocab_size - first, 0), columns)
         mine = (labels >= first) & (labels < first + valid)
         local = (labels - first).clamp(0, columns - 1)
@@ -41,7 +48,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         parts = [_local_sums(logits, r, scale, valid) for r in rows.split(step)]
         maximum, total, weighted = (torch.cat(column) for column in zip(*parts, strict=True))
         label = torch.where(mine, logits[rows, local].float() * scale, 0.0)
-        if group.size() > 1:
+        if group and group.size() > 1:
             local_maximum = maximum.clone()
             dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
             shrink = torch.exp(local_maximum - maximum)

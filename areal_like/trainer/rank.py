@@ -24,13 +24,10 @@ class TrainerRank:
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec) -> None:
         """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
-        if spec.backend != "megatron":
-            raise ValueError(f"no trainer runs on {spec.backend}; megatron is the one there is")
-        from areal_like.trainer.megatron.engine import MegatronEngine
         from areal_like.weights.collective.rank import CollectiveSender
 
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
-        self._engine: TrainEngine = MegatronEngine(spec, rendezvous)
+        self._engine = make_engine(spec, rendezvous)
         self._sender = CollectiveSender(self._engine, self._rank, self._address)
 
     def engine(self, method: str, *arguments: Any) -> Any:
@@ -40,3 +37,16 @@ class TrainerRank:
     def transfer(self, step: str, *arguments: Any) -> Any:
         """One step of the CollectiveSender."""
         return getattr(self._sender, step)(*arguments)
+
+
+def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
+    """The engine of a backend. Raises ValueError for one that nobody wrote."""
+    if spec.backend == "megatron":
+        from areal_like.trainer.megatron.engine import MegatronEngine
+
+        return MegatronEngine(spec, rendezvous)
+    if spec.backend == "fsdp":
+        from areal_like.trainer.fsdp.engine import FSDPEngine
+
+        return FSDPEngine(spec, rendezvous)
+    raise ValueError(f"no trainer runs on {spec.backend}; there are megatron and fsdp")

@@ -19,9 +19,17 @@ import psutil
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
-from areal_like.config.schema import EngineConfig, MegatronConfig, MicroBatchConfig, OptimizerConfig, TrainerRole
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
-from areal_like.trainer.megatron.engine import MegatronEngine
+from areal_like.config.schema import (
+    EngineConfig,
+    FSDPConfig,
+    MegatronConfig,
+    MicroBatchConfig,
+    OptimizerConfig,
+    TrainerRole,
+)
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError, TrainEngine
+from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # before anything else of megatron
+from areal_like.trainer.rank import make_engine
 
 # isort: split
 from areal_like.trainer.megatron import checkpoint
@@ -56,6 +64,8 @@ class Setting:
     machine: Machine = CPU
     megatron: Mapping[str, Any] = field(default_factory=dict)
     role: TrainerRole = "actor"
+    backend: str = "megatron"
+    fsdp: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,33 +94,33 @@ POLICY = LossSpec(decoupled_ppo, DecoupledPPO(clip_low=0.2, clip_high=0.3, behav
 
 
 @contextlib.contextmanager
-def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Iterator[MegatronEngine]:
+def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Iterator[TrainEngine]:
     """An engine that leaves the process group in the end, so that the next one finds the process as new."""
     config = EngineConfig(
         dtype=setting.machine.dtype,
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
+        fsdp=FSDPConfig(**setting.fsdp),
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
     )
-    made = MegatronEngine(
-        EngineSpec(
-            setting.role,
-            config,
-            None if setting.role == "ref" else setting.optimizer,
-            setting.model,
-            setting.sizes,
-            setting.machine.device,
-            seed=1,
-            total_steps=setting.total_steps,
-        ),
-        replace(rendezvous, listener=listener),
+    spec = EngineSpec(
+        setting.role,
+        config,
+        None if setting.role == "ref" else setting.optimizer,
+        setting.model,
+        setting.sizes,
+        setting.machine.device,
+        seed=1,
+        total_steps=setting.total_steps,
+        backend=setting.backend,
     )
+    made = make_engine(spec, replace(rendezvous, listener=listener))
     try:
         yield made
     finally:
         made.shutdown()
 
 
-def exported(made: MegatronEngine) -> dict[str, np.ndarray]:
+def exported(made: TrainEngine) -> dict[str, np.ndarray]:
     """All weights by Hugging Face name; a name that comes twice is an error."""
     weights: dict[str, np.ndarray] = {}
     for name, tensor in made.weights():

@@ -4,7 +4,6 @@ So a model has the same layers, weight names and checkpoint layout on CPU and GP
 Megatron's own local layers will not do: they know neither packed sequences nor context parallelism.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
+
+from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
 
 
 class TENorm(torch.nn.Module):
@@ -70,21 +71,6 @@ def _norm(config: TransformerConfig, x: Tensor, weight: Tensor, bias: Tensor | N
     if config.normalization == "LayerNorm":
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-@dataclass(frozen=True)
-class _Sequences:
-    """Some sequences of one pack as a padded batch, n of them, at most L tokens each (L / cp of them this rank's).
-
-    `queries` `[n, L / cp]` and `keys` `[n, L]` are places in this rank's pack and in all ranks' packs concatenated;
-    padding repeats a place. `real` marks queries that are no padding; `mask` `[n, 1, L / cp, L]` is None for plain
-    causal attention.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    real: Tensor
-    mask: Tensor | None
 
 
 class TEDotProductAttention(torch.nn.Module):
@@ -134,60 +120,20 @@ class TEDotProductAttention(torch.nn.Module):
         if self.cp_group.size() > 1:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
-        outputs, places = [], []
-        for group in _groups_of(packed_seq_params, self.cp_group.size(), self.cp_group.rank()):
-            q, k, v = (
-                t.index_select(0, at.flatten()).view(*at.shape, *t.shape[1:]).transpose(1, 2)
-                for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
-            )
-            o = F.scaled_dot_product_attention(
-                q, k, v, group.mask, is_causal=group.mask is None, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-            outputs.append(o.transpose(1, 2)[group.real])
-            places.append(group.queries[group.real])
-        output = torch.cat(outputs)
-        order = torch.empty(len(output), dtype=torch.long)
-        order[torch.cat(places)] = torch.arange(len(output))
-        return output.index_select(0, order).flatten(1)
+        groups = _groups_of(packed_seq_params, self.cp_group.size(), self.cp_group.rank())
+        return padded_attention(query, key, value, groups, self.scale).flatten(1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Attention has no parameters."""
         return {}
 
 
-def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[_Sequences]:
-    """The pack's sequences grouped by length, within a factor of two; made once, used by every layer."""
+def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[SequenceGroup]:
+    """Made once, used by every layer."""
     groups = getattr(pack, "_groups", None)
     if groups is None:
-        lengths = pack.cu_seqlens_q.diff()
-        kind = torch.ceil(torch.log2(lengths.float())).int()
-        groups = [_sequences(pack, torch.nonzero(kind == k).flatten(), cp, cp_rank) for k in kind.unique()]
-        pack._groups = groups
+        groups = pack._groups = group_by_length(pack.cu_seqlens_q, cp, cp_rank)
     return groups
-
-
-def _sequences(pack: PackedSeqParams, members: Tensor, cp: int, cp_rank: int) -> _Sequences:
-    starts, lengths = pack.cu_seqlens_q[:-1][members].long(), pack.cu_seqlens_q.diff()[members].long()
-    longest, local_total = int(lengths.max()), int(pack.cu_seqlens_q[-1]) // cp
-    chunk = (lengths // (2 * cp))[:, None]
-
-    def places(rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of this rank's tokens: place in its pack, position in their sequence, whether they are no padding."""
-        at = torch.arange(longest // cp)[None]
-        real = at < lengths[:, None] // cp
-        at = torch.where(real, at, 0)
-        position = at if cp == 1 else at + torch.where(at < chunk, rank, 2 * cp - 2 - rank) * chunk
-        return starts[:, None] // cp + at, position, real
-
-    queries, position, real = places(cp_rank)
-    if cp == 1:
-        return _Sequences(queries, queries, real, None)
-    keys, key_position, key_real = (
-        torch.cat(column, 1) for column in zip(*(places(rank) for rank in range(cp)), strict=True)
-    )
-    keys = keys + torch.arange(cp).repeat_interleave(longest // cp) * local_total
-    mask = (position[:, :, None] >= key_position[:, None, :]) & key_real[:, None, :]
-    return _Sequences(queries, keys, real, mask[:, None])
 
 
 def rotary_embedding_of_pack(

@@ -1,0 +1,177 @@
+"""One rank of the FSDP trainer: any dense model that transformers has, its parameters sharded over all ranks."""
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as distributed_checkpoint
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from areal_like.algorithms.losses import LossInputs
+from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer import packing
+from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
+from areal_like.trainer.fsdp import attention, optimizer
+from areal_like.trainer.fsdp.model import sharded_model, take_weights
+from areal_like.trainer.hf_checkpoint import write_checkpoint
+from areal_like.trainer.logprobs import log_probs_and_entropy
+from areal_like.trainer.process import join, prepare_process
+from areal_like.types import Batch, Floats, LossSpec
+
+
+class FSDPEngine:
+    """A TrainEngine over torch's FSDP2; every rank is a data-parallel one."""
+
+    def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
+        if spec.role == "critic":
+            raise RoleError("a critic has a Megatron backend: critic.backend=megatron:d1")
+        self._spec = spec
+        self.device = prepare_process(spec, rendezvous.address)
+        join(rendezvous, self.device)
+        torch.manual_seed(spec.seed)
+        self._model = sharded_model(spec.path, spec.config, self.device)
+        if spec.optimizer is not None:
+            self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
+            self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
+        self._skipped = 0  # steps in a row
+
+    def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
+        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        with torch.no_grad():
+            values = [self._log_probs_at(micro_batch, temperature)[0] for micro_batch in micro_batches]
+        return micro_batches.targets, torch.cat(values).cpu().numpy()
+
+    def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
+        raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
+
+    def train(
+        self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
+    ) -> dict[str, float]:
+        if self._spec.optimizer is None:
+            raise RoleError(f"the {self._spec.role} has no optimizer")
+        trained = batch.fields["loss_mask"] > 0
+        trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
+        if not (count := int(trained.sum())):
+            raise ValueError("no token of the batch is trained on: loss_mask is 0 wherever a token can be predicted")
+        self._optimizer.zero_grad()
+        parts = []
+        for micro_batch in self._micro_batches(batch, trained):
+            log_probs, entropy = self._log_probs_at(micro_batch, temperature)
+            inputs = LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+            per_token, stats = loss.function(inputs, loss.parameters)
+            weights = micro_batch.fields.get("loss_weights")
+            total = (per_token if weights is None else per_token * weights).sum()
+            (total * (dist.get_world_size() / count)).backward()  # FSDP averages gradients over ranks
+            parts.append({"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}})
+        return {**self._means(parts, count), **self._step(self._spec.optimizer, learning_rate)}
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        dtype = getattr(torch, self._spec.config.dtype)
+        for name, parameter in self._model.named_parameters():
+            yield name, parameter.detach().full_tensor().to(self.device, dtype)
+
+    def save_hf(self, path: Path) -> None:
+        spec, weights = self._spec, self.weights()
+        if dist.get_rank() == 0:
+            dtype = spec.config.dtype
+            write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
+        for _ in weights:  # the other ranks take part
+            pass
+        dist.barrier()
+
+    def load_hf(self, path: Path, decay: float) -> None:
+        if self._spec.optimizer is not None:
+            raise RoleError(f"the {self._spec.role} has an optimizer")
+        take_weights(self._model, path, decay)
+
+    def save(self, path: Path) -> None:
+        try:
+            distributed_checkpoint.save(self._state(), checkpoint_id=path)
+        except CheckpointException as error:
+            raise OSError(f"{path} cannot be written: {next(iter(error.failures.values()))[0]}") from error
+
+    def is_saved(self) -> bool:
+        return True  # all was written before `save` returned
+
+    def finish_save(self) -> None:
+        dist.barrier()
+
+    def load(self, path: Path) -> None:
+        if not (path / ".metadata").exists():
+            raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no .metadata)")
+        state = self._state()
+        distributed_checkpoint.load(state, checkpoint_id=path)
+        model, optimized = state["model"], state["optimizer"]
+        set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized)
+        self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
+
+    def shutdown(self) -> None:
+        vars(self).clear()  # process groups end with all that holds them
+        dist.destroy_process_group()
+        gc.collect()
+
+    def _state(self) -> dict[str, Any]:
+        model, optimized = get_state_dict(self._model, self._optimizer)
+        schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}
+        return {"model": model, "optimizer": optimized, "schedule": schedule}
+
+    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
+        """This rank's share."""
+        limit = self._spec.config.mb_spec.max_tokens_per_mb
+        schedule = packing.make_schedule(batch.lengths, dp=dist.get_world_size(), max_tokens=limit, alignment=1)
+        share = schedule.micro_batches[dist.get_rank()]
+        pack: Callable[[int], packing.MicroBatch] = cache(
+            lambda i: packing.pack(batch.tokens, batch.lengths, share[i], alignment=1)
+        )
+        return DeviceBatches(len(share), pack, batch, wanted, self.device)
+
+    def _log_probs_at(self, micro_batch: DeviceBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Of the predicted tokens; only their logits are computed."""
+        logits = self._model(
+            input_ids=micro_batch.tokens,
+            position_ids=micro_batch.positions,
+            use_cache=False,
+            logits_to_keep=micro_batch.rows,
+            **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen),
+        ).logits[0]
+        rows = torch.arange(len(logits), device=self.device)
+        return log_probs_and_entropy(
+            logits, rows, micro_batch.labels, temperature=temperature, vocab_size=logits.shape[1], group=None
+        )
+
+    def _means(self, parts: list[dict[str, Tensor]], count: int) -> dict[str, float]:
+        names = list(parts[0])
+        sums = torch.stack([sum(part[name] for part in parts).double() for name in names])
+        dist.all_reduce(sums)
+        means = {name: total / count for name, total in zip(names, sums.tolist(), strict=True)}
+        return {**means, "loss_tokens": float(count)}
+
+    def _step(self, section: OptimizerConfig, learning_rate: float | None) -> dict[str, float]:
+        """The update, and what is known of it; every rank sees the same numbers and decides alike."""
+        scheduled = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] if learning_rate is None else learning_rate
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        grad_norm = optimizer.step_if_finite(self._optimizer, section.gradient_clipping)
+        for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = rate
+        finite = math.isfinite(grad_norm)
+        if finite and learning_rate is None:
+            self._schedule.step()
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped > (limit := section.max_skipped_steps):
+            raise NonFiniteError(
+                f"the gradient norm is {grad_norm}; more than {limit} steps in a row were skipped "
+                f"({self._spec.role}.optimizer.max_skipped_steps)"
+            )
+        return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}

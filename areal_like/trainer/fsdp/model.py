@@ -1,0 +1,57 @@
+"""transformers' own model, sharded over all ranks by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`)."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from areal_like.config.schema import EngineConfig
+from areal_like.trainer.fsdp import attention
+
+
+def sharded_model(path: Path, engine: EngineConfig, device: torch.device) -> PreTrainedModel:
+    """The model at `path` with float32 shards; layers are gathered one at a time in the data type of `engine`."""
+    dtype = getattr(torch, engine.dtype)
+    attention.register()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(path))
+    if engine.fsdp.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    return model.float().train()
+
+
+def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
+    """Replace the weights by those of a Hugging Face checkpoint, but for the share `decay` of the present ones."""
+    files: dict[str, Path] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            files |= dict.fromkeys(tensors.keys(), file)
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):  # never: every parameter is sharded
+            continue
+        with safe_open(files[name], "pt") as tensors:
+            whole = tensors.get_tensor(name).to(parameter.device, parameter.dtype)
+        new = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.data.lerp_(new, 1 - decay)
+
+
+def _attention(path: Path) -> str:
+    """What computes a model's attention: ours where it is plain, else what transformers has for it."""
+    config = AutoConfig.from_pretrained(path)
+    if getattr(config, "attn_logit_softcapping", None):
+        return "eager"  # the only one that caps
+    return "sdpa" if _slides(config) else attention.NAME
+
+
+def _slides(config: PretrainedConfig) -> bool:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return kinds != {"full_attention"} or bool(getattr(config, "sliding_window", None))

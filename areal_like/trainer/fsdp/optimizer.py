@@ -1,0 +1,45 @@
+"""AdamW with Megatron's conventions, so that a run under FSDP is the run under Megatron."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from areal_like.config.schema import OptimizerConfig
+
+
+def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
+    """Biases and norms do not decay, as in `megatron/core/optimizer/__init__.py` (megatron-core 0.19.2)."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps)
+
+
+def make_schedule(optimizer: AdamW, section: OptimizerConfig, steps: int) -> LambdaLR:
+    """`trainer/megatron/optimizer.make_schedule`'s rates."""
+    warmup, final = section.warmup_steps, section.min_lr_ratio
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        fall = {"constant": 0.0, "linear": done, "cosine": (1 - math.cos(math.pi * done)) / 2}
+        return 1 - (1 - final) * fall[section.lr_scheduler_type]
+
+    return LambdaLR(optimizer, share)
+
+
+def step_if_finite(optimizer: AdamW, largest_norm: float) -> float:
+    """Clip and update, unless the gradient's norm is inf or nan; returns the norm, the same on every rank."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    measured = float(whole)
+    if math.isfinite(measured):
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, whole)
+        optimizer.step()
+    return measured
