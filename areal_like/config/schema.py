@@ -339,6 +339,7 @@ class RoleConfig(Section):
         None, description="How a batch is cut into micro-batches; null: as for the actor."
     )
     megatron: MegatronConfig | None = Field(None, description="Settings of the Megatron trainer; null: the actor's.")
+    fsdp: FSDPConfig | None = Field(None, description="Settings of the FSDP trainer; null: the actor's.")
     timeout_s: float | None = Field(
         None, gt=0, description="Longest time for one call of the role, in seconds; null: the actor's."
     )

@@ -22,7 +22,8 @@ from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import check_overrides
 
-_BACKENDS = {"actor": "megatron", "rollout": "sglang", "ref": "megatron", "critic": "megatron"}
+_TRAINERS = ("megatron", "fsdp")
+_BACKENDS = {"actor": _TRAINERS, "rollout": ("sglang",), "ref": _TRAINERS, "critic": ("megatron",)}
 _KEYS = {
     "ALLOC-BATCH-MINIBATCHES": "actor.ppo_n_minibatches",
     "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
@@ -191,20 +192,28 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     for role in ("actor", "rollout"):
         if role not in present:
             yield about(
-                role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role]}[{role}]:…"
+                role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role][0]}[{role}]:…"
             )
+    actor = present.get("actor")
+    if config.critic and "critic" not in present and actor and actor.backend not in _BACKENDS["critic"]:
+        message = f"the critic would run as the actor does, on {actor.backend}; it runs on megatron"
+        yield about("critic", message, "write critic.backend=megatron:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
         elif role not in _BACKENDS:
             roles = "actor, rollout, ref and critic"
             yield about(role, f"no part of a run is called {role}; the roles are {roles}", "leave it out")
-        elif engine.backend != _BACKENDS[role]:
-            message = f"{engine.backend} is known to the compiler only; the {role} runs on {_BACKENDS[role]}"
+        elif engine.backend not in _BACKENDS[role]:
+            able = " or ".join(_BACKENDS[role])
+            message = f"{engine.backend} is known to the compiler only; the {role} runs on {able}"
             if engine.kind != _KINDS[role]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
                 message = f"{engine.backend} cannot be the {role}: {kinds}"
-            yield about(role, message, f"write {_BACKENDS[role]}:…")
+            yield about(role, message, f"write {_BACKENDS[role][0]}:…")
+        elif engine.backend == "fsdp" and engine.sizes.dp < len(engine.devices):
+            message = "the FSDP trainer shards over data-parallel ranks only"
+            yield about(role, message, f"write fsdp:d{len(engine.devices)}, or megatron:… for other dimensions")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
             yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")

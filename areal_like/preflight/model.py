@@ -48,6 +48,9 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
     else:  # a name on the hub, which the trainer looks at once it is downloaded
         return
     model = {**model, **model.get("text_config", {})}
+    if plan.engine("actor").backend == "fsdp":
+        yield from _under_fsdp(spec)
+        return
     for problem in bridge_problems(actor.megatron.bridge_type, model, plan.engine("actor").sizes):
         key, message, help = problem.field, problem.message, problem.remedy
         if actor.init_model is not None and key in InitModelConfig.model_fields:
@@ -56,6 +59,13 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         elif not key.startswith("actor."):
             key, message = "actor.path", f"config.json, {key}: {message}"
         yield finding("RUN-BRIDGE", key, message, help)
+
+
+def _under_fsdp(spec: ModelSpec) -> Iterator[Finding]:
+    """transformers computes any model, but it joins experts to tensors that have other names in a checkpoint."""
+    if spec.experts:
+        message = "the FSDP trainer has no names for a mixture of experts' weights"
+        yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")
 
 
 def is_local(path: str) -> bool:

@@ -6,7 +6,14 @@ from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.config.findings import finding
-from areal_like.config.schema import ArithmeticConfig, DatasetConfig, EpisodeConfig, RunConfig
+from areal_like.config.schema import (
+    ArithmeticConfig,
+    DatasetConfig,
+    EpisodeConfig,
+    FSDPConfig,
+    MegatronConfig,
+    RunConfig,
+)
 from areal_like.preflight.machine import Device
 
 
@@ -81,6 +88,13 @@ def _strategies() -> Iterator[Rule]:
         yield Rule((f"{role}.scheduling_strategy.target",), separate, "it has GPUs of its own (type: separation)")
 
 
+def _trains_by_fsdp(run: RunConfig) -> bool:
+    return "fsdp" in (run.actor.backend or run.allocation_mode or "")
+
+
+_FOR_BOTH = "use_deterministic_algorithms"
+_MEGATRON_KEYS = tuple(f"actor.megatron.{name}" for name in MegatronConfig.model_fields if name != _FOR_BOTH)
+_FSDP_KEYS = tuple(f"actor.fsdp.{name}" for name in FSDPConfig.model_fields)
 _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
@@ -107,6 +121,8 @@ RULES = (
         "only episodes of a workflow of your own have limits (workflow)",
     ),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
+    Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
+    Rule(_FSDP_KEYS, lambda run: not _trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(
@@ -131,5 +147,6 @@ RULES = (
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (
+    Rule(("actor.fsdp.offload_params",), _trains_by_fsdp, "on CPU everything is in host memory"),
     Rule(("sglang.mem_fraction_static",), lambda _: True, "on CPU the KV cache holds what the run can have in flight"),
 )

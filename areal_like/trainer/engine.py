@@ -77,8 +77,8 @@ class TrainEngine(Protocol):
     def save(self, path: Path) -> None:
         """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
 
-        What is written is in host memory when this returns, so that training may go on. Raises RoleError for a role
-        without an optimizer, whose weights `save_hf` writes.
+        What is written is in host memory or on disk when this returns, so that training may go on. Raises RoleError for
+        a role without an optimizer, whose weights `save_hf` writes.
         """
 
     def is_saved(self) -> bool:

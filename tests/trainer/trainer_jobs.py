@@ -148,7 +148,7 @@ def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, sett
 def save_after_two_steps(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
 ) -> list[dict[str, float]]:
-    """Two steps, both kinds of checkpoint, a third step, before which nothing of the state has been written."""
+    """Two steps, both kinds of checkpoint, a third step, before which Megatron has written nothing."""
     trained = threading.Event()
 
     def write_late(*arguments: Any) -> Any:
@@ -162,7 +162,7 @@ def save_after_two_steps(
         made.save(folder / "state")
         made.save_hf(folder / "hf")
         step = made.train(make_batch(2), LossSpec(sft))
-        assert rendezvous.rank != 0 or not made.is_saved()
+        assert rendezvous.rank != 0 or setting.backend == "fsdp" or not made.is_saved()
         trained.set()
         made.finish_save()
         assert made.is_saved

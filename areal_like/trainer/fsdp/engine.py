@@ -95,6 +95,8 @@ class FSDPEngine:
         take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
+        if self._spec.optimizer is None:
+            raise RoleError(f"the {self._spec.role} has no optimizer")
         try:
             distributed_checkpoint.save(self._state(), checkpoint_id=path)
         except CheckpointException as error:
