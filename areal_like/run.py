@@ -90,7 +90,7 @@ def _open_record(job: Job, directory: Path, view: View) -> Record:
             directory,
             title,
             view,
-            make_sinks(stats, directory),
+            make_sinks(config, directory),
             about=_about(job),
             report=stats.report,
             decode=partial(job.tokenizer.decode, special=True),

@@ -497,9 +497,44 @@ class SaverConfig(Section):
     )
 
 
+class WandBConfig(Section):
+    """Weights & Biases; its own variables say more, such as WANDB_API_KEY and WANDB_BASE_URL."""
+
+    mode: Literal["disabled", "offline", "online"] = Field(
+        "disabled", description="`offline`: into the run's directory, for `wandb sync`; `online`: to the server."
+    )
+    project: str | None = Field(None, description="Project; null: `experiment_name`.")
+    entity: str | None = Field(None, description="User or team; null: wandb's default.")
+    group: str | None = Field(None, description="Group of runs; null: none.")
+
+
+class SwanLabConfig(Section):
+    """SwanLab."""
+
+    mode: Literal["disabled", "local", "offline", "cloud"] = Field(
+        "disabled",
+        description="`local`, `offline`: into the run's directory, to watch or to send later; `cloud`: sent.",
+    )
+    project: str | None = Field(None, description="Project; null: `experiment_name`.")
+    workspace: str | None = Field(None, description="Workspace; null: swanlab's default.")
+
+
+class MLflowConfig(Section):
+    """MLflow."""
+
+    tracking_uri: str | None = Field(
+        None,
+        description="Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: no MLflow.",
+    )
+    experiment_name: str | None = Field(None, description="Experiment; null: the run's `experiment_name`.")
+
+
 class StatsLoggerConfig(Section):
     """Where the numbers of each step go."""
 
+    wandb: WandBConfig = Field(WandBConfig(), description="Weights & Biases.")
+    swanlab: SwanLabConfig = Field(SwanLabConfig(), description="SwanLab.")
+    mlflow: MLflowConfig = Field(MLflowConfig(), description="MLflow.")
     tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
     console: bool = Field(True, description="Print live progress and a table of steps.")
     console_samples: int = Field(

@@ -1,14 +1,13 @@
 """What the model said: prompts, responses and rewards of each step as lines of JSON, and a look at them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from areal_like.metrics.lines import Lines, read_lines
-from areal_like.types import Trajectory
+from areal_like.types import Ints, Trajectory
 
 FOLDER = "samples"
 type Sample = dict[str, Any]
@@ -28,7 +27,7 @@ def sample_of(item: Trajectory, decode: Decode) -> Sample:
         "parts": dict(item.reward_parts),
         "finish_reason": str(item.finish_reason),
         "tokens": int(item.generated.sum()),
-        "versions": [[int(version), len(list(run))] for version, run in groupby(item.versions[start:])],
+        "versions": _stretches(item.versions[start:]),
         "prompt": decode(item.tokens[:start].tolist()),
         "response": decode(item.tokens[start:].tolist()),
     }
@@ -75,6 +74,12 @@ def shown(text: str, most: int | None = None) -> str:
     if most is not None and len(text) > most:
         text = f"{text[: most // 2]} … {text[-(most // 2) :]}"
     return "".join(c if c.isprintable() or (c == "\n" and most is None) else repr(c)[1:-1] for c in text)
+
+
+def _stretches(versions: Ints) -> list[list[int]]:
+    """Value and length of each stretch of equal values."""
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    return np.stack([versions[starts], np.diff(starts, append=len(versions))], axis=1).tolist()
 
 
 def _path(directory: Path, step: int, name: str | None) -> Path:

@@ -59,6 +59,9 @@ def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
         ("reward.type", "math_verify", "math-verify"),
         ("stats_logger", "matplotlib", "matplotlib"),
     ]
+    stats = config.stats_logger
+    wanted = {"wandb": stats.wandb.mode, "swanlab": stats.swanlab.mode, "mlflow": stats.mlflow.tracking_uri}
+    needed += [(f"stats_logger.{name}", name, name) for name, how in wanted.items() if how not in (None, "disabled")]
     if config.stats_logger.tensorboard:
         needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
     if device == "cuda" and _gpu_count():  # a controller without GPUs has no need of it

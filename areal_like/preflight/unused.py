@@ -143,6 +143,21 @@ RULES = (
     Rule(("ref.megatron.use_distributed_optimizer",), lambda _: True, "a reference has no optimizer"),
     *_strategies(),
     Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
+    Rule(
+        tuple(f"stats_logger.wandb.{name}" for name in ("project", "entity", "group")),
+        lambda run: run.stats_logger.wandb.mode == "disabled",
+        "stats_logger.wandb.mode is disabled",
+    ),
+    Rule(
+        tuple(f"stats_logger.swanlab.{name}" for name in ("project", "workspace")),
+        lambda run: run.stats_logger.swanlab.mode == "disabled",
+        "stats_logger.swanlab.mode is disabled",
+    ),
+    Rule(
+        ("stats_logger.mlflow.experiment_name",),
+        lambda run: run.stats_logger.mlflow.tracking_uri is None,
+        "stats_logger.mlflow.tracking_uri names no server",
+    ),
     Rule(("stats_logger.console_samples",), lambda run: run.stats_logger.samples == 0, "no samples are kept"),
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )

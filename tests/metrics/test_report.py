@@ -17,11 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from areal_like import commands
-from areal_like.config.schema import StatsLoggerConfig
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.report import TEMPLATE, Report, write_report
-from areal_like.metrics.sinks import make_sinks
+from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.types import FinishReason, Trajectory
 
 STEPS = 12
@@ -50,7 +49,7 @@ def decode(tokens: list[int]) -> str:
 def record_run(directory: Path, seed: int = 0, title: str = "a title", end: str | None = "finished") -> Path:
     """What a run of 12 steps leaves, of which every third is evaluated; `end` None: it was killed."""
     directory.mkdir(parents=True)
-    sinks = make_sinks(StatsLoggerConfig(tensorboard=False), directory)
+    sinks = [Scalars(directory / "metrics.jsonl")]
     about = ABOUT | {"config": f"seed: {seed}\nactor: {{}}"}
     record = Record(directory, title, View(False), sinks, about=about, report=True, decode=decode, n_shown=2)
     clock = time.time()

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from areal_like.config.schema import StatsLoggerConfig
+from areal_like.config.schema import RunConfig
+from areal_like.metrics.sinks.mlflow import MLflow
 from areal_like.metrics.sinks.scalars import Scalars
+from areal_like.metrics.sinks.swanlab import SwanLab
 from areal_like.metrics.sinks.tensorboard import TensorBoard
+from areal_like.metrics.sinks.wandb import WandB
 
 
 class StatsSink(Protocol):
@@ -19,9 +22,21 @@ class StatsSink(Protocol):
         """Nothing follows."""
 
 
-def make_sinks(config: StatsLoggerConfig, directory: Path) -> list[StatsSink]:
-    """The sinks that a configuration asks for; `metrics.jsonl` is always there."""
+def make_sinks(config: RunConfig, directory: Path) -> list[StatsSink]:
+    """The sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError."""
+    stats, experiment, trial, about = (
+        config.stats_logger,
+        config.experiment_name,
+        config.trial_name,
+        config.model_dump(),
+    )
     sinks: list[StatsSink] = [Scalars(directory / "metrics.jsonl")]
-    if config.tensorboard:
+    if stats.tensorboard:
         sinks.append(TensorBoard(directory / "tensorboard"))
+    if stats.wandb.mode != "disabled":
+        sinks.append(WandB(stats.wandb, directory, experiment, trial, about))
+    if stats.swanlab.mode != "disabled":
+        sinks.append(SwanLab(stats.swanlab, directory, experiment, trial, about))
+    if stats.mlflow.tracking_uri is not None:
+        sinks.append(MLflow(stats.mlflow, experiment, trial, about))
     return sinks

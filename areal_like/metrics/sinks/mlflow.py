@@ -1,0 +1,32 @@
+"""Scalars to MLflow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_like.config.schema import MLflowConfig
+from areal_like.errors import RecordError
+
+
+class MLflow:
+    """One run of the experiment there. Names have `_at_` for `@`, which MLflow refuses."""
+
+    def __init__(self, config: MLflowConfig, experiment: str, trial: str, about: Mapping[str, Any]) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        try:
+            mlflow.set_tracking_uri(config.tracking_uri)
+            mlflow.set_experiment(config.experiment_name or experiment)
+            mlflow.start_run(run_name=trial)
+            mlflow.log_dict(dict(about), "config.json")
+        except (mlflow.exceptions.MlflowException, OSError) as error:
+            raise RecordError(f"MLflow (stats_logger.mlflow) cannot be used: {error}") from error
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """See StatsSink; a thread of mlflow's own sends it."""
+        named = {name.replace("@", "_at_"): value for name, value in scalars.items()}
+        self._mlflow.log_metrics(named, step=step, synchronous=False)
+
+    def close(self) -> None:
+        """See StatsSink."""
+        self._mlflow.end_run()

@@ -1,0 +1,37 @@
+"""Scalars to SwanLab."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_like.config.schema import SwanLabConfig
+from areal_like.errors import RecordError
+
+
+class SwanLab:
+    """One run there; with `mode: local` or `offline` it lies in the run's directory."""
+
+    def __init__(
+        self, config: SwanLabConfig, directory: Path, experiment: str, trial: str, about: Mapping[str, Any]
+    ) -> None:
+        import swanlab
+
+        try:
+            self._run = swanlab.init(
+                project=config.project or experiment,
+                workspace=config.workspace,
+                experiment_name=trial,
+                config=dict(about),
+                logdir=str(directory / "swanlab"),
+                mode=config.mode,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise RecordError(f"SwanLab (stats_logger.swanlab) cannot be used: {error}") from error
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """See StatsSink; a thread of swanlab's own sends it."""
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """See StatsSink."""
+        self._run.finish()
