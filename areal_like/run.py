@@ -15,7 +15,7 @@ from areal_like.algorithms.presets import grpo
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
 from areal_like.config.schema import TrainerRole
-from areal_like.data.dataset import PromptStream
+from areal_like.data.stream import PromptStream
 from areal_like.engines import make_reference, start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import EvaluationSet, Evaluator
@@ -176,7 +176,9 @@ def _parts(
     sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
     most = config.rollout.max_concurrent_rollouts
     collector = Collector(
-        prompts=PromptStream(job.train_prompts, shuffle=train_data.shuffle, seed=config.seed),
+        prompts=PromptStream(
+            job.train_prompts, shuffle=train_data.shuffle, seed=config.seed, weights=train_data.weights
+        ),
         groups=job.steps * train_data.batch_size,
         workflow=workflows.make(
             Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),

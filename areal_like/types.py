@@ -28,13 +28,15 @@ class Prompt:
     """One dataset row, ready to be generated from.
 
     `sample_id` is the row's number in the dataset, `row` the row with all of its columns, `answer` its reference answer
-    ("" where it has none). `tokens` are the prompt as it is generated from.
+    ("" where it has none). `tokens` are the prompt as it is generated from. `dataset` names the set of a mixture that
+    it is from, "" for the one at `path`.
     """
 
     sample_id: int
     tokens: Sequence[int]
     answer: str = ""
     row: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from areal_like.algorithms.batch import supervised_batch
 from areal_like.algorithms.losses import sft
-from areal_like.data.dataset import PromptStream
+from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.metrics.console import View
 from areal_like.preflight import Job

@@ -37,6 +37,13 @@ def _name(name: str) -> str:
     return name
 
 
+def _template_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a chat template, without those that a run gives it."""
+    if taken := {"messages", "tools", "chat_template", "add_generation_prompt"} & variables.keys():
+        raise ValueError(f"variables of the template without {', '.join(sorted(taken))}, which the run gives it")
+    return variables
+
+
 PATH = AfterValidator(_path)
 NAME = AfterValidator(_name)
 
@@ -80,18 +87,53 @@ class ArithmeticConfig(Section):
     seed: int = Field(0, ge=0, description="Seed of the generator; train and test never share a question.")
 
 
-class DatasetConfig(Section):
-    """Where prompts come from and how they are batched."""
+class SourceConfig(Section):
+    """Rows, and how a prompt is made of one. All of its columns reach reward and workflow."""
 
     path: Annotated[str, PATH] = Field(
-        description="A JSONL or Parquet file, a Hugging Face dataset name such as `openai/gsm8k`, or `arithmetic`."
+        description="A JSONL or Parquet file, a Hugging Face dataset name such as `openai/gsm8k`, `arithmetic`, or "
+        "`my_data.py:rows`: an object with `__len__` and `__getitem__`, or a function that returns one."
     )
     name: str | None = Field(None, description="Configuration of a Hugging Face dataset, such as `main`.")
     split: str = Field("train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
-    prompt_field: str = Field("question", description="Field that holds the problem's text.")
-    answer_field: str = Field("answer", description="Field that holds the reference answer.")
-    max_prompt_length: int = Field(1024, ge=1, description="Longest prompt, in tokens; a longer one is an error.")
+    prompt_field: str = Field(
+        "question",
+        description="Field that holds the problem: text, or a list of messages (`role`, `content`). Dots reach into "
+        "nested fields.",
+    )
+    answer_field: str = Field(
+        "answer",
+        description="Field that holds the reference answer, such as `reward_model.ground_truth`; needed where the "
+        "reward has a `type`.",
+    )
+    system_prompt: str | None = Field(
+        None, description="System message of prompts that have none; null: none. It makes a conversation of a text."
+    )
+    tools: list[dict[str, Any]] = Field(
+        [], description="Tools that the chat template is given, as JSON schemas in OpenAI's form."
+    )
+    tools_field: str | None = Field(None, description="Field with a row's own tools, in place of `tools`; null: none.")
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field(
+        {}, description="Variables of the chat template, such as `enable_thinking: false`."
+    )
     arithmetic: ArithmeticConfig = Field(ArithmeticConfig(), description="Settings of `path: arithmetic`.")
+
+
+class DatasetConfig(SourceConfig):
+    """Where prompts come from and how long they may be."""
+
+    max_prompt_length: int = Field(1024, ge=1, description="Longest prompt, in tokens.")
+    overlong_prompts: Literal["refuse", "drop", "truncate"] = Field(
+        "refuse",
+        description="What is done with longer ones. `refuse`: the run does not start; `drop`: their rows are left out; "
+        "`truncate`: their last `max_prompt_length` tokens are kept. How many, a warning says.",
+    )
+
+
+class MixtureConfig(SourceConfig):
+    """A further set of prompts."""
+
+    weight: float = Field(1.0, gt=0, description="Share of the prompts, relative to the weights of the others.")
 
 
 class TrainDatasetConfig(DatasetConfig):
@@ -99,6 +141,16 @@ class TrainDatasetConfig(DatasetConfig):
 
     batch_size: int = Field(64, ge=1, description="Prompts per training step; each gives `gconfig.n_samples` samples.")
     shuffle: bool = Field(True, description="Visit the prompts in a new seeded order every epoch.")
+    mixture: dict[str, MixtureConfig] = Field(
+        {}, description="Further sets by name, drawn from beside `path`'s by their `weight`."
+    )
+    weight: float = Field(1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`.")
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The weight of each set by its name, "" for `path`'s; None where there is only that."""
+        further = {name: source.weight for name, source in self.mixture.items()}
+        return {"": self.weight, **further} if further else None
 
 
 class ValidDatasetConfig(DatasetConfig):

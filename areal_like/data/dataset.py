@@ -1,114 +1,83 @@
-"""Datasets in, prompts out; a stream over them whose place can be saved.
-
-A dataset is a JSONL or Parquet file, `owner/name` on the Hugging Face hub, or `arithmetic`.
-"""
+"""Rows in, prompts out: text or messages, tokenised, with lengths that a run can take."""
 
 import hashlib
-import itertools
 import json
-import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from areal_like.config.schema import DatasetConfig, RunConfig, ValidDatasetConfig
+from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
+from areal_like.data.records import DatasetError, Record, read_records, rows_of, value_at
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.demo import arithmetic
 from areal_like.types import Prompt
 
-type Record = Mapping[str, Any]
 type AnswerCheck = Callable[[str], tuple[str, str] | None]  # what a reference answer lacks and what would do, or None
+type Note = Callable[[str, str], None]  # takes a field of the dataset's config, and what is to be known about it
 
-_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-
-
-class DatasetError(Exception):
-    """A dataset that cannot be used.
-
-    `field` is the field of its config at fault, `problem` names file and row, `remedy` says what would do.
-    """
-
-    def __init__(self, field: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}; {remedy}")
-        self.field, self.problem, self.remedy = field, problem, remedy
+MAIN = ""  # the name of the set at `path` among those of a mixture
 
 
 def load_prompts(
-    config: DatasetConfig, tokenizer: Tokenizer, check_answer: AnswerCheck | None, *, train_on_answers: bool = False
+    config: DatasetConfig,
+    tokenizer: Tokenizer,
+    check_answer: AnswerCheck | None,
+    *,
+    train_on_answers: bool = False,
+    note: Note = lambda field, text: None,
 ) -> list[Prompt]:
-    """All prompts of a dataset, tokenised; raises DatasetError.
+    """All prompts of a dataset and of the sets mixed with it, tokenised; raises DatasetError.
 
-    `check_answer` is the reward's, None if that is not known. With `train_on_answers` the tokenizer has to know the
-    words of the reference answers too.
+    `check_answer` is the reward's, None if that does without answers. With `train_on_answers` the tokenizer has to know
+    the words of the reference answers too. `note` is told what became of prompts that are too long.
     """
-    records = read_problems(config, check_answer)
-    prompts = [_prompt(config, tokenizer, row, record, train_on_answers) for row, record in enumerate(records)]
-    _check_lengths(config, prompts)
+    prompts = []
+    for name, source in _sources(config):
+        try:
+            records = _checked(config, source, read_records(source), check_answer, train_on_answers)
+            prompts += _prompts(config, source, name, records, tokenizer, train_on_answers, note)
+        except DatasetError as error:
+            field = (
+                f"mixture.{name}.{error.field}" if name and error.field in SourceConfig.model_fields else error.field
+            )
+            raise DatasetError(field, error.problem, error.remedy) from error
     return prompts
 
 
-def read_problems(config: DatasetConfig, check_answer: AnswerCheck | None) -> Sequence[Record]:
+def prompts_of(
+    rows: Any, config: DatasetConfig, tokenizer: Tokenizer, check_answer: AnswerCheck | None = None
+) -> list[Prompt]:
+    """The prompts of an object with rows, as torch.utils.data.Dataset has them; else as `load_prompts`."""
+    records = _checked(config, config, rows_of(rows, type(rows).__name__), check_answer, False)
+    return _prompts(config, config, MAIN, records, tokenizer, False, lambda field, text: None)
+
+
+def read_problems(
+    config: DatasetConfig, check_answer: AnswerCheck | None, *, train_on_answers: bool = False
+) -> list[Record]:
     """The rows of a dataset that a run uses, each with a problem and a sound answer; raises DatasetError."""
-    records = read_records(config)
-    if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
-        records = records[: config.max_samples]
-    for row, record in enumerate(records):
-        for field in ("prompt_field", "answer_field"):
-            text, there, remedy = record.get(getattr(config, field)), None, "fill it in, or leave that row out"
-            if not isinstance(text, str):
-                there, remedy = "no text", f"its fields are {', '.join(map(str, record))}"
-            elif not text.strip():
-                there = "nothing"
-            elif field == "answer_field" and check_answer is not None and (fault := check_answer(text)):
-                there, remedy = fault[0], f"{fault[1]}, or leave that row out"
-            if there:
-                raise _row_error(config, row, field, f"has {there} in field {getattr(config, field)!r}", remedy)
-    return records
+    sources = [source for _, source in _sources(config)]
+    return [
+        row
+        for source in sources
+        for row in _checked(config, source, read_records(source), check_answer, train_on_answers)
+    ]
 
 
-def _row_error(config: DatasetConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
-    return DatasetError(field, f"{config.path}, row {row + 1} {problem}", remedy)
+def messages_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
+    """A row's conversation: its messages, or its text as the user's, after `system_prompt` where it has no other."""
+    given = value_at(record, source.prompt_field)
+    own = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = [_message(message) for message in own]
+    if source.system_prompt is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": source.system_prompt})
+    return messages
 
 
-def read_records(config: DatasetConfig) -> Sequence[Record]:
-    """The rows of a dataset, at least one; raises DatasetError."""
-    path = config.path
-    if path == "arithmetic":
-        return _read_arithmetic(config)
-    if problem := _path_problem(path):
-        remedy = "name a JSONL or Parquet file, or a dataset of the hub as owner/name"
-        raise DatasetError("path", f"{path} {problem}", remedy)
-    read = {"jsonl": _read_jsonl, "parquet": _read_parquet}.get(path.rpartition(".")[2])
-    if not (records := read(path) if read else _read_hub(config)):
-        raise DatasetError("path", f"{path} has no rows", "give it at least one problem")
-    return records
-
-
-class PromptStream:
-    """Endless passes over the prompts, each in its own seeded order; `stream[place]` is the prompt at a place.
-
-    Order depends on `seed` and the number of the pass alone, so a place is all that a resumed run has to know.
-    """
-
-    def __init__(self, prompts: Sequence[Prompt], *, shuffle: bool, seed: int) -> None:
-        self._prompts, self._shuffle, self._seed = prompts, shuffle, seed
-        self._order_of = lru_cache(maxsize=2)(self._order)  # of the passes that groups are started from
-
-    def __getitem__(self, place: int) -> Prompt:
-        epoch, position = divmod(place, len(self._prompts))
-        return self._prompts[self._order_of(epoch)[position]]
-
-    def __iter__(self) -> Iterator[Prompt]:
-        return map(self.__getitem__, itertools.count())
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        if not self._shuffle:
-            return range(len(self._prompts))
-        return np.random.default_rng([self._seed, epoch]).permutation(len(self._prompts)).tolist()
+def tools_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
+    """The tools of a row as JSON schemas: its own column's, where there is one, else `tools`."""
+    own = value_at(record, source.tools_field) if source.tools_field else None
+    own = json.loads(own) if isinstance(own, str) else own
+    return list(source.tools if own is None else own)
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
@@ -125,88 +94,125 @@ def training_steps(config: RunConfig, n_prompts: int) -> int:
     return steps if config.total_train_steps is None else min(steps, config.total_train_steps)
 
 
-def _path_problem(path: str) -> str | None:
-    """Why a path is neither a file that can be read nor a name on the hub.
-
-    The datasets library would take other names for a folder or for one of its builders, and read what lies there.
-    """
-    readable = path.endswith((".jsonl", ".parquet"))
-    if os.path.isfile(path):
-        return None if readable else "is neither JSONL nor Parquet"
-    if os.path.exists(path):
-        return "is not a file"
-    return None if _HUB_NAME.fullmatch(path) and not readable else "does not exist"
+def _sources(config: DatasetConfig) -> Iterator[tuple[str, SourceConfig]]:
+    yield MAIN, config
+    if isinstance(config, TrainDatasetConfig):
+        yield from config.mixture.items()
 
 
-def _read_arithmetic(config: DatasetConfig) -> list[dict[str, str]]:
-    if config.split not in arithmetic.SPLITS:
-        raise DatasetError("split", f"arithmetic has no split {config.split}", "write train or test")
-    settings = config.arithmetic
-    return arithmetic.generate(settings.size, settings.max_number, settings.seed, config.split)
-
-
-def _read_jsonl(path: str) -> list[Record]:
-    records: list[Record] = []
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise DatasetError("path", f"{path} cannot be read: {error}", "make it readable") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            records += [json.loads(line)] if line.strip() else []
-        except ValueError as error:  # not JSON, or not UTF-8
-            problem = f"{path}, line {number} is not JSON: {error}"
-            raise DatasetError("path", problem, "write one object per line") from error
-        if records and not isinstance(records[-1], dict):
-            raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
+def _checked(
+    config: DatasetConfig,
+    source: SourceConfig,
+    records: Sequence[Record],
+    check_answer: AnswerCheck | None,
+    answers_needed: bool,
+) -> Sequence[Record]:
+    """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError."""
+    if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
+        records = records[: config.max_samples]
+    for row, record in enumerate(records):
+        columns = f"its fields are {', '.join(map(str, record))}"
+        if problem := _prompt_problem(value_at(record, source.prompt_field)):
+            remedy = columns if problem.startswith("no ") else "correct it, or leave that row out"
+            raise _field_error(source, row, "prompt_field", problem, remedy)
+        answer = value_at(record, source.answer_field)
+        if check_answer is None and not answers_needed:
+            continue
+        if not isinstance(answer, str):
+            raise _field_error(source, row, "answer_field", "no text", columns)
+        fault = ("nothing", "fill it in") if not answer.strip() else check_answer(answer) if check_answer else None
+        if fault:
+            raise _field_error(source, row, "answer_field", fault[0], f"{fault[1]}, or leave that row out")
     return records
 
 
-def _read_parquet(path: str) -> list[Record]:
-    import pyarrow
-    from pyarrow import parquet
+def _prompt_problem(prompt: Any) -> str | None:
+    """Why a value is neither text nor a conversation that can be trained on."""
+    if isinstance(prompt, str):
+        return None if prompt.strip() else "nothing"
+    if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
+        return "no text and no list of messages"
+    messages = list(prompt)
+    if not messages:
+        return "no message"
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return f"a message without a role ({str(message)[:60]})"
+        content = message.get("content")
+        if content is None or isinstance(content, str):
+            continue
+        kinds = {part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content}
+        if kinds - {"text"}:
+            return f"a message with {', '.join(map(str, kinds - {'text'}))}, where only text can be trained on,"
+    return None
 
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that only other messages of a Parquet file have."""
+    return {key: value for key, value in message.items() if value is not None or key == "content"}
+
+
+def _prompts(
+    config: DatasetConfig,
+    source: SourceConfig,
+    name: str,
+    records: Sequence[Record],
+    tokenizer: Tokenizer,
+    train_on_answers: bool,
+    note: Note,
+) -> list[Prompt]:
+    prompts = [_prompt(source, name, tokenizer, row, record, train_on_answers) for row, record in enumerate(records)]
+    return _within_length(config, source, prompts, note)
+
+
+def _prompt(
+    source: SourceConfig, name: str, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool
+) -> Prompt:
+    answer = value_at(record, source.answer_field)
+    answer = answer if isinstance(answer, str) else ""
     try:
-        return parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DatasetError("path", f"{path} cannot be read as Parquet: {error}", "write it again") from error
-
-
-def _read_hub(config: DatasetConfig) -> Sequence[Record]:
-    import datasets
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return datasets.load_dataset(config.path, config.name, split=config.split).to_list()
-    except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        problem = f"is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
-        raise DatasetError(
-            "path", f"{config.path} {problem}", "check the name, `name` and `split`, or prepare a Parquet file"
-        ) from error
-
-
-def _prompt(config: DatasetConfig, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool) -> Prompt:
-    answer = record[config.answer_field]
-    try:
-        tokens = tokenizer.encode_prompt(record[config.prompt_field])
+        tokens = _encoded(source, tokenizer, record)
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
-    except TokenizerError as error:
+    except (TokenizerError, ValueError, TypeError) as error:  # the latter are of a row's tools
         remedy = "correct the row or the chat template"
-        raise _row_error(config, row, "path", f"cannot be tokenised: {error}", remedy) from error
+        raise _row_error(source, row, "path", f"cannot be tokenised: {error}", remedy) from error
     for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
-            raise _row_error(config, row, "path", problem, f"{remedy}, such as `bytes`")
-    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record)
+            raise _row_error(source, row, "path", problem, f"{remedy}, such as `bytes`")
+    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name)
 
 
-def _check_lengths(config: DatasetConfig, prompts: Sequence[Prompt]) -> None:
-    too_long = [prompt for prompt in prompts if len(prompt.tokens) > config.max_prompt_length]
+def _encoded(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list[int]:
+    """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
+    given, tools = value_at(record, source.prompt_field), tools_of(source, record)
+    if isinstance(given, str) and source.system_prompt is None and not tools and not source.chat_template_kwargs:
+        return tokenizer.encode_prompt(given)
+    return tokenizer.encode_chat(messages_of(source, record), tools or None, **source.chat_template_kwargs)
+
+
+def _within_length(config: DatasetConfig, source: SourceConfig, prompts: list[Prompt], note: Note) -> list[Prompt]:
+    """What `overlong_prompts` leaves; raises DatasetError where it refuses, or leaves nothing."""
+    most = config.max_prompt_length
+    too_long = [prompt for prompt in prompts if len(prompt.tokens) > most]
     if not too_long:
-        return
-    first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
+        return prompts
     share = f"{len(too_long)} of {len(prompts)} rows are too long"
-    problem = f"has {len(first.tokens)} tokens, more than {config.max_prompt_length} ({share})"
-    remedy = f"set max_prompt_length to {longest} or leave those rows out"
-    raise _row_error(config, first.sample_id, "max_prompt_length", problem, remedy)
+    if config.overlong_prompts == "truncate":
+        note("overlong_prompts", f"{source.path}: {share}, and keep their last {most} tokens (max_prompt_length)")
+        return [replace(prompt, tokens=prompt.tokens[-most:]) for prompt in prompts]
+    if config.overlong_prompts == "drop" and len(too_long) < len(prompts):
+        note("overlong_prompts", f"{source.path}: {share} and left out, with more than {most} tokens")
+        return [prompt for prompt in prompts if len(prompt.tokens) <= most]
+    first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
+    problem = f"has {len(first.tokens)} tokens, more than {most} ({share})"
+    remedy = f"set max_prompt_length to {longest}, or overlong_prompts to drop or truncate"
+    raise _row_error(source, first.sample_id, "max_prompt_length", problem, remedy)
+
+
+def _field_error(source: SourceConfig, row: int, field: str, there: str, remedy: str) -> DatasetError:
+    return _row_error(source, row, field, f"has {there} in field {getattr(source, field)!r}", remedy)
+
+
+def _row_error(source: SourceConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
+    return DatasetError(field, f"{source.path}, row {row + 1} {problem}", remedy)

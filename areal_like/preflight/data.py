@@ -1,6 +1,7 @@
 """The data of a run, read and tokenised, and what its size and lengths mean for the run."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
@@ -21,13 +22,19 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     datasets |= {f"evaluator.datasets.{name}": data for name, data in config.evaluator.datasets.items()}
     prompts: dict[str, Sequence[Prompt]] = dict.fromkeys(datasets, ())
     findings = []
-    check_answer, on_answers = answer_check(config.reward), config.warm_start is not None
+
+    def note(key: str, field: str, text: str) -> None:
+        findings.append(finding("RUN-DATASET", f"{key}.{field}", text, severity=Severity.WARNING))
+
+    check_answer, on_answers = answer_check(config), config.warm_start is not None
     for key, dataset in datasets.items():
         try:
             if dataset is not None and tokenizer is not None:
-                prompts[key] = load_prompts(dataset, tokenizer, check_answer, train_on_answers=on_answers)
+                prompts[key] = load_prompts(
+                    dataset, tokenizer, check_answer, train_on_answers=on_answers, note=partial(note, key)
+                )
             elif dataset is not None:
-                read_problems(dataset, check_answer)
+                read_problems(dataset, check_answer, train_on_answers=on_answers)
         except DatasetError as error:
             findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
         except ModuleNotFoundError as error:

@@ -54,7 +54,7 @@ def _datasets(names: Iterable[str], read: Callable[[DatasetConfig], bool], why: 
 
 
 def _is_file(data: DatasetConfig) -> bool:
-    return data.path.endswith((".jsonl", ".parquet"))
+    return data.path.endswith((".jsonl", ".parquet")) or ":" in data.path  # or an object: my_data.py:rows
 
 
 def _is_made(data: DatasetConfig) -> bool:
@@ -120,6 +120,7 @@ RULES = (
         lambda run: run.workflow is None,
         "only episodes of a workflow of your own have limits (workflow)",
     ),
+    Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
     Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
     Rule(_FSDP_KEYS, lambda run: not _trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),

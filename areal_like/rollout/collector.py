@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from areal_like.data.dataset import PromptStream
+from areal_like.data.stream import PromptStream
 from areal_like.events import span
 from areal_like.rollout.admission import Admission
 from areal_like.types import Trajectory

@@ -65,7 +65,7 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is dict:
         return "names with values"
-    return _NAMES[annotation]
+    return "list" if get_origin(annotation) is list else _NAMES[annotation]
 
 
 def _yaml(value: Any) -> str:

@@ -15,7 +15,7 @@ import typer
 from splits import Instruction, OutputDir, Overwrite, write_splits
 
 from areal_like.config.schema import DatasetConfig
-from areal_like.data.dataset import DatasetError, Record, read_records
+from areal_like.data.records import DatasetError, Record, read_records
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 

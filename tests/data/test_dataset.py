@@ -9,7 +9,9 @@ import pytest
 from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
-from areal_like.data.dataset import DatasetError, PromptStream, fingerprint, load_prompts
+from areal_like.data.dataset import fingerprint, load_prompts
+from areal_like.data.records import DatasetError
+from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.rewards import REWARDS
 from areal_like.rewards.gsm8k import verify

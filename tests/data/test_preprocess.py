@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.config.schema import DatasetConfig
-from areal_like.data.dataset import read_records
+from areal_like.data.records import read_records
 
 ROOT = Path(__file__).parents[2]
 

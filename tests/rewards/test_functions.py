@@ -152,3 +152,24 @@ def test_what_is_no_reward_function_is_told(own, name, words):
 def test_what_is_no_reward_is_told(own, name, response, words):
     with pytest.raises(UserCodeError, match=words):
         functions.judge(Portable.of(f"{own}:{name}"))([response] * 2, {})
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/own_reward/my_rewards.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("score", [1.0, 0.0, 1.0]), ("close", [1.0, 0.5, 1.0]), ("shortest", [6 / 12, 0.0, 0.0])]
+)
+def test_the_examples_rewards(name, wanted):
+    reward, row = Portable.of(f"{EXAMPLE}:{name}"), {"answer": "#### 7"}
+    calls = [["#### 7", "#### 8", "#### 7      "]]
+    if not functions.compares_group(reward):
+        calls = [[response] for response in calls[0]]
+    given = [one for call in calls for one in functions.judge(reward)(call, row)]
+    assert [one.value for one in given] == pytest.approx(wanted, abs=0.05)
+
+
+def test_the_examples_reward_is_three_lines_at_most():
+    source = EXAMPLE.read_text()
+    body = source[source.index("def score") :].partition("\n\n\n")[0]
+    assert len(body.splitlines()) <= 3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal_like.data.dataset import PromptStream
+from areal_like.data.stream import PromptStream
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.types import FinishReason, Prompt, Trajectory

@@ -1,0 +1,71 @@
+"""A stream over prompts in which every place can be found again, of one set or of several with weights."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_like.types import Prompt
+
+
+class PromptStream:
+    """Endless passes over the prompts, each in its own seeded order; `stream[place]` is the prompt at a place.
+
+    Order depends on `seed` and the number of the pass alone, so a place is all that a resumed run has to know.
+
+    With `weights`, by the prompts' `dataset`, a pass has as many places as there are prompts, and each set the share of
+    them that its weight says, at least one. Every set has passes of its own, through which it goes on in the next pass
+    of the whole: a small set with a large weight comes more often, a large one with a small weight in parts.
+    """
+
+    def __init__(
+        self, prompts: Sequence[Prompt], *, shuffle: bool, seed: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self._prompts, self._shuffle, self._seed = prompts, shuffle, seed
+        names = [prompt.dataset for prompt in prompts]
+        self._sets = [np.flatnonzero([name == of for of in names]) for name in weights or ()]
+        self._shares = shares(list((weights or {}).values()), len(prompts)) if weights else []
+        self._order_of = lru_cache(maxsize=2)(self._order)  # of the passes that groups are started from
+
+    def __getitem__(self, place: int) -> Prompt:
+        epoch, position = divmod(place, len(self._prompts))
+        return self._prompts[self._order_of(epoch)[position]]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return map(self.__getitem__, itertools.count())
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        if self._sets:
+            return self._mixed(epoch)
+        return self._pass(len(self._prompts), [self._seed, epoch]).tolist()
+
+    def _mixed(self, epoch: int) -> Sequence[int]:
+        which = np.repeat(np.arange(len(self._sets)), self._shares)
+        if self._shuffle:
+            which = which[self._pass(len(which), [self._seed, epoch])]
+        else:  # each set evenly over the pass
+            which = which[np.argsort(np.concatenate([(np.arange(n) + 0.5) / n for n in self._shares]), kind="stable")]
+        order = np.empty(len(which), np.int64)
+        for number, (members, share) in enumerate(zip(self._sets, self._shares, strict=True)):
+            passes, places = np.divmod(np.arange(epoch * share, (epoch + 1) * share), len(members))
+            for own in np.unique(passes):
+                chosen = self._pass(len(members), [self._seed, int(own), number])[places[passes == own]]
+                order[np.flatnonzero(which == number)[passes == own]] = members[chosen]
+        return order.tolist()
+
+    def _pass(self, size: int, seeds: Sequence[int]) -> NDArray[np.int64]:
+        return np.random.default_rng(seeds).permutation(size) if self._shuffle else np.arange(size)
+
+
+def shares(weights: Sequence[float], places: int) -> list[int]:
+    """Places of each set, which add up: the largest remainders are rounded up, and no set has none."""
+    exact = np.array(weights) / sum(weights) * places
+    counts = np.floor(exact).astype(int)
+    for number in np.argsort(counts - exact)[: places - counts.sum()]:
+        counts[number] += 1
+    while counts.min() == 0 and counts.max() > 1:
+        counts[counts.argmin()] += 1
+        counts[counts.argmax()] -= 1
+    return [int(count) for count in counts]
