@@ -28,12 +28,14 @@ def load_prompts(
     """All prompts of a dataset and of the sets mixed with it, tokenised; raises DatasetError.
 
     `check_answer` is the reward's, None if that does without answers. With `train_on_answers` the tokenizer has to know
-    the words of the reference answers too. `note` is told what became of prompts that are too long.
+    the words of the reference answers too. `note` is told of prompts that are too long and of missing columns.
     """
     prompts = []
     for name, source in _sources(config):
         try:
             records = _checked(config, source, read_records(source), check_answer, train_on_answers)
+            if check_answer is None:  # code of the user's reads the row
+                _note_mixed_columns(source, records, note)
             prompts += _prompts(config, source, name, records, tokenizer, train_on_answers, note)
         except DatasetError as error:
             field = (
@@ -124,6 +126,15 @@ def _checked(
         if fault:
             raise _field_error(source, row, "answer_field", fault[0], f"{fault[1]}, or leave that row out")
     return records
+
+
+def _note_mixed_columns(source: SourceConfig, records: Sequence[Record], note: Note) -> None:
+    """Tell of the first row that lacks a column which the first one has."""
+    wanted = records[0].keys() if records else set()
+    for row, record in enumerate(records):
+        if missing := [name for name in wanted if name not in record]:
+            note("path", f"{source.path}, row {row + 1} has no field {missing[0]!r}, which row 1 has")
+            return
 
 
 def _prompt_problem(prompt: Any) -> str | None:

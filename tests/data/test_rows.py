@@ -125,6 +125,14 @@ def test_where_all_are_too_long_dropping_refuses_too(tmp_path):
         load_prompts(config, BYTES, None)
 
 
+def test_a_row_that_lacks_a_column_is_told_where_own_code_reads_it(tmp_path):
+    told = []
+    config = DatasetConfig(path=rows_file(tmp_path, {"question": "1?", "level": 1}, {"question": "2?"}))
+    assert len(load_prompts(config, BYTES, None, note=lambda *of: told.append(of))) == 2
+    ((field, words),) = told
+    assert field == "path" and words.endswith("rows.jsonl, row 2 has no field 'level', which row 1 has")
+
+
 class Squares:
     def __len__(self):
         return 3
