@@ -67,14 +67,23 @@ def work(
 
 
 class _Log(io.TextIOBase):
-    """A text file that several processes append to, and that takes no more than LOG_BYTES."""
+    """A text file that several processes append to, and that takes no more than LOG_BYTES.
+
+    What cannot be written, as on a full disk, is lost: no reward depends on it.
+    """
 
     def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        except OSError:
+            path = Path(os.devnull)
         self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
 
     def write(self, text: str) -> int:
-        if os.fstat(self._file.fileno()).st_size < LOG_BYTES:
-            self._file.write(text[:LOG_BYTES])
+        with suppress(OSError):
+            if os.fstat(self._file.fileno()).st_size < LOG_BYTES:
+                self._file.write(text[:LOG_BYTES])
         return len(text)
 
     def fileno(self) -> int:

@@ -123,6 +123,12 @@ def test_what_misbehaves_is_missing_and_counted_and_disturbs_nobody(own, tmp_pat
     assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4321"]] == []
 
 
+def test_a_log_that_cannot_be_written_costs_no_reward(own, tmp_path):
+    (tmp_path / "file").touch()
+    rewards, _ = judged(RewardConfig(function=f"{own}:score_group", workers=1), ["a"], log=tmp_path / "file/log")
+    assert [reward.value for reward in rewards] == [1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
