@@ -31,6 +31,11 @@ _KEYS = {
     "ALLOC-RECOMPUTE": "actor.megatron.recompute_granularity",
     "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
 }
+# Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
+_STRATEGIES = {
+    "ALLOC-COLOCATE-SIZE": ("colocation", "separation", "give them equally many GPUs"),
+    "ALLOC-CLUSTER-SIZE": ("separation", "colocation", "make the layouts smaller"),
+}
 _KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "trainer"}
 
 
@@ -151,7 +156,7 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     if found.code == "ALLOC-MEMORY" and help is not None:
         return replace(found, help=with_keys(help))
     if key is None:
-        return found
+        return found if config.allocation_mode else _with_strategy(found, config)
     role = _role_of(found)
     if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
         help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
@@ -161,6 +166,15 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     found = replace(found, source=Source("", key), spans=(), help=help)
     section = config.further_roles.get(role) if role != "actor" and role != "rollout" else None
     return of_role(found, role, section) if section else found
+
+
+def _with_strategy(found: Finding, config: RunConfig) -> Finding:
+    """The finding with the key that places a role, if it is about where roles are."""
+    present, other, first = _STRATEGIES.get(found.code, ("", "", ""))
+    for role, section in config.further_roles.items():
+        if section.backend and section.scheduling_strategy.type == present:
+            return replace(found, help=f"{first}, or write {role}.scheduling_strategy.type={other}")
+    return found
 
 
 def _role_of(found: Finding) -> Any:

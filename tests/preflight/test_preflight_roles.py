@@ -89,6 +89,19 @@ def test_what_is_wrong_is_found_under_the_roles_key(write, tmp_path, overrides, 
     assert any(f.key.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "right"),
+    [
+        (["ref.backend=megatron:t2", SEPARATE], "ref.scheduling_strategy.type=colocation"),
+        (["ref.backend=megatron:d1", "cluster.n_gpus_per_node=4"], "ref.scheduling_strategy.type=separation"),
+    ],
+)
+def test_the_strategy_that_would_do_is_named(write, overrides, right):
+    (found,) = errors(write(), *overrides)
+    assert found.help.endswith(f"write {right}")
+    assert check(write(), *overrides, right).ok
+
+
 def test_the_actors_keys_are_named_where_a_role_has_them_from_the_actor(write):
     found = errors(write(), "actor.mb_spec.max_tokens_per_mb=39", "ref.dtype=float32")
     assert [f.key.partition(" ")[0] for f in found] == ["actor.mb_spec.max_tokens_per_mb"]
