@@ -184,6 +184,8 @@ def test_mbridge_names_the_layout_that_it_cannot_export():
     assert not list(bridge_problems("mbridge", {"model_type": "qwen3"}, ParallelSizes(tp=2, edp=2)))
     (problem,) = bridge_problems("mbridge", {"model_type": "mixtral"}, ParallelSizes(tp=2, edp=2))
     assert problem.remedy == "give the experts t2, or an e"
+    (problem,) = bridge_problems("mbridge", {"model_type": "mixtral"}, ParallelSizes(dp=4, ep=2, etp=2))
+    assert problem.remedy == "give the experts t1"
     assert not list(bridge_problems("mbridge", {"model_type": "mixtral"}, ParallelSizes(tp=2, etp=2)))
     (problem,) = bridge_problems("megatron-bridge", {"model_type": "olmoe"}, ParallelSizes(tp=2, etp=2))
     assert problem.field == "actor.backend"

@@ -45,7 +45,7 @@ MORE_LAYOUTS = [
     ("moe", ParallelSizes(pp=2, vpp=2, dp=2, ep=2), "mbridge"),
     ("moe", ParallelSizes(pp=2, cp=2, ep=2), "megatron-bridge"),
     ("moe", ParallelSizes(tp=2, dp=2, ep=4), "mbridge"),
-    ("moe", ParallelSizes(dp=4, ep=2, etp=2), "mbridge"),
+    ("moe", ParallelSizes(dp=4, ep=2, etp=2), "megatron-bridge"),
     ("moe", ParallelSizes(tp=2, dp=2, ep=2, edp=2), "megatron-bridge"),
     ("moe", ParallelSizes(tp=2, pp=2, dp=2, ep=2, etp=2), "mbridge"),
     ("moe", ParallelSizes(tp=2, pp=2, cp=2, ep=4), "mbridge"),

@@ -78,13 +78,15 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
         return
     family = config["model_type"]
     experts = family in _EXPERTS
-    if bridge_type == "mbridge" and experts and sizes.ep == 1 and sizes.etp != sizes.tp:
+    if bridge_type == "mbridge" and experts and sizes.etp != sizes.tp and 1 in (sizes.ep, sizes.tp):
         others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config)]
         yield BridgeProblem(
             "actor.megatron.bridge_type",
             f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
-            f"({sizes.tp}) without expert parallelism",
-            f"write actor.megatron.bridge_type={others[0]}" if others else f"give the experts t{sizes.tp}, or an e",
+            f"({sizes.tp}) {'without expert parallelism' if sizes.ep == 1 else 'while attention is not split'}",
+            f"write actor.megatron.bridge_type={others[0]}"
+            if others
+            else f"give the experts t{sizes.tp}{', or an e' if sizes.tp > 1 else ''}",
         )
     if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
         message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
