@@ -1,7 +1,7 @@
 """The reference and the critic, judged as the actor is: each is put in its place, and findings get its keys."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from allocation import Finding, Plan, Source
@@ -49,8 +49,8 @@ def of_role(found: Finding, role: TrainerRole, section: RoleConfig) -> Finding:
 def find_role_models(
     config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None
 ) -> tuple[dict[TrainerRole, ModelSpec | None], list[Finding]]:
-    """The model of each role beside the actor, whose is `spec`."""
-    specs: dict[TrainerRole, ModelSpec | None] = {}
+    """The model of each role; the actor's is `spec`."""
+    specs: dict[TrainerRole, ModelSpec | None] = {"actor": spec}
     findings: list[Finding] = []
     for role, section in config.further_roles.items():
         specs[role] = spec
@@ -73,26 +73,19 @@ def check_roles(
     n_prompts: int,
 ) -> Iterator[Finding]:
     """What the bridge, Megatron-core and the schedule of a role object to; not again what is said of the actor."""
+
+    def judged(played: RunConfig, role: TrainerRole) -> list[Finding]:
+        own_plan = plan and replace(plan, engines=(replace(plan.engine(role), role="actor"),))
+        options = check_trainer_options(played, device, specs[role], own_plan)
+        return [*check_model(played, specs[role], own_plan), *options]
+
+    said = judged(config, "actor")
     for role, section in config.further_roles.items():
-        played = as_actor(config, role)
-        own_plan = plan and _played(plan, role)
-        found = [
-            *check_model(played, specs[role], own_plan),
-            *check_trainer_options(played, device, specs[role], own_plan),
-        ]
-        yield from (other for other in _renamed(found, role, section) if (other.key or "").startswith(f"{role}."))
+        found = [of_role(other, role, section) for other in judged(as_actor(config, role), role)]
+        yield from (other for other in found if other not in said)
     if config.critic is not None and (optimizer := config.critic.optimizer) is not None:
         updates = training_steps(config, n_prompts) * config.actor.ppo_n_minibatches if n_prompts else 0
         if 0 < updates <= optimizer.warmup_steps:
             key = "critic.optimizer.warmup_steps"
             message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
             yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")
-
-
-def _renamed(found: Iterable[Finding], role: TrainerRole, section: RoleConfig) -> Iterator[Finding]:
-    return (of_role(other, role, section) for other in found)
-
-
-def _played(plan: Plan, role: TrainerRole) -> Plan:
-    """The plan with the role's engine as the actor's."""
-    return replace(plan, engines=(replace(plan.engine(role), role="actor"),))

@@ -60,6 +60,14 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
         (["ref.path=DIRECTORY"], "ref.path", "embedding 20 rows"),
         (["critic.optimizer.warmup_steps=4"], "critic.optimizer.warmup_steps", "4 optimizer steps"),
         (
+            [
+                *("actor.init_model.num_experts=4", "actor.init_model.num_attention_heads=4"),
+                *("actor.init_model.tie_word_embeddings=false", "ref.backend=megatron:t2"),
+            ],
+            "actor.megatron.bridge_type",
+            "cannot export experts",
+        ),
+        (
             ["ref.megatron.override_transformer_config.fp8=hybrid"],
             "ref.megatron.override_transformer_config.fp8",
             "GPU",
