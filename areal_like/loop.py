@@ -9,7 +9,7 @@ answer, so that all answers are of one version.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Parts:
     rewards: Rewards
     reference: Reference | None = None
     critic: Trainer | None = None
+    episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
 
 
 async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
@@ -86,7 +87,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                     await _save(parts, record.checkpoint(done))
             tasks.create_task(record.samples(done, trajectories))
             stats |= await asyncio.to_thread(describe, trajectories, version)
-            stats |= parts.rewards.statistics()
+            stats |= parts.rewards.statistics() | dict(parts.episodes())
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
 
 

@@ -150,7 +150,7 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
                 await sync.connect()
                 await publish(sync, 0, config.weight_update.timeout_s)
             parts = _parts(job, trainer, sync, rewards, workflows, groups)
-            parts = replace(parts, reference=reference, critic=trainers.get("critic"))
+            parts = replace(parts, reference=reference, critic=trainers.get("critic"), episodes=workflows.counts)
             await reinforce(config, parts, job.steps, record)
         watching.cancel()
 

@@ -17,6 +17,7 @@ from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.types import Ints, Prompt, Reward, Trajectory
 from areal_like.user_code import where_it_failed
 from areal_like.workflows.client import client_of
+from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.session import Limits, ParseTools, Session
@@ -51,6 +52,7 @@ class Outcomes:
         self._max_failed_share, self._say = max_failed_share, say
         self._seen: set[str] = set()
         self._counts: Counter[str] = Counter()
+        self._turns: Counter[Continuity] = Counter()
 
     def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
         """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
@@ -66,10 +68,17 @@ class Outcomes:
         if full and causes.total() > self._max_failed_share * len(self._last):
             raise EpisodesFailed(causes.total(), len(self._last), causes, message)
 
-    def counts(self) -> dict[str, int]:
-        """How many episodes ended in which way since the last call: `done`, or the cause of the failure."""
-        counts, self._counts = self._counts, Counter()
-        return dict(counts)
+    def add_turns(self, session: Session) -> None:
+        """Count how the prompts of an episode's turns relate to those before."""
+        self._turns.update(session.continuities)
+
+    def counts(self) -> dict[str, float]:
+        """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`."""
+        episodes = {f"episodes/{cause.replace(' ', '_')}": float(n) for cause, n in self._counts.items()}
+        turns = {f"turns/{continuity}": float(n) for continuity, n in self._turns.items()}
+        self._counts.clear()
+        self._turns.clear()
+        return episodes | turns
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,8 @@ class UserWorkflow:
             message = where_it_failed(raised.error, file)
             raise EpisodeError(f"limit of {cause}" if cause else "raised", message) from raised.error
         finally:
+            for session in sessions:
+                self.scene.outcomes.add_turns(session)
             failure = next((session.failure for session in sessions if session.failure), None)
             if failure is not None:
                 raise failure

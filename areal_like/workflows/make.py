@@ -81,8 +81,8 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         per_group = level_of(self._function) == "group"
         return UserWorkflow(self._function, per_group, self._scene, sampling, n_samples, seed, trained)
 
-    def counts(self) -> dict[str, int]:
-        """How many episodes ended in which way since the last call: `done`, or the cause of a failure."""
+    def counts(self) -> dict[str, float]:
+        """See Outcomes; empty where the workflow is the built-in one."""
         return self._outcomes.counts()
 
 

@@ -43,6 +43,8 @@ def unused(file, *overrides, device="cpu"):
         ([], "actor.init_model.num_experts_per_tok=3", EXPERTS),
         ([], "actor.init_model.moe_intermediate_size=64", EXPERTS),
         (EXPERTS, "actor.init_model.intermediate_size=64", []),
+        ([], "episode.max_turns=3", ["workflow=my_workflow.py:run"]),
+        ([], "episode.tool_call_parser=qwen25", ["workflow=my_workflow.py:run"]),
         (["valid_dataset=null"], "evaluator.temperature=0.5", []),
         (["evaluator={at_start: false, at_end: false}"], "evaluator.temperature=0.5", ["evaluator.freq_steps=2"]),
     ],

@@ -61,7 +61,10 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
                 workflow = workflows.make(Sampling(8, stop_token_ids=own.eos_token_ids), n)
                 prompts = [Prompt(group, [], row=ROW) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
-                return results, said, workflows.counts()
+                ended = {
+                    name.removeprefix("episodes/"): n for name, n in workflows.counts().items() if "turns/" not in name
+                }
+                return results, said, ended
 
         return asyncio.run(main())
 
@@ -102,17 +105,17 @@ def test_a_group_is_a_coroutine_that_returns_trajectories(play):
     [
         ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
         ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
-        ("await asyncio.sleep(99999)", "time limit", "2 s .episode.timeout_s"),
-        ("return 'good'", "not a reward", "'good', not a finite number"),
-        ("return float('nan')", "not a reward", "nan"),
-        ("return [1.0]", "not a reward", r"\[1.0\]"),
+        ("await asyncio.sleep(99999)", "time_limit", "2 s .episode.timeout_s"),
+        ("return 'good'", "not_a_reward", "'good', not a finite number"),
+        ("return float('nan')", "not_a_reward", "nan"),
+        ("return [1.0]", "not_a_reward", r"\[1.0\]"),
         (f"return {ASK[:0]}await asyncio.wait_for(asyncio.sleep(9), 0.01)", "raised", "TimeoutError"),
-        (f"await {ASK}", "limit of turns", "episode.max_turns"),
+        (f"await {ASK}", "limit_of_turns", "episode.max_turns"),
     ],
 )
 def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, body, cause, words):
     source = f"async def run(row, client):\n    await {ASK}\n    {body}"
-    limits = [f"episode.timeout_s={2 if cause == 'time limit' else 600}", "episode.max_turns=1"]
+    limits = [f"episode.timeout_s={2 if cause == 'time_limit' else 600}", "episode.max_turns=1"]
     (group,), (said,), counts = play(source, *limits)
     assert [t.reward for t in group] == [None, None] and all(t.generated.any() for t in group)
     assert counts == {cause: 2}
@@ -121,7 +124,7 @@ def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, b
 
 def test_an_episode_without_a_completion_gives_no_trajectory(play):
     (group,), _, counts = play("async def run(row, client):\n    return 1.0")
-    assert (group, counts) == ([], {"nothing generated": 2})
+    assert (group, counts) == ([], {"nothing_generated": 2})
 
 
 def test_a_workflow_may_heed_a_limit_itself(play):
@@ -140,9 +143,9 @@ async def run(row, client):
 
 def test_a_group_that_fails_counts_for_all_its_samples(play):
     for body, cause in (
-        ("return 3", "not trajectories"),
+        ("return 3", "not_trajectories"),
         ("raise ValueError", "raised"),
-        ("return [3]", "not trajectories"),
+        ("return [3]", "not_trajectories"),
     ):
         (group,), _, counts = play(f"async def run(prompt, n, rollout):\n    {body}", n=4)
         assert (group, counts) == ([], {cause: 4})

@@ -1,0 +1,124 @@
+"""Tokens per second of the OpenAI-compatible path against the built-in single turn, on one SGLang server and in turns.
+
+    python -m benchmarks.agent_path --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
+
+Both generate a training step of the same conversations, `gconfig.n_samples` responses each, all at once, that end at
+`gconfig.max_new_tokens` alone; no reward is computed. The agent is `workflow` with one completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from allocation import ParallelSizes
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.demo import arithmetic
+from areal_like.demo.init_model import write_init_model
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.types import Prompt, Reward
+from areal_like.workflows.make import Workflows
+from areal_like.workflows.protocol import Workflow
+from areal_like.workflows.single_turn import SingleTurn
+from benchmarks.report import save
+from benchmarks.rollout_throughput import LIMIT_S, set_version
+
+
+async def agent(row: Any, client: Any) -> float:
+    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])
+    return 0.0
+
+
+async def no_reward(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
+    return [Reward(0.0)] * len(responses)
+
+
+def main(
+    config: Annotated[Path, typer.Option()],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    rounds: int = 10,
+) -> None:
+    run = load(config, [*(overrides or []), f"workflow={__file__}:agent"]).config
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with run_lifetime(secrets.token_hex(6)) as folder:
+        rates = asyncio.run(measure(run, folder, device, rounds))
+    tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}
+    ratios = [one / other for one, other in zip(rates["agent"], rates["single_turn"], strict=True)]
+    figures = {
+        "model": run.actor.init_model.model_dump() if run.actor.init_model else run.actor.path,
+        "groups": run.train_dataset.batch_size,
+        "samples_per_group": run.gconfig.n_samples,
+        "response_tokens": run.gconfig.max_new_tokens,
+        "tokens_per_second": tokens_per_second,
+        "ratio": tokens_per_second["agent"] / tokens_per_second["single_turn"],
+        "median_ratio_of_rounds": statistics.median(ratios),
+        "rounds": rates,
+    }
+    print(f"agent / single turn = {figures['ratio']:.3f}")
+    save(f"agent_path_{device}", figures)
+
+
+async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each side and round."""
+    model, token = folder / "model", secrets.token_hex(16)
+    if run.actor.init_model:
+        write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
+    else:
+        model = Path(str(run.actor.path))
+    tokenizer = Tokenizer.load(str(model))
+    spec = ServerSpec(
+        name="server",
+        arguments=server_arguments(run, model, ParallelSizes(), device),
+        log_file=folder / "server.log",
+        token=token,
+        port=None,
+        startup_timeout_s=LIMIT_S,
+    )
+    url = await SGLangServer(spec, "127.0.0.1").start()
+    rows = arithmetic.generate(run.train_dataset.batch_size, 5, run.seed, "train")
+    prompts = [
+        Prompt(i, tokenizer.encode_chat([{"role": "user", "content": row["question"]}]), row=row)
+        for i, row in enumerate(rows)
+    ]
+    sampling = Sampling(run.gconfig.max_new_tokens, run.gconfig.temperature)
+    rates: dict[str, list[float]] = {"single_turn": [], "agent": []}
+    async with (
+        ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
+        Workflows(run, pool, no_reward, tokenizer, print) as workflows,
+    ):
+        await set_version(pool, model)
+        sides: dict[str, Workflow] = {
+            "single_turn": SingleTurn(pool, no_reward, sampling, run.gconfig.n_samples),
+            "agent": workflows.make(sampling, run.gconfig.n_samples),
+        }
+        for number in range(-1, rounds):  # the first one warms up
+            for name in sorted(sides, reverse=number % 2 == 0):
+                await pool.servers[0].post("/flush_cache", {}, LIMIT_S)
+                rate = await tokens_per_second_of(sides[name], prompts)
+                rates[name] += [rate] if number >= 0 else []
+            print({name: [round(value) for value in values[-1:]] for name, values in rates.items()}, flush=True)
+    return rates
+
+
+async def tokens_per_second_of(workflow: Workflow, prompts: Sequence[Prompt]) -> float:
+    start = time.perf_counter()
+    groups = await asyncio.gather(*(workflow(prompt, prompt.sample_id) for prompt in prompts))
+    generated = sum(int(item.generated.sum()) for group in groups for item in group)
+    return generated / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    typer.run(main)

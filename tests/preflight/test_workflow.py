@@ -1,0 +1,58 @@
+"""A user's workflow is loaded and looked at before anything starts: one finding says what is wrong, and where."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_like.config.load import load
+from areal_like.preflight.workflow import check_workflow
+
+GOOD = "async def run(row, client):\n    return 1.0\n"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples/workflows").glob("*.py"))
+
+
+@pytest.fixture
+def findings(write, tmp_path):
+    def findings(source, *overrides):
+        (tmp_path / "own.py").write_text(source)
+        config = load(write(), [f"workflow={tmp_path}/own.py:run", *overrides]).config
+        return [(f.key, f.message, f.nearest) for f in check_workflow(config)]
+
+    return findings
+
+
+def test_a_workflow_that_can_be_called_is_fine(findings):
+    assert findings(GOOD, "episode.tool_call_parser=qwen25") == []
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_shipped_workflows_are_fine(file, write):
+    assert list(check_workflow(load(write(), [f"workflow={file}:run"]).config)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import nothing_of_that_name\n" + GOOD, "own.py cannot be imported: line 1: ModuleNotFoundError"),
+        ("async def run(:\n", "own.py cannot be imported: line 1: "),
+        ("1 / 0\n", "line 1: ZeroDivisionError"),
+        (GOOD.replace("run", "walk"), "own.py has no 'run'; it has walk"),
+        (GOOD.replace("async ", ""), "it is not asynchronous: write `async def run(row, client)` or"),
+        (GOOD.replace("row, client", "row"), "it takes 1 parameters (row): write"),
+        ("run = 3", "it is int, not a function: write"),
+    ],
+)
+def test_what_cannot_be_called_is_one_finding(findings, source, words):
+    ((key, message, _),) = findings(source)
+    assert key == "workflow" and words in message
+
+
+def test_an_unknown_parser_is_named_with_the_nearest(findings):
+    ((key, message, nearest),) = findings(GOOD, "episode.tool_call_parser=qwen26")
+    assert key == "episode.tool_call_parser" and "qwen26" in message and nearest[0].startswith("qwen2")
+
+
+def test_trajectories_have_to_fit_the_servers_and_micro_batches(write, tmp_path):
+    (tmp_path / "own.py").write_text(GOOD)
+    config = load(write(), [f"workflow={tmp_path}/own.py:run", "episode.max_tokens=50"]).config
+    assert (config.longest_sequence, config.context_length) == (50, 58)
