@@ -232,6 +232,11 @@ class EpisodeConfig(Section):
         le=1,
         description="Share of the latest batch of episodes that may fail, by whatever cause; beyond it the run ends.",
     )
+    endpoint: bool = Field(
+        False,
+        description="Answer an episode's requests on a port of loopback too, for agents in processes of their own: "
+        "`client.base_url` and `client.api_key` work there.",
+    )
     tool_call_parser: str | None = Field(
         None,
         description="SGLang's name for how the model family writes tool calls, such as `qwen25`; null: requests with tools "

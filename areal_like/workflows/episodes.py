@@ -18,6 +18,7 @@ from areal_like.types import Ints, Prompt, Reward, Trajectory
 from areal_like.user_code import where_it_failed
 from areal_like.workflows.client import client_of
 from areal_like.workflows.conversation import Continuity
+from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.session import Limits, ParseTools, Session
@@ -93,6 +94,7 @@ class Scene:
     limits: Limits
     timeout_s: float
     parse_tools: ParseTools | None
+    endpoint: Endpoint | None
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class UserWorkflow:
         return [replace(t, sample=number) for t in session.trajectories(prompt, group_id, reward)]
 
     async def _with_client(self, session: Session, prompt: Prompt) -> Any:
-        async with client_of(session) as client:
+        async with client_of(session, self.scene.endpoint) as client:
             return await self.function(dict(prompt.row), client)
 
     async def _group(self, prompt: Prompt, group_id: int, seed: int | None) -> list[Trajectory]:
@@ -142,7 +144,10 @@ class UserWorkflow:
             sessions.append(self._session(group_id, (group_id, len(sessions)), seed))
             return sessions[-1]
 
-        rollout = Rollout(prompt, group_id, self.scene.tokenizer, self.sampling, self._score(prompt), session)
+        scene = self.scene
+        rollout = Rollout(
+            prompt, group_id, scene.tokenizer, self.sampling, self._score(prompt), session, scene.endpoint
+        )
         try:
             returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, prompt, group_id)

@@ -11,6 +11,7 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.client import client_of
+from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.session import Session
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Rollout:
     sampling: Sampling
     score: Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]
     _session: Callable[[], Session]
+    _endpoint: Endpoint | None
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
@@ -77,7 +79,7 @@ class Rollout:
     async def recorded(self) -> AsyncIterator[Recorded]:
         """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
         session = self._session()
-        async with client_of(session) as client:
+        async with client_of(session, self._endpoint) as client:
             yield Recorded(client, session, self)
 
 

@@ -1,15 +1,17 @@
 """The workflow that a run's configuration asks for."""
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.user_code import load_object
 from areal_like.workflows.conversation import parsed_arguments
+from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.episodes import Outcomes, Scene, UserWorkflow
 from areal_like.workflows.protocol import Score, Workflow
 from areal_like.workflows.session import Limits, ParseTools
@@ -66,10 +68,18 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             Limits(episode.max_turns, config.longest_sequence),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
+            Endpoint() if self._function and episode.endpoint else None,
         )
+
+    async def __aenter__(self) -> Self:
+        if self._scene.endpoint:
+            await asyncio.to_thread(self._scene.endpoint.__enter__)
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._users.__aexit__()
+        if self._scene.endpoint:
+            await asyncio.to_thread(self._scene.endpoint.__exit__)
 
     def make(self, sampling: Sampling, n_samples: int, *, seed: int | None = None, trained: bool = True) -> Workflow:
         """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it.

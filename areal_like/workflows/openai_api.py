@@ -1,6 +1,7 @@
 """OpenAI's chat completions, as far as their answers can be trained on; everything else is refused by name.
 
-One function answers a request, whichever way it came (https://platform.openai.com/docs/api-reference/chat/create).
+One function answers a request, whichever way it came (https://platform.openai.com/docs/api-reference/chat/create), and
+Anthropic's Messages as well, by way of `anthropic_api.py`.
 """
 
 import time
@@ -12,10 +13,12 @@ import orjson
 
 from areal_like.errors import RunError
 from areal_like.types import FinishReason
+from areal_like.workflows.anthropic_api import as_chat_completion, events, message_of
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
 from areal_like.workflows.session import Refused, Request, Session, Turn
 
 MODEL = "policy"
+_EVENTS = "text/event-stream"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # fields that change nothing in the answer
 _WITHOUT_EFFECT = {"model", "user", "metadata", "store", "service_tier", "stream_options", "safety_identifier"}
@@ -35,17 +38,20 @@ async def answer(session: Session, method: str, path: str, body: bytes) -> Reply
     try:
         if method == "GET" and path.endswith("/models"):
             return _json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "run"}]})
-        if method != "POST" or not path.endswith("/chat/completions"):
-            return _error(404, f"{method} {path} is not served: a run answers POST /v1/chat/completions")
-        fields = _object(body)
-        request = read_request(fields, session)
-        turn = await session.complete(request)
-        return _reply(session, turn, fields)
+        if method == "POST" and path.endswith("/chat/completions"):
+            fields = _object(body)
+            return _reply(session, await session.complete(read_request(fields, session)), fields)
+        if method == "POST" and path.endswith("/messages"):
+            fields = _object(body)
+            turn = await session.complete(read_request(as_chat_completion(fields), session))
+            message = message_of(turn, f"msg_{session.turns.index(turn)}", fields.get("model") or MODEL)
+            return Reply(200, events(message), _EVENTS) if fields.get("stream") else _json(200, message)
+        return failed(404, f"{method} {path} is not served: a run answers POST /v1/chat/completions and /v1/messages")
     except Refused as refusal:
-        return _error(400, str(refusal), refusal.param, refusal.code)
+        return failed(400, str(refusal), refusal.param, refusal.code)
     except RunError as failure:
         session.failure = failure
-        return _error(500, str(failure))
+        return failed(500, str(failure))
 
 
 def read_request(fields: Mapping[str, Any], session: Session) -> Request:
@@ -207,7 +213,7 @@ def _reply(session: Session, turn: Turn, fields: Mapping[str, Any]) -> Reply:
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(delta["tool_calls"])]
     chunk = whole | {"object": "chat.completion.chunk", "choices": [choice | {"delta": delta}]}
-    return Reply(200, b"data: " + orjson.dumps(chunk) + b"\n\ndata: [DONE]\n\n", "text/event-stream")
+    return Reply(200, b"data: " + orjson.dumps(chunk) + b"\n\ndata: [DONE]\n\n", _EVENTS)
 
 
 def _logprobs(session: Session, turn: Turn) -> dict[str, Any]:
@@ -233,6 +239,7 @@ def _json(status: int, content: dict[str, Any]) -> Reply:
     return Reply(status, orjson.dumps(content))
 
 
-def _error(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
+def failed(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
+    """An error, as OpenAI and Anthropic write it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return _json(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return _json(status, {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -11,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason
+from areal_like.workflows.session import Limits, Session
 
 END = "<|end|>"
 SPECIAL = (END, "<|turn|>", "<eos>")
@@ -90,3 +92,17 @@ class Model:
         )
         self.answered.append(response)
         return response
+
+
+def says(*texts: str, template: str = "plain") -> Callable[[int], list[int]]:
+    """Answers of these texts; `ab` is said as two tokens."""
+    own = tokenizer(template)
+    one_each = {text: [token for letter in text.split("|") for token in own.encode_text(letter)] for text in texts}
+    return lambda n: [*one_each[texts[n]], own.eos_token_ids[0]]
+
+
+def session(template: str, says: Callable[[int], Sequence[int]], **changes: Any) -> tuple[Session, Model]:
+    """A session whose answers are told, and the model that gives them."""
+    own, model = tokenizer(template), Model(says)
+    settings = {"limits": Limits(99, 10**6), "sampling": Sampling(1000, 0.7, stop_token_ids=own.eos_token_ids)}
+    return Session(own, model.sample, **(settings | changes)), model

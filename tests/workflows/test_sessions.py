@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
-from scripted import END, TEMPLATES, Model, tokenizer
+from scripted import END, TEMPLATES, Model, says, session, tokenizer
 
 from areal_like.rollout.pool import Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
@@ -19,12 +19,6 @@ from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.session import Limits, Session
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-def session(template: str, says: Callable[[int], Sequence[int]], **changes: Any) -> tuple[Session, Model]:
-    own, model = tokenizer(template), Model(says)
-    settings = {"limits": Limits(99, 10**6), "sampling": Sampling(1000, 0.7, stop_token_ids=own.eos_token_ids)}
-    return Session(own, model.sample, **(settings | changes)), model
 
 
 def talk(recorded: Session, body: Callable[[openai.AsyncOpenAI], Coroutine[Any, Any, Any]]) -> Any:
@@ -44,13 +38,6 @@ def trajectories(recorded: Session, reward: float | None = 1.0) -> list[Trajecto
 async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
     answer = await client.chat.completions.create(model="policy", messages=messages, **more)
     return answer.choices[0].message
-
-
-def says(*texts: str, template: str = "plain") -> Callable[[int], list[int]]:
-    """Answers of these texts; `ab` is said as two tokens."""
-    own = tokenizer(template)
-    one_each = {text: [token for letter in text.split("|") for token in own.encode_text(letter)] for text in texts}
-    return lambda n: [*one_each[texts[n]], own.eos_token_ids[0]]
 
 
 def assert_exact(recorded: Session, model: Model) -> None:

@@ -1,0 +1,120 @@
+"""The same API on loopback, in OpenAI's words and in Anthropic's, for an episode's own key alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+from scripted import END, says, session
+
+from areal_like.types import Prompt, Reward
+from areal_like.workflows.client import client_of
+from areal_like.workflows.endpoint import Endpoint
+
+QUESTION = {"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+AGENT = """
+import openai
+client = openai.OpenAI()  # OPENAI_BASE_URL and OPENAI_API_KEY say where
+messages = [{"role": "user", "content": "x"}]
+answer = client.chat.completions.create(model="policy", messages=messages).choices[0].message
+messages += [answer, {"role": "user", "content": "y"}]
+print(client.chat.completions.create(model="policy", messages=messages).choices[0].message.content)
+"""
+
+
+def test_an_agent_in_another_process_is_recorded():
+    recorded, model = session("plain", says("ab", "th"))
+
+    async def run() -> tuple[str, httpx.Response]:
+        with Endpoint() as endpoint:
+            async with client_of(recorded, endpoint) as client:
+                url, key = str(client.base_url), client.api_key
+                environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "PATH": "/usr/bin:/bin"}
+                agent = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", AGENT, env=environment, stdout=subprocess.PIPE
+                )
+                output, _ = await agent.communicate()
+            async with httpx.AsyncClient(trust_env=False) as http:
+                late = await http.post(url + "chat/completions", json=QUESTION, headers={"x-api-key": key})
+            return output.decode().strip(), late
+
+    said, late = asyncio.run(run())
+    assert said == "th"
+    assert (late.status_code, late.json()["error"]["message"]) == (404, "this episode is over, or never was")
+    (item,) = recorded.trajectories(Prompt(0, []), 0, Reward(1.0))
+    assert item.tokens.tolist() == [*model.asked[1], *model.answered[1].tokens.tolist()]
+    assert recorded.tokenizer.decode(item.tokens[item.generated].tolist(), special=True) == f"ab{END}th{END}"
+
+
+def post(recorded: Any, *requests: tuple[str, dict[str, Any]], key: str | bytes | None = None) -> list[httpx.Response]:
+    with Endpoint() as endpoint, endpoint.serving(recorded) as at, httpx.Client(trust_env=False) as http:
+        headers = {"x-api-key": at.api_key if key is None else key}
+        return [http.post(at.base_url + path, json=body, headers=headers) for path, body in requests]
+
+
+def test_a_wrong_key_reaches_nothing():
+    recorded, model = session("plain", says("ab"))
+    for key in ("", "another", "é".encode()):
+        (reply,) = post(recorded, ("/messages", QUESTION), key=key)
+        assert reply.status_code == 401 and "key" in reply.json()["error"]["message"]
+    assert model.asked == []
+
+
+TOOL = {"name": "add", "input_schema": {"type": "object"}}
+
+
+async def parse(text: str, tools: Any) -> Any:
+    assert tools == [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    return ("", [("add", {"a": 1})]) if "add" in text else (text, [])
+
+
+def test_messages_of_anthropic_are_the_same_conversation():
+    recorded, model = session("strips_thinking", says("<th>add", "3"), parse_tools=parse)
+    asked: dict[str, Any] = QUESTION | {"tools": [TOOL], "system": [{"type": "text", "text": "ab"}]}
+    (first,) = post(recorded, ("/messages", asked))
+    called = first.json()
+    assert called["stop_reason"] == "tool_use" and called["usage"]["output_tokens"] == len(model.answered[0].tokens)
+    (use,) = called["content"]
+    assert (use["type"], use["name"], use["input"]) == ("tool_use", "add", {"a": 1})
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "3"}]}
+    history = [
+        *asked["messages"],
+        {"role": "assistant", "content": called["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    (second,) = post(recorded, ("/messages", asked | {"messages": history, "stream": True}))
+    streamed = [json.loads(line[6:]) for line in second.text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in streamed] == [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    assert streamed[2]["delta"]["text"] == "3" and streamed[4]["delta"]["stop_reason"] == "end_turn"
+    assert model.asked[1][: len(model.asked[0])] == model.asked[0]
+    assert len(recorded.trajectories(Prompt(0, []), 0, Reward(1.0))) == 1
+    assert "<|turn|>tool\n3" in recorded.tokenizer.decode(model.asked[1], special=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: a model thinks as its chat template"),
+        ({"temperature": 0.1}, "temperature: 0.1 is not the run's 0.7"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is image: the run generates from text"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "not a message of the user"),
+        ({"tools": [{"name": "add"}]}, "input_schema"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' constrains"),
+        ({"container": "x"}, "container is not supported"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused(changes, words):
+    recorded, model = session("plain", says("ab"), parse_tools=parse)
+    (reply,) = post(recorded, ("/messages", QUESTION | changes))
+    assert reply.status_code == 400 and reply.json()["type"] == "error"
+    assert re.search(words, reply.json()["error"]["message"])
+    assert model.asked == []
