@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import aiohttp
 import torch
 import typer
 
@@ -34,7 +35,7 @@ from areal_like.workflows.make import Workflows
 from areal_like.workflows.protocol import Workflow
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
-from benchmarks.rollout_throughput import LIMIT_S, set_version
+from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version
 
 
 async def agent(row: Any, client: Any) -> float:
@@ -98,6 +99,7 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
     async with (
         ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
         Workflows(run, pool, no_reward, tokenizer, print) as workflows,
+        aiohttp.ClientSession(**bare_session(token)) as session,
     ):
         await set_version(pool, model)
         sides: dict[str, Workflow] = {
@@ -106,7 +108,8 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
         }
         for number in range(-1, rounds):  # the first one warms up
             for name in sorted(sides, reverse=number % 2 == 0):
-                await pool.servers[0].post("/flush_cache", {}, LIMIT_S)
+                async with session.post(url + "/flush_cache") as flushed:  # none finds another's prefixes
+                    flushed.raise_for_status()
                 rate = await tokens_per_second_of(sides[name], prompts)
                 rates[name] += [rate] if number >= 0 else []
             print({name: [round(value) for value in values[-1:]] for name, values in rates.items()}, flush=True)

@@ -72,6 +72,8 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         )
 
     async def __aenter__(self) -> Self:
+        if self._function is not None:
+            await asyncio.to_thread(_import_libraries)
         if self._scene.endpoint:
             await asyncio.to_thread(self._scene.endpoint.__enter__)
         return self
@@ -94,6 +96,15 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
         return self._outcomes.counts()
+
+
+def _import_libraries() -> None:
+    """What episodes import takes seconds: better now than in an episode's time, in the thread of all others."""
+    import httpx
+    import openai
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _ = httpx, openai, render_jinja_template
 
 
 def _parser(pool: ServerPool, name: str) -> ParseTools:
