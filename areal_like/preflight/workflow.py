@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from allocation import Finding
+from allocation import Finding, Severity
 from areal_like.config.findings import finding, nearest_words
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import RewardConfig, RunConfig
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.user_code import UserCodeError, load_object
 from areal_like.workflows.make import WorkflowError, level_of
@@ -15,7 +15,10 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
     if config.workflow is None:
         return
     try:
-        level_of(load_object(config.workflow))
+        level = level_of(load_object(config.workflow))
+        if level == "episode" and config.reward != RewardConfig():
+            message = "does nothing: the workflow returns the reward of an episode itself"
+            yield finding("RUN-UNUSED", "reward", message, severity=Severity.WARNING)
     except UserCodeError as error:
         yield finding("RUN-WORKFLOW", "workflow", str(error))
     except WorkflowError as error:

@@ -55,7 +55,7 @@ def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], li
     def judged(responses: Sequence[str], row: Mapping[str, Any]) -> list[Reward]:
         given = _called(function, name, list(responses) if compares else responses[0], dict(row))
         values = _listed(given, len(responses), name) if compares else [given]
-        return [_reward(value, name) for value in values]
+        return [as_reward(value, name) for value in values]
 
     return judged
 
@@ -85,7 +85,8 @@ def _listed(given: Any, count: int, name: str) -> list[Any]:
     return values
 
 
-def _reward(given: Any, name: str) -> Reward:
+def as_reward(given: Any, name: str) -> Reward:
+    """What the function `name` returned: a finite number, or a dict of them. Raises UserCodeError for anything else."""
     if not isinstance(given, Mapping):
         return Reward(_number(given, name, "a number, or a dict of numbers"))
     if VALUE not in given:

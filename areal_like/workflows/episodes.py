@@ -5,7 +5,6 @@ only a whole batch of which more than `episode.max_failed_share` fails does. See
 """
 
 import asyncio
-import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +12,10 @@ from typing import Any
 
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import RunError
+from areal_like.rewards.functions import as_reward
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.types import Ints, Prompt, Reward, Trajectory
-from areal_like.user_code import where_it_failed
+from areal_like.user_code import UserCodeError, where_it_failed
 from areal_like.workflows.client import client_of
 from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.endpoint import Endpoint
@@ -214,13 +214,12 @@ class _Raised(Exception):
 
 def _reward(returned: Any) -> Reward:
     """What an episode returned, as a reward; raises EpisodeError."""
-    reward = returned if isinstance(returned, Reward) else Reward(returned)
-    value = reward.value
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-    ):
-        raise EpisodeError("not a reward", f"it returned {str(returned)[:80]!r}, not a finite number or None")
-    return replace(reward, value=None if value is None else float(value))
+    if returned is None or isinstance(returned, Reward):
+        return returned or Reward(None)
+    try:
+        return as_reward(returned, "it")
+    except UserCodeError as error:
+        raise EpisodeError("not a reward", f"{error}, nor None") from error
 
 
 def _trajectories(returned: Any, prompt: Prompt, group_id: int) -> list[Trajectory]:

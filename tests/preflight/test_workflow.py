@@ -25,6 +25,15 @@ def test_a_workflow_that_can_be_called_is_fine(findings):
     assert findings(GOOD, "episode.tool_call_parser=qwen25") == []
 
 
+def test_a_reward_beside_an_episode_s_own_is_said_to_do_nothing(findings):
+    ((key, message, _),) = findings(GOOD, "reward.function=own.py:score")
+    assert key == "reward" and "the workflow returns the reward" in message
+
+
+def test_a_group_may_use_the_run_s_reward(findings):
+    assert findings(GOOD.replace("row, client", "prompt, n, rollout"), "reward.function=own.py:score") == []
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_shipped_workflows_are_fine(file, write):
     assert list(check_workflow(load(write(), [f"workflow={file}:run"]).config)) == []

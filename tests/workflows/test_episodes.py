@@ -106,7 +106,7 @@ def test_a_group_is_a_coroutine_that_returns_trajectories(play):
         ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
         ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
         ("await asyncio.sleep(99999)", "time_limit", "2 s .episode.timeout_s"),
-        ("return 'good'", "not_a_reward", "'good', not a finite number"),
+        ("return 'good'", "not_a_reward", "'good', not a number"),
         ("return float('nan')", "not_a_reward", "nan"),
         ("return [1.0]", "not_a_reward", r"\[1.0\]"),
         (f"return {ASK[:0]}await asyncio.wait_for(asyncio.sleep(9), 0.01)", "raised", "TimeoutError"),
