@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import RunError
 from areal_like.rewards.functions import as_reward
@@ -95,6 +97,24 @@ class Scene:
     timeout_s: float
     parse_tools: ParseTools | None
     endpoint: Endpoint | None
+    prefill_once: bool
+
+
+class Prefills:
+    """Has a server cache what the episodes of one group begin with: arriving together, each would prefill it."""
+
+    def __init__(self, pool: ServerPool, group_id: int) -> None:
+        self._pool, self._group_id = pool, group_id
+        self._begun: dict[bytes, asyncio.Task[Response]] = {}
+
+    async def of(self, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Return when these tokens are cached; they are sent once, and nothing is generated."""
+        key = np.array(tokens, np.int32).tobytes()
+        if key not in self._begun:
+            nothing = replace(sampling, max_new_tokens=0)
+            prefill = self._pool.sample(tokens, nothing, priority=self._group_id, session=self._group_id)
+            self._begun[key] = asyncio.create_task(prefill)
+        await asyncio.shield(self._begun[key])
 
 
 @dataclass(frozen=True)
@@ -115,13 +135,15 @@ class UserWorkflow:
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
         seeds = [None] * self.n_samples if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
+        # what depends on a seed alone must not depend on what the cache holds
+        prefills = Prefills(self.scene.pool, group_id) if self.scene.prefill_once and self.seed is None else None
         if self.per_group:
-            return await self._group(prompt, group_id, seeds[0])
-        episodes = await asyncio.gather(*(self._episode(prompt, group_id, i, seed) for i, seed in enumerate(seeds)))
+            return await self._group(prompt, group_id, seeds[0], prefills)
+        sessions = [self._session(group_id, seed, prefills) for seed in seeds]
+        episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
         return [trajectory for episode in episodes for trajectory in episode]
 
-    async def _episode(self, prompt: Prompt, group_id: int, number: int, seed: int | None) -> list[Trajectory]:
-        session = self._session(group_id, (group_id, number), seed)
+    async def _episode(self, prompt: Prompt, group_id: int, number: int, session: Session) -> list[Trajectory]:
         reward = Reward(None)
         try:
             returned = await self._run(lambda: self._with_client(session, prompt), [session])
@@ -137,11 +159,15 @@ class UserWorkflow:
         async with client_of(session, self.scene.endpoint) as client:
             return await self.function(dict(prompt.row), client)
 
-    async def _group(self, prompt: Prompt, group_id: int, seed: int | None) -> list[Trajectory]:
+    async def _group(
+        self, prompt: Prompt, group_id: int, seed: int | None, prefills: Prefills | None
+    ) -> list[Trajectory]:
         sessions: list[Session] = []
 
+        main = asyncio.get_running_loop()
+
         def session() -> Session:
-            sessions.append(self._session(group_id, (group_id, len(sessions)), seed))
+            sessions.append(self._session(group_id, seed, prefills, main))
             return sessions[-1]
 
         scene = self.scene
@@ -183,17 +209,31 @@ class UserWorkflow:
             if failure is not None:
                 raise failure
 
-    def _session(self, priority: int, name: tuple[int, int], seed: int | None) -> Session:
-        scene, main = self.scene, asyncio.get_running_loop()
+    def _session(
+        self,
+        group_id: int,
+        seed: int | None,
+        prefills: Prefills | None,
+        main: asyncio.AbstractEventLoop | None = None,
+    ) -> Session:
+        """A session on the server of its group, whose episodes share what they begin with."""
+        scene, home = self.scene, main or asyncio.get_running_loop()
 
-        async def sample(tokens: Sequence[int], sampling: Sampling) -> Response:
-            request = scene.pool.sample(tokens, sampling, seed=seed, priority=priority, session=(id(self), *name))
-            return await in_loop(main, request)
+        async def generate(tokens: Sequence[int], sampling: Sampling) -> Response:
+            if prefills and not session.turns:
+                await prefills.of(tokens, sampling)
+            return await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id)
 
-        session = Session(scene.tokenizer, sample, self.sampling, scene.limits, trained=self.trained)
+        session = Session(
+            scene.tokenizer,
+            lambda tokens, sampling: in_loop(home, generate(tokens, sampling)),
+            self.sampling,
+            scene.limits,
+            trained=self.trained,
+        )
         if scene.parse_tools is not None:
-            parse_here = scene.parse_tools
-            session.parse_tools = lambda text, tools: in_loop(main, parse_here(text, tools))
+            parse = scene.parse_tools
+            session.parse_tools = lambda text, tools: in_loop(home, parse(text, tools))
         return session
 
     def _score(self, prompt: Prompt) -> Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]:

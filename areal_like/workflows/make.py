@@ -69,6 +69,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
             Endpoint() if self._function and episode.endpoint else None,
+            config.rollout.prefill_once,
         )
 
     async def __aenter__(self) -> Self:
@@ -101,10 +102,11 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
 def _import_libraries() -> None:
     """What episodes import takes seconds: better now than in an episode's time, in the thread of all others."""
     import httpx
-    import openai
+    from openai.resources.chat import AsyncCompletions
+    from openai.types.chat import ChatCompletion
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    _ = httpx, openai, render_jinja_template
+    _ = httpx, AsyncCompletions, ChatCompletion, render_jinja_template
 
 
 def _parser(pool: ServerPool, name: str) -> ParseTools:

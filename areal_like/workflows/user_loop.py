@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-BLOCKED_S = 5.0  # a loop that is busy for so long is blocked
+BLOCKED_S = 10.0  # a loop that is busy for so long is blocked
 BEAT_S = 1.0
 
 

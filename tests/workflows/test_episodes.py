@@ -14,8 +14,8 @@ from scripted import Model, tokenizer
 
 from areal_like.config.load import load
 from areal_like.errors import ServerError
-from areal_like.rollout.pool import Sampling
-from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.rollout.pool import Response, Sampling
+from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows import make, user_loop
 from areal_like.workflows.episodes import EpisodesFailed
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
@@ -32,12 +32,16 @@ class Pool(Model):
         super().__init__(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
         self.failure = failure
         self.sessions: list[Any] = []
+        self.prefilled: list[list[int]] = []
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling, **more: Any) -> Any:
         self.sessions.append(more["session"])
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
+        if sampling.max_new_tokens == 0:
+            self.prefilled.append(list(tokens))
+            return Response(finish_reason=FinishReason.LENGTH)
         return await super().sample(tokens, sampling)
 
 
@@ -75,7 +79,8 @@ def test_an_episode_is_a_coroutine_with_a_row_and_a_client(play):
     pool = Pool()
     (group,), said, counts = play(f"async def run(row, client):\n    await {ASK}\n    return 0.5", pool=pool)
     assert [(t.group_id, t.sample_id, t.sample, t.reward) for t in group] == [(10, 0, 0, 0.5), (10, 0, 1, 0.5)]
-    assert len(set(pool.sessions)) == 2  # each episode has its own
+    assert set(pool.sessions) == {10}  # a group's episodes share a server, and the prompt in its cache
+    assert pool.prefilled == [pool.asked[0]] == [pool.asked[1]]
     assert (said, counts) == ([], {"done": 2})
 
 

@@ -1,0 +1,32 @@
+"""Any program as an agent, in a process and a Python of its own: AGENT_COMMAND is what starts it.
+
+It gets the row as JSON on standard input, finds the run's servers by the variables of OpenAI's and Anthropic's clients,
+and prints the reward as its last word. Wants `episode.endpoint=true`.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+from asyncio.subprocess import PIPE
+
+
+async def run(row, client):
+    url = str(client.base_url).rstrip("/")
+    address = {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": client.api_key,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": client.api_key,
+    }
+    command = shlex.split(os.environ["AGENT_COMMAND"])
+    agent = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=os.environ | address)
+    try:
+        output, _ = await agent.communicate(json.dumps(row).encode())
+    finally:
+        if agent.returncode is None:
+            agent.kill()
+            await agent.wait()
+    if agent.returncode:
+        raise RuntimeError(f"the agent ended with exit code {agent.returncode}")
+    return float(output.split()[-1])

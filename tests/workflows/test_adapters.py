@@ -1,0 +1,66 @@
+"""Agents in processes of their own, by way of the shipped adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from scripted import Model, tokenizer
+
+from areal_like.config.load import load
+from areal_like.rollout.pool import Sampling
+from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.workflows.make import Workflows
+
+ADAPTER = Path(__file__).parents[2] / "examples/adapters/command.py"
+AGENT = """
+import json, sys, openai
+row = json.load(sys.stdin)
+client = openai.OpenAI()
+ask = lambda: client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])
+print("the answer is", ask().choices[0].message.content)
+print(0.75)
+"""
+
+
+async def no_score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
+    raise AssertionError("nobody asked")
+
+
+@pytest.fixture
+def play(write, tmp_path, monkeypatch):
+    """What an episode with an agent of this source gives, and how it ended."""
+
+    def play(source: str, *overrides: str) -> tuple[list[Trajectory], dict[str, float]]:
+        (tmp_path / "agent.py").write_text(source)
+        monkeypatch.setenv("AGENT_COMMAND", f"{sys.executable} {tmp_path}/agent.py")
+        settings = [f"workflow={ADAPTER}:run", "episode.endpoint=true", "episode.max_tokens=500", *overrides]
+        config, own = load(write(), settings).config, tokenizer("plain")
+        model = Model(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
+
+        async def main() -> tuple[list[Trajectory], dict[str, float]]:
+            async with Workflows(config, model, no_score, own, print) as workflows:  # type: ignore[arg-type]
+                workflow = workflows.make(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
+                return await workflow(Prompt(0, [], row={"question": "x"}), 0), workflows.counts()
+
+        return asyncio.run(main())
+
+    return play
+
+
+def test_a_program_is_an_agent(play):
+    (item,), counts = play(AGENT)
+    assert item.reward == 0.75 and item.generated.any() and counts["episodes/done"] == 1
+
+
+def test_a_program_that_fails_or_hangs_is_counted_and_ended(play):
+    assert play("raise SystemExit(3)")[1] == {"episodes/raised": 1}
+    assert play("import time; time.sleep(99999)", "episode.timeout_s=1")[1] == {"episodes/time_limit": 1}
+    children = [child for child in psutil.Process(os.getpid()).children() if "agent.py" in " ".join(child.cmdline())]
+    assert children == []
