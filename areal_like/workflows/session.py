@@ -123,10 +123,11 @@ class Session:
         Every generated token is trained on once: where several go on from the same turn, it counts as generated in the
         first, and is part of the prompt of the others.
         """
-        parents = {id(turn.parent) for turn in self.turns}
+        turns = list(self.turns)  # another thread may still be at it, where the episode ran out of time
+        parents = {id(turn.parent) for turn in turns}
         known: set[int] = set()
         result = []
-        for leaf in (turn for turn in self.turns if id(turn) not in parents):
+        for leaf in (turn for turn in turns if id(turn) not in parents):
             result.append(_trajectory(leaf, known, prompt, group_id, reward))
             known |= {id(turn) for turn in leaf.path}
         return result

@@ -93,12 +93,22 @@ class UserLoop(AbstractAsyncContextManager["UserLoop"]):
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        while not _ran_to_its_stop(loop):
+            pass
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
     finally:
         loop.close()
+
+
+def _ran_to_its_stop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run until the loop is stopped, or until a task that a workflow has started exits as a program would."""
+    try:
+        loop.run_forever()
+    except SystemExit:
+        return False
+    return True
 
 
 def _where(thread: threading.Thread) -> str:

@@ -127,6 +127,20 @@ def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, b
     assert re.search(words, said), said
 
 
+def test_a_task_of_a_workflow_that_exits_ends_nothing_else(play):
+    source = f"""
+async def leave():
+    sys.exit(3)
+async def run(row, client):
+    task = asyncio.create_task(leave())
+    await asyncio.wait([task])
+    await {ASK}
+    return 1.0
+"""
+    (group,), _, counts = play(source, n=3)
+    assert [t.reward for t in group] == [1.0] * 3 and counts == {"done": 3}
+
+
 def test_an_episode_without_a_completion_gives_no_trajectory(play):
     (group,), _, counts = play("async def run(row, client):\n    return 1.0")
     assert (group, counts) == ([], {"nothing_generated": 2})
