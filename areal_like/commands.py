@@ -148,3 +148,33 @@ def _described(sample: "Sample") -> str:
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(UNREADABLE)
+
+
+@app.command()
+def migrate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML or a launch script; - for standard input.")],
+    system: Annotated[
+        str | None, typer.Option(help="areal, verl, siirl, trinity, roll or slime; else by its keys.")
+    ] = None,
+) -> None:
+    """Write another system's configuration as a run's YAML to standard output.
+
+    What changed its meaning, is not needed or is lost is told on standard error. Exit code 1: something that a run
+    needs could not be read from it.
+
+    Example: areal-like migrate run_qwen3_grpo.sh > run.yaml
+    """
+    from areal_like.migrate import SYSTEMS
+    from areal_like.migrate import migrate as read
+
+    if system is not None and system not in SYSTEMS:
+        raise typer.BadParameter(f"{system!r} is none of {', '.join(SYSTEMS)}", param_hint="--system")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="FILE") from error
+    done = read(text, system)
+    typer.echo("\n".join([*done.notes, *(f"error: {problem}" for problem in done.problems)]), err=True)
+    if done.problems:
+        raise typer.Exit(1)
+    typer.echo(done.yaml, nl=False)

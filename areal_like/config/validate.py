@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding, nearest_keys, nearest_words
+from areal_like.config.foreign import known_elsewhere
 from areal_like.config.keys import (
     all_keys,
     annotation_of,
@@ -86,6 +87,8 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
             "a file's keys are nested, not dotted",
             f"write `{leaf}: ...` in the section {section}, indented",
         )
+    if help is None and (known := known_elsewhere(key)) and known[1] in (None, *all_keys()):
+        return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
     return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, all_keys()))
 
 

@@ -1,0 +1,227 @@
+"""Whole configurations and launch scripts of other systems to a run's YAML; nothing in them is evaluated."""
+
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allocation import AllocationError, compile, parse
+from allocation.convert import read
+from allocation.convert.settings import Reading, dump
+from allocation.diagnostics import Severity
+from allocation.language.spelling import normalised, spell
+from allocation.language.syntax import Allocation, Group
+from areal_like.config.findings import ConfigError
+from areal_like.config.foreign import entry
+from areal_like.config.keys import all_keys
+from areal_like.config.load import load
+
+SYSTEMS = {
+    "areal": "AReaL",
+    "verl": "verl",
+    "siirl": "siiRL",
+    "trinity": "Trinity-RFT",
+    "roll": "ROLL",
+    "slime": "slime",
+}
+_FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+_NULL = ("", "null", "Null", "NULL", "~", "None", "none")
+
+
+@dataclass
+class Migration:
+    """What came of a configuration: `yaml` runs where `problems` is empty; `notes` say what changed or was left."""
+
+    system: str
+    yaml: str = ""
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def migrate(text: str, system: str | None = None) -> Migration:
+    """A run's YAML from a configuration or a script; `system` is one of `SYSTEMS`, or what the keys look like."""
+    system = system or _recognised(text)
+    if system is None:
+        known = ", ".join(SYSTEMS.values())
+        return Migration("", problems=[f"this is not a configuration of {known}: none of their keys is in it"])
+    done = Migration(system)
+    reading = Reading.of_command(text) if system == "slime" else Reading.of_config(text)
+    if not reading.settings:
+        done.problems += [str(found) for found in reading.findings] or ["no settings are in it"]
+        return done
+    values = dict(_values(reading, done))
+    _layout(reading, values, done)
+    _defaults(values, done)
+    _accept(values, done)
+    return done
+
+
+def _recognised(text: str) -> str | None:
+    """The system whose telling keys are in a text."""
+    telling = {
+        "slime": r"--(rollout-num-gpus|hf-checkpoint|rollout-batch-size)\b",
+        "siirl": r"\bsiirl\b",
+        "trinity": r"(?m)^(explorer|synchronizer|buffer):|trainer_config:",
+        "roll": r"(?m)^(actor_train|actor_infer|pretrain|num_return_sequences_in_group):",
+        "verl": r"\bactor_rollout_ref\b",
+        "areal": r"(?m)^(gconfig|rollout|actor|allocation_mode|async_training):|\b(actor|rollout)\.backend=|\ballocation_mode=",
+    }
+    return next((name for name, pattern in telling.items() if re.search(pattern, text)), None)
+
+
+def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
+    """Our keys with their values; what has none is noted."""
+    ours = set(all_keys())
+    left: dict[str, list[str]] = {}
+    for key in reading.settings:
+        setting = reading.find(key)
+        if setting is None or setting.value in _NULL or key in reading.variables or key.isupper():
+            continue
+        found = entry(done.system, key)
+        if done.system == "areal" and key in ours and (found is None or not found.ours):
+            target = key
+        elif found is None:
+            done.notes.append(f"{key}: not known here, left out")
+            continue
+        elif found.ours is None:
+            why = f"not needed: {found.unneeded}" if found.unneeded else f"lost: {found.lost}"
+            left.setdefault(why, []).append(key)
+            continue
+        elif found.ours not in ours:
+            done.notes.append(f"{key}: lost: this version has no {found.ours}")
+            continue
+        else:
+            target = found.ours
+        if "$" in setting.value:
+            done.notes.append(f"{key}: {setting.value} is known to the shell only; write {target} yourself")
+            continue
+        if target != key:
+            done.notes.append(f"{key}: now {target}")
+        yield from _value(target, _plain(setting.value), key)
+    done.notes += [f"{', '.join(keys)}: {why}" for why, keys in left.items()]
+
+
+def _plain(text: str) -> Any:
+    """A scalar or a list as YAML reads it, without making objects."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
+        return float(value)
+    return (
+        value
+        if isinstance(value, bool | int | float | str)
+        else (value or [text])[0]
+        if isinstance(value, list)
+        else text
+    )
+
+
+def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The value as we write it: switches that are several keys, and numbers that mean `never`."""
+    if key.endswith("gradient_checkpointing"):
+        section = target.rpartition(".")[0]
+        yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
+    elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
+        yield target, value
+
+
+def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:
+    """One allocation for the whole run, with our servers."""
+    if done.system == "areal" and ("allocation_mode" in values or "actor.backend" in values):
+        own = [key for key in ("allocation_mode", "actor.backend", "rollout.backend") if key in values]
+        text = "\n".join(f"{key}={values[key]}" for key in own) if len(own) > 1 else str(values[own[0]])
+    else:
+        text = reading.text
+    text, findings = _slime(reading) if done.system == "slime" else read(done.system, text)
+    done.notes += [f"layout: {found.message}" for found in findings if found.severity is not Severity.ERROR]
+    done.problems += [f"layout: {found.message}" for found in findings if found.severity is Severity.ERROR]
+    if not text:
+        return
+    for key in ("allocation_mode", "actor.backend", "rollout.backend"):
+        values.pop(key, None)
+    if "vllm" in text:
+        done.notes.append("layout: servers are SGLang's, where vLLM's were")
+    try:
+        values["allocation_mode"] = allocation = _two_roles(text.replace("vllm", "sglang"), done)
+        gpus = compile(allocation).n_gpus
+    except AllocationError as error:
+        done.problems += [f"layout: {found.message}" for found in error.findings]
+        return
+    per_node = values.setdefault("cluster.n_gpus_per_node", min(gpus, 8))
+    values.setdefault("cluster.n_nodes", -(-gpus // per_node) if isinstance(per_node, int) and per_node > 0 else 1)
+
+
+def _two_roles(text: str, done: Migration) -> str:
+    """The allocation without the roles that are switched on by sections of their own."""
+    groups = []
+    for group in parse(text).groups:
+        kept = tuple(member for member in group.members if not member.name or member.name.text in ("actor", "rollout"))
+        for member in group.members:
+            if member not in kept and member.name:
+                done.notes.append(
+                    f"layout: {member.name.text} is left out; a section {member.name.text} switches it on"
+                )
+        if kept:
+            groups.append(Group(kept))
+    return spell(normalised(Allocation(tuple(groups))))
+
+
+def _slime(reading: Reading) -> tuple[str, list[Any]]:
+    """slime's layout: actors on so many nodes, servers of so many GPUs, side by side or colocated."""
+    tp, pp = reading.size("tensor-model-parallel-size"), reading.size("pipeline-model-parallel-size")
+    cp = reading.size("context-parallel-size")
+    ep, etp = reading.size("expert-model-parallel-size"), reading.size("expert-tensor-parallel-size")
+    gpus = reading.size("actor-num-nodes") * reading.size("actor-num-gpus-per-node", default=8)
+    each = reading.size("rollout-num-gpus-per-engine")
+    shared = reading.has("colocate")
+    servers = (gpus if shared else reading.size("rollout-num-gpus", default=gpus)) // each
+    sizes = {"d": gpus // (tp * pp * cp), "p": pp, "t": tp, "c": cp}
+    attn = "".join(f"{letter}{size}" for letter, size in sizes.items() if size != 1 or letter == "d")
+    actor = f"megatron:(attn:{attn}|ffn:e{ep}t{etp})" if ep > 1 else f"megatron:{attn}"
+    return f"sglang:d{servers}t{each}{'|' if shared else '+'}{actor}", reading.findings
+
+
+def _defaults(values: dict[str, Any], done: Migration) -> None:
+    """What a run needs and the others say otherwise."""
+    values.setdefault("experiment_name", f"from-{done.system}")
+    values["experiment_name"] = re.sub(r"[^\w.-]", "-", str(values["experiment_name"])).strip(".-") or "run"
+    mini = values.get("actor.ppo_n_minibatches")
+    if done.system in ("verl", "siirl", "trinity") and isinstance(mini, int):
+        size = values.get("train_dataset.batch_size")
+        if isinstance(size, int) and mini and size % mini == 0:
+            values["actor.ppo_n_minibatches"] = size // mini
+            done.notes.append(f"actor.ppo_n_minibatches: {size} prompts in mini-batches of {mini}")
+        else:
+            del values["actor.ppo_n_minibatches"]
+            done.notes.append("actor.ppo_n_minibatches: left out, as the batch's size is not known")
+    for section in ("actor", "critic", "ref"):
+        if values.get(f"{section}.megatron.recompute_granularity") == "full":
+            for name, setting in _FULL.items():
+                values.setdefault(f"{section}.megatron.{name}", setting)
+    if not any(key.startswith("reward.") for key in values):
+        values["reward.type"] = "gsm8k"
+        done.notes.append("reward.type: gsm8k, until you name your own (reward.function)")
+
+
+def _accept(values: dict[str, Any], done: Migration) -> None:
+    """Leaves out values that our keys refuse, and says what is still missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "run.yaml")
+        for _ in range(3):
+            file.write_text(dump(values))
+            try:
+                load(file)
+                break
+            except ConfigError as error:
+                refused = {str(f.key).partition(" ")[0]: f.message for f in error.findings}
+            for key in [key for key in values if key in refused]:
+                done.notes.append(f"{key}: {values.pop(key)!r} is left out: {refused.pop(key)}")
+        else:
+            done.problems += [f"{key}: {message}" for key, message in refused.items()]
+    done.yaml = dump(values)

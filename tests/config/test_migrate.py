@@ -1,0 +1,170 @@
+"""Configurations of other systems become runs' YAML, and their keys are explained where they stand in a run's own."""
+
+import pytest
+
+from areal_like.config.foreign import TABLES, known_elsewhere
+from areal_like.config.load import load
+from areal_like.config.validate import unknown_key
+from areal_like.migrate import migrate
+
+VERL = """
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$HOME/data/train.parquet \\
+    data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.strategy=megatron \\
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.actor.megatron.param_offload=True trainer.n_gpus_per_node=8 trainer.nnodes=1 \\
+    trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 my.own=1
+"""
+SIIRL = """
+export ACTOR_TP=4
+export MODEL=/models/qwen3-8b
+python3 -m siirl.client.main_dag data.train_batch_size=128 data.train_files=/data/train.parquet \\
+    data.max_prompt_length=2048 data.max_response_length=4096 actor_rollout_ref.model.path=\\$MODEL \\
+    actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=\\$ACTOR_TP \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=4 actor_rollout_ref.rollout.n=8 \\
+    trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+TRINITY = """
+project: demo
+name: countdown
+model: {model_path: /models/qwen, max_response_tokens: 1024, max_prompt_tokens: 256}
+cluster: {node_num: 1, gpu_per_node: 8}
+algorithm: {algorithm_type: grpo, repeat_times: 8}
+buffer:
+  total_epochs: 2
+  batch_size: 96
+  explorer_input:
+    taskset: {path: /data/countdown, split: train}
+explorer:
+  rollout_model: {engine_num: 2, tensor_parallel_size: 1}
+synchronizer: {sync_method: nccl, sync_interval: 1}
+trainer:
+  trainer_config:
+    actor_rollout_ref:
+      actor: {strategy: megatron, megatron: {tensor_model_parallel_size: 2}}
+"""
+ROLL = """
+exp_name: qwen3-rlvr
+seed: 42
+pretrain: Qwen/Qwen3-8B
+num_gpus_per_node: 8
+rollout_batch_size: 64
+prompt_length: 1024
+response_length: 2048
+num_return_sequences_in_group: 8
+max_steps: 500
+async_generation_ratio: 1
+actor_train:
+  training_args: {learning_rate: 1.0e-6, gradient_accumulation_steps: 8}
+  data_args: {file_name: data/math.jsonl, prompt: problem}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 2, use_distributed_optimizer: true, recompute_granularity: full}
+  device_mapping: list(range(0,4))
+actor_infer:
+  strategy_args: {strategy_name: vllm, strategy_config: {gpu_memory_utilization: 0.8}}
+  generating_args: {temperature: 0.99}
+  num_gpus_per_worker: 1
+  device_mapping: list(range(4,8))
+"""
+SLIME = """
+ray job submit -- python3 train_async.py --actor-num-nodes 1 --actor-num-gpus-per-node 4 --rollout-num-gpus 4 \\
+  --rollout-num-gpus-per-engine 2 --hf-checkpoint /models/qwen3-4b --prompt-data /data/dapo.jsonl --input-key prompt \\
+  --label-key label --num-rollout 3000 --rollout-batch-size 32 --n-samples-per-prompt 8 --lr 1e-6 \\
+  --rollout-max-response-len 8192 --rollout-temperature 0.8 --tensor-model-parallel-size 2 --sequence-parallel
+"""
+AREAL = """
+experiment_name: gsm8k-grpo
+trial_name: trial0
+seed: 1
+total_train_epochs: 10
+async_training: true
+cluster: {n_nodes: 1, n_gpus_per_node: 8, fileroot: /tmp/areal, name_resolve: {type: nfs}}
+rollout: {backend: "sglang:d4p1t1", max_head_offpolicyness: 2, consumer_batch_size: 256}
+gconfig: {n_samples: 4, min_new_tokens: 0, max_new_tokens: 1024, greedy: false, temperature: 1.0}
+actor:
+  backend: "megatron:d4p1t1"
+  path: Qwen/Qwen2.5-1.5B-Instruct
+  gradient_checkpointing: true
+  mb_spec: {max_tokens_per_mb: 10240}
+  optimizer: {type: adam, lr: 1.7e-5, weight_decay: 0.017, warmup_steps_proportion: 0.001}
+  eps_clip: 0.4
+train_dataset: {batch_size: 256, shuffle: true, path: openai/gsm8k, type: rl, max_length: 1024}
+"""
+RUNS = {
+    "verl": (VERL.replace("$HOME", "/home/me"), "sglang:d4t2|megatron:d4t2"),
+    "siirl": (SIIRL, "sglang:d2t4|megatron:d2t4"),
+    "trinity": (TRINITY, "sglang:d2+megatron:d3t2"),
+    "roll": (ROLL, "megatron:d2t2+sglang:d4"),
+    "slime": (SLIME, "sglang:d2t2+megatron:d2t2"),
+    "areal": (AREAL, "sglang:d4+megatron:d4"),
+}
+
+
+@pytest.mark.parametrize("system", RUNS)
+def test_what_is_written_is_a_run(system, tmp_path):
+    text, layout = RUNS[system]
+    done = migrate(text)
+    assert (done.system, done.problems) == (system, [])
+    file = tmp_path / "run.yaml"
+    file.write_text(done.yaml)
+    config = load(file).config
+    assert config.allocation_mode == layout
+    assert config.actor.path and config.gconfig.n_samples > 1 and config.train_dataset.path
+    assert done.notes
+
+
+def test_meanings_that_change_are_said():
+    done = migrate(RUNS["verl"][0])
+    notes = "\n".join(done.notes)
+    for said in (
+        "1024 prompts in mini-batches of 256", "servers are SGLang's, where vLLM's were", "my.own: not known here",
+        "param_offload: lost: the trainer keeps", "data.train_batch_size: now train_dataset.batch_size",
+    ):  # fmt: skip
+        assert said in notes
+    assert "ppo_n_minibatches: 4" in done.yaml
+
+
+def test_what_the_shell_alone_knows_is_asked_for():
+    done = migrate(VERL)
+    assert any("$HOME" in note and "train_dataset.path" in note for note in done.notes)
+    assert done.problems
+
+
+@pytest.mark.parametrize("text", ["", "hello", "a: 1", "actor_rollout_ref: [", "!!python/object/apply:os.system [ls]"])
+def test_what_is_no_configuration_is_refused(text):
+    assert migrate(text).problems
+
+
+def test_code_in_a_configuration_is_text():
+    done = migrate(ROLL.replace("list(range(0,4))", "__import__('os').abort()"))
+    assert done.problems
+
+
+def test_keys_of_others_are_explained():
+    assert "the layout says it" in unknown_key("actor.tensor_model_parallel_size").help
+    assert "train_dataset.batch_size" in unknown_key("data.train_batch_size").help
+    assert unknown_key("gconfig.n_sample").nearest == ("gconfig.n_samples",)
+    assert known_elsewhere("no.such.thing") is None
+
+
+def test_every_entry_says_one_thing():
+    for table in TABLES.values():
+        assert all(sum(map(bool, (e.ours, e.unneeded, e.lost))) == 1 for e in table.values())
+
+
+def test_the_command_writes_yaml_and_tells_the_rest(tmp_path):
+    from typer.testing import CliRunner
+
+    from areal_like.commands import app
+
+    script = tmp_path / "run.sh"
+    script.write_text(SLIME)
+    result = CliRunner().invoke(app, ["migrate", str(script)])
+    assert result.exit_code == 0 and result.stdout.startswith("actor:") and "hf-checkpoint: now" in result.stderr
+    script.write_text("nothing")
+    assert CliRunner().invoke(app, ["migrate", str(script)]).exit_code == 1
+    assert CliRunner().invoke(app, ["migrate", str(tmp_path / "none")]).exit_code == 2
+    assert CliRunner().invoke(app, ["migrate", str(script), "--system", "x"]).exit_code == 2
