@@ -376,7 +376,9 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     static = [Item("weights (float32 shards)", owned * 4), Item("gradients (float32 shards)", owned * 4)]
     static.append(Item("Adam's moments", owned * 8))
     gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
-    full = work.megatron.recompute_granularity == "full"
+    if work.memory.offload_params:
+        static = []
+    full = work.megatron.recompute_granularity == "full" or work.memory.gradient_checkpointing
     one = {of: layer_activations(model, sizes, of, work) * tokens for of in numbers}
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
@@ -385,7 +387,7 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
-        "load": [static[0]],
+        "load": static[:1],
         "log-probs": [*static, gathered, Item("logits", logits)],
         "forward and backward": [*static, gathered, Item("activations", kept), Item("logits", logits),
                                  Item("their gradient", logits)],

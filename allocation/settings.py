@@ -61,6 +61,7 @@ class MemorySettings:
 
     `bucket_bytes` are sent at once in a weight update. `mem_fraction_static` is SGLang's: the share of a GPU for
     weights and KV cache. With `offload` engines that share GPUs take turns on them and wait in the host's memory.
+    `gradient_checkpointing` and `offload_params` are FSDP's; the latter keeps weights and optimizer on the host.
     """
 
     gpu_bytes: int | None = None
@@ -68,6 +69,8 @@ class MemorySettings:
     mem_fraction_static: float = 0.8
     bucket_bytes: int = 512 << 20
     offload: bool = False
+    gradient_checkpointing: bool = False
+    offload_params: bool = False
 
     @property
     def item(self) -> int:

@@ -1,6 +1,7 @@
 """Peak memory of the trainer in each phase, measured, and what the memory model says of the same layout.
 
-python -m benchmarks.memory --device cuda --out FILE [--only NAME ...] [--ranks N]
+python -m benchmarks.memory --device cuda --out FILE [--only NAME ...]
+python -m benchmarks.memory table FILE ...    errors of the present model against what was measured
 
 Each case builds the engine in fresh processes, one for each rank, with random weights made on the spot. Sizes are what
 torch's allocator gave out at most (`max_memory_allocated`) and took from the GPU (`max_memory_reserved`), and what was
@@ -174,6 +175,25 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 
 
+def table(files: list[str]) -> None:
+    """Errors of the present model against result files: predicted anew over measured, by phase."""
+    errors: dict[str, list[tuple[float, str]]] = {}
+    for file in files:
+        for case in json.loads(Path(file).read_text())["cases"]:
+            if "failed" in case:
+                print(f"{case['name']}: failed")
+                continue
+            said = predicted(case)
+            for phase, measured in case["phases"].items():
+                if phase in said:
+                    errors.setdefault(phase, []).append((said[phase] / measured["peak"] - 1, case["name"]))
+    for phase, found in errors.items():
+        sizes = sorted(abs(error) for error, _ in found)
+        worst = max(found, key=lambda one: abs(one[0]))
+        each = ", ".join(f"{name} {error:+.1%}" for error, name in found)
+        print(f"{phase}: median {sizes[len(sizes) // 2]:.1%}, worst {worst[0]:+.1%} ({worst[1]}): {each}")
+
+
 def show(result: Mapping[str, Any]) -> None:
     if "failed" in result:
         print(f"{result['name']}: failed\n{result['failed']}", flush=True)
@@ -341,5 +361,7 @@ def rank_main(name: str, device: str, folder: str, work: str, rank: str) -> None
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         rank_main(*sys.argv[2:])
+    elif sys.argv[1:2] == ["table"]:
+        table(sys.argv[2:])
     else:
         typer.run(main)

@@ -117,6 +117,12 @@ def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
     def anew(work: Workload) -> Workload:
         return replace(work, megatron=replace(work.megatron, **_FULL, recompute_modules=()))  # type: ignore[arg-type]
 
+    if any(one.plan.backend == "fsdp" for one in group):
+        for fsdp in ({"gradient_checkpointing": True}, {"gradient_checkpointing": True, "offload_params": True}):
+            words = " ".join(f"{name}=true" for name in fsdp)
+            yield words, lambda work, fsdp=fsdp: replace(work, memory=replace(work.memory, **fsdp))  # type: ignore[misc]
+        yield from _smaller(group)
+        return
     if any(not work.megatron.use_distributed_optimizer for work in trainers):
         yield (
             "use_distributed_optimizer=true",

@@ -14,6 +14,8 @@ _KEYS = {
     "recompute_num_layers": "actor.megatron",
     "use_distributed_optimizer": "actor.megatron",
     "mem_fraction_static": "sglang",
+    "gradient_checkpointing": "actor.fsdp",
+    "offload_params": "actor.fsdp",
 }
 
 
@@ -26,6 +28,8 @@ def memory_settings(config: RunConfig) -> MemorySettings | None:
         dtype=config.actor.dtype,
         mem_fraction_static=config.sglang.mem_fraction_static,
         bucket_bytes=config.weight_update.bucket_mb << 20,
+        gradient_checkpointing=config.actor.fsdp.gradient_checkpointing,
+        offload_params=config.actor.fsdp.offload_params,
     )
 
 

@@ -134,6 +134,20 @@ def test_what_does_not_fit_is_refused_with_what_would():
     ).ok
 
 
+def test_what_helps_fsdp_is_its_own():
+    h100 = MemorySettings(find_gpu("h100").memory)
+    found = allocation.check("fsdp:d8", model="qwen3-8b", batch=BATCH, memory=h100).findings
+    finding = next(finding for finding in found if finding.code == "ALLOC-MEMORY")
+    assert "gradient_checkpointing=true" in finding.help
+    lighter = replace(h100, gradient_checkpointing=True)
+    assert allocation.check("fsdp:d8", model="qwen3-8b", batch=BATCH, memory=lighter).ok
+    offloaded = footprint(
+        allocation.compile("fsdp:d8").engines[0],
+        Workload(MODELS["qwen3-8b"], memory=replace(h100, offload_params=True)),
+    )
+    assert "Adam's moments" not in {item.name for phase in offloaded.phases for item in phase.items}
+
+
 def test_nothing_is_refused_without_the_size_of_a_gpu():
     assert allocation.check("megatron:d1", model="deepseek-v3", batch=BATCH).ok
 
