@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -16,6 +18,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 from areal_like.preflight import Job
+from areal_like.types import FinishReason, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 
@@ -38,6 +41,16 @@ def finished_record(directory: Path) -> Record:
     names = ("reward", "loss", "kl", "entropy", "clip_share", "staleness_mean", "tokens")
     record.step(1, dict.fromkeys(names, 0.5), tokens_generated=100)
     return record
+
+
+def record_a_step(directory: Path) -> None:
+    record = Record(directory, "a title", View(enabled=False), report=True, decode=str)
+    tokens = np.zeros(1, np.int32)
+    item = Trajectory(0, 0, tokens, np.zeros(1, np.float32), tokens, FinishReason.STOP, 1.0)
+    asyncio.run(record.samples(2, [item]))
+    with record.recording(), record.phase("training"):
+        pass
+    record.step(2, {"reward": 1.0}, tokens_generated=1)
 
 
 def test_an_event_that_does_not_fit_is_noticed_at_its_own_step(
@@ -66,6 +79,15 @@ def test_a_full_disk_at_the_end(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(RecordError) as raised:
         finished_record(tmp_path).finish()
+    assert str(raised.value) == f"{tmp_path / name} cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("name", ["run.json", "events.jsonl", "report.html", "samples/step-000002.jsonl"])
+def test_a_full_disk_at_a_step(tmp_path: Path, name: str) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(RecordError) as raised:
+        record_a_step(tmp_path)
     assert str(raised.value) == f"{tmp_path / name} cannot be written: No space left on device"
 
 
