@@ -60,6 +60,20 @@ def test_what_is_wrong_says_where_it_came_from(jobs: list[Job]) -> None:
     assert jobs == []
 
 
+def test_a_workflow_is_given_as_if_the_key_named_it(jobs: list[Job]) -> None:
+    async def act(row, client):
+        return 1.0
+
+    train(CONFIG, QUIET, workflow=act)
+    assert jobs[0].config.workflow == "given:workflow.act"
+    with pytest.raises(ConfigError, match=r"workflow .*it takes 1 parameters \(row\)"):
+        train(CONFIG, QUIET, workflow=score_alone)
+
+
+async def score_alone(row):
+    return 1.0
+
+
 def test_in_a_notebook_the_run_has_a_loop_of_its_own(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     pretended = launch.run
@@ -128,10 +142,10 @@ class Rows:
 
 async def run(job, view):
     async with Rewards(job.config.reward, job.tokenizer) as rewards:
-        print(await rewards.score_texts(job.train_prompts[0], ["abc", ""]))
+        print(len(job.train_prompts), await rewards.score_texts(job.train_prompts[0], ["abc", ""]))
 
 launch.run = run
-train(CONFIG, {"trial_name": "t"}, reward=score)  # not guarded by `if __name__ == "__main__"`
+train(CONFIG, {"trial_name": "t", "train_dataset.batch_size": 4}, reward=score, dataset=Rows())  # not guarded by `if __name__ == "__main__"`
 print(__file__)
 """
 
@@ -142,7 +156,7 @@ def test_a_script_gives_a_function_of_its_own_and_is_not_run_again_by_workers(tm
     environment = {"PYTHONPATH": str(ROOT)}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=900)
     rewards = [Reward(6.0), Reward(0.0)]
-    assert (result.stdout, result.returncode) == (f"{rewards}\n{script}\n", 0), result.stderr
+    assert (result.stdout, result.returncode) == (f"8 {rewards}\n{script}\n", 0), result.stderr
 
 
 IN_A_LOOP = """
