@@ -1,10 +1,12 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from allocation import EnginePlan
+from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import TrainerRole
@@ -46,6 +48,16 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
     )
     await ranks.call_all("build", address, port, limit, engine, phase="start-up")
     return Trainer(ranks)
+
+
+def carry_user_code(algorithm: Algorithm) -> None:
+    """Have Ray send a user's losses to the ranks by value: these cannot import the file that they come from."""
+    from ray.cloudpickle import register_pickle_by_value
+
+    for spec in filter(None, (algorithm.loss, algorithm.critic)):
+        module = sys.modules[spec.function.__module__]
+        if module.__name__.partition(".")[0] != "areal_like":
+            register_pickle_by_value(module)
 
 
 def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:

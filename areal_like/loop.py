@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_like.algorithms.batch import policy_batches
-from areal_like.algorithms.types import Algorithm
+from areal_like.algorithms.batch import join, policy_batches, with_field
+from areal_like.algorithms.types import Algorithm, Need
 from areal_like.config.schema import RunConfig
-from areal_like.errors import RewardsMissing
+from areal_like.errors import RewardsMissing, RunError
 from areal_like.evaluation import Evaluator
 from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
@@ -26,7 +26,7 @@ from areal_like.rewards import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, FinishReason, Trajectory
+from areal_like.types import Batch, FinishReason, Floats, Trajectory
 from areal_like.weights.sync import WeightSync, publish
 
 
@@ -60,7 +60,7 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
 
         record.start()
         parts.collector.publish(0)
-        evaluating, in_row = evaluation(0), 0
+        evaluating, in_row, dropped = evaluation(0), 0, 0
         for version in range(steps):
             done = version + 1
             with record.phase("wait for rollouts"):
@@ -88,6 +88,9 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
             tasks.create_task(record.samples(done, trajectories))
             stats |= await asyncio.to_thread(describe, trajectories, version)
             stats |= parts.rewards.statistics() | dict(parts.episodes())
+            if parts.algorithm.keeps:
+                stats["dropped_groups"] = float(parts.collector.dropped - dropped)
+                dropped = parts.collector.dropped
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
 
 
@@ -108,22 +111,53 @@ async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
 async def train_step(
     config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
 ) -> dict[str, float]:
-    """Move the policy from `version` to the next: one optimizer step per mini-batch.
+    """Move the policy from `version` to the next: one optimizer step per mini-batch, the critic's too if there is one.
 
-    Returns their statistics, or {} where nothing could be trained on.
+    Returns their statistics, or {} where no trajectory has a reward. While the critic warms up, it alone is trained.
     """
-    algorithm, trainer, temperature = parts.algorithm, parts.trainer, config.gconfig.temperature
+    algorithm, temperature = parts.algorithm, config.gconfig.temperature
     with record.phase("batch"):
-        batches = await asyncio.to_thread(
-            policy_batches, algorithm, trajectories, version, config.actor.ppo_n_minibatches
-        )
+        experience = await asyncio.to_thread(join, trajectories, version)
+    if experience is None:
+        return {}
+    for need, field, phase in _PASSES:
+        if need in algorithm.needs:
+            with record.phase(phase):
+                values = await _pass(parts, need, experience.batch, temperature)
+            experience = with_field(experience, field, values)
+    with record.phase("batch"):
+        batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
+    stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))}
+    if parts.critic and algorithm.critic:
+        with record.phase("training of the critic"):
+            of_critic = [await parts.critic.train(batch, algorithm.critic, temperature) for batch in batches]
+        stats |= {f"critic_{name}": value for name, value in mean(of_critic).items()}
+        if config.critic and version < config.critic.warmup_steps:
+            return stats
     if "proximal" in algorithm.needs and len(batches) > 1:
         # At the first mini-batch the proximal policy is the current one, which the loss knows without another pass.
         with record.phase("log-probs"):
-            batches[1:] = [await _with_proximal(trainer, batch, temperature) for batch in batches[1:]]
+            batches[1:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[1:]]
     with record.phase("training"):
-        stats = [await trainer.train(batch, algorithm.loss, temperature) for batch in batches]
-    return mean(stats) | {"tokens": float(sum(len(batch.tokens) for batch in batches))} if stats else {}
+        of_policy = [await parts.trainer.train(batch, algorithm.loss, temperature) for batch in batches]
+    return stats | mean(of_policy)
+
+
+_PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and phase of each
+    ("reference", "reference_logprobs", "reference"),
+    ("values", "values", "values"),
+    ("policy", "proximal_logprobs", "log-probs"),
+)
+
+
+async def _pass(parts: Parts, need: Need, batch: Batch, temperature: float) -> Floats:
+    """What an algorithm needs of one of the models; preflight has seen to it that this is there."""
+    if need == "values" and parts.critic:
+        return await parts.critic.values(batch)
+    model = parts.reference if need == "reference" else parts.trainer
+    if model is None or need == "values":
+        raise RunError(f"the algorithm needs {need}, which this run has no model for: set ref or critic")
+    return await model.log_probs(batch, temperature)
 
 
 async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> Batch:

@@ -11,12 +11,11 @@ from typing import Any
 
 from allocation import render
 from allocation.views.svg import plan_svg
-from areal_like.algorithms.presets import grpo
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
 from areal_like.config.schema import TrainerRole
 from areal_like.data.stream import PromptStream
-from areal_like.engines import make_reference, start_servers, start_trainer, weight_sync
+from areal_like.engines import carry_user_code, make_reference, start_servers, start_trainer, weight_sync
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.events import span
@@ -157,6 +156,7 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
 
 async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
     """The trainer of every role, started side by side."""
+    carry_user_code(job.algorithm)
     async with asyncio.TaskGroup() as tasks:
         starting = {
             role: tasks.create_task(start_trainer(cluster, job, models[role], role)) for role in job.config.roles
@@ -188,9 +188,11 @@ def _parts(
         admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness),
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
+        keeps=job.algorithm.keeps,
+        max_drops=config.actor.max_dropped_groups,
     )
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
-    return Parts(grpo(config.actor), trainer, sync, collector, evaluator, rewards)
+    return Parts(job.algorithm, trainer, sync, collector, evaluator, rewards)
 
 
 def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]:

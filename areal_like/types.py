@@ -84,8 +84,8 @@ class Batch:
     """Sequences back to back, as the trainer takes them.
 
     `lengths` is `[sequences]`; `tokens` and each array of `fields` are `[tokens]`, tokens = sum(lengths).
-    `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]`, of mean 1 over these tokens, says
-    how much each one's loss counts; without it all count the same. Other fields are what the loss wants.
+    `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
+    loss counts in the mean over these tokens; without it all count the same. Other fields are what the loss wants.
     """
 
     lengths: Ints

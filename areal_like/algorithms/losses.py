@@ -7,9 +7,12 @@ imports these functions to name them, so torch is imported for its types alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from areal_like.algorithms.kl import divergence
+from areal_like.config.schema import BehaviourMode, KLEstimator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,31 +21,61 @@ type TokenLoss = tuple[Tensor, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class Sequences:
+    """Which sequence of the batch, of `count`, each token is of: `numbers` `[tokens]`.
+
+    A sequence's tokens may lie on several context-parallel ranks: `over_ranks` sums a tensor over these, with gradient.
+    All of them have to ask for the same sums and means.
+    """
+
+    numbers: Tensor
+    count: int
+    over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def sum(self, values: Tensor) -> Tensor:
+        """For each token the sum over the trained tokens of its sequence, `[tokens]`, differentiable."""
+        return self.over_ranks(values.new_zeros(self.count).index_add(0, self.numbers, values))[self.numbers]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """For each token the mean over the trained tokens of its sequence, `[tokens]`, differentiable."""
+        return self.sum(values) / self.sum(values.new_ones(len(values)))
+
+
+@dataclass(frozen=True)
 class LossInputs:
     """What the engine gives a loss.
 
     `logprobs` are the current policy's, with gradient, and `entropy` its entropy; `fields` are the batch's; `sequences`
-    is the number of each token's sequence in the batch. A critic's loss gets `values`, with gradient, instead: its
-    `logprobs` and `entropy` are empty.
+    joins what is of one sequence. A critic's loss gets `values`, with gradient, instead: its `logprobs` and `entropy`
+    are empty.
     """
 
     logprobs: Tensor
     entropy: Tensor
     fields: Mapping[str, Tensor]
-    sequences: Tensor
+    sequences: Sequences
     values: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class DecoupledPPO:
-    """Parameters of `decoupled_ppo`: the ratio's clip range is 1 - `clip_low` to 1 + `clip_high`.
+    """Parameters of `decoupled_ppo` and `cispo`: the ratio's clip range is 1 - `clip_low` to 1 + `clip_high`.
 
-    `behaviour_cap` is where the behaviour weight is truncated.
+    `behaviour_cap` and `behaviour_mode` limit the behaviour weight; without `decoupled` there is none, and the ratio is
+    to the behaviour policy. `ratio_level` is the ratio's, of tokens or sequences. `dual_clip` limits what a negative
+    advantage counts. `entropy` and `kl` are weights in the loss.
     """
 
     clip_low: float
     clip_high: float
     behaviour_cap: float
+    behaviour_mode: BehaviourMode = "token_truncate"
+    decoupled: bool = True
+    ratio_level: Literal["token", "sequence"] = "token"
+    dual_clip: float | None = None
+    entropy: float = 0.0
+    kl: float = 0.0
+    kl_estimator: KLEstimator = "k3"
 
 
 def sft(inputs: LossInputs, parameters: None) -> TokenLoss:
@@ -56,28 +89,137 @@ def decoupled_ppo(inputs: LossInputs, parameters: DecoupledPPO) -> TokenLoss:
     Fields: `advantages`, `behaviour_logprobs` (the servers', temperature applied), `on_policy` (1 where the token was
     made with the weights that the step starts from), and `proximal_logprobs` (the weights that the step starts from);
     without the last the current policy is the proximal one, which is exact for the first optimizer step of a batch.
+    With a weight for the KL divergence also `reference_logprobs`.
 
-    Source: AReaL (arXiv 2505.24298), eq. 5; clip-higher from DAPO (arXiv 2503.14476); kl is Schulman's k3 estimator.
+    Source: AReaL (arXiv 2505.24298), eq. 5; PPO (arXiv 1707.06347), eq. 7, where not decoupled; clip-higher from DAPO
+    (arXiv 2503.14476); a sequence's ratio from GSPO (arXiv 2507.18071), eq. 7; dual clip from Ye et al.
+    (arXiv 1912.09729), eq. 5; `kl` among the statistics is Schulman's k3 estimator.
     """
-    fields, current = inputs.fields, inputs.logprobs.detach()
-    advantages, behaviour = fields["advantages"], fields["behaviour_logprobs"]
-    proximal = fields.get("proximal_logprobs", current)
-
-    ratio = (inputs.logprobs - proximal).exp()
+    advantages = inputs.fields["advantages"]
+    ratio, weight, stats = _ratios(inputs, parameters)
     clipped = ratio.clamp(1 - parameters.clip_low, 1 + parameters.clip_high)
-    weight = (proximal - behaviour).exp()
-    truncated = weight.clamp(max=parameters.behaviour_cap)
     surrogate, clipped_surrogate = ratio * advantages, clipped * advantages
-    loss = -truncated * surrogate.minimum(clipped_surrogate)
+    objective = surrogate.minimum(clipped_surrogate)
+    if parameters.dual_clip is not None:
+        objective = objective.maximum(objective.where(advantages >= 0, parameters.dual_clip * advantages))
+    stats["clip_share"] = (clipped_surrogate < surrogate).to(ratio.dtype)
+    return _with_regularisers(inputs, parameters, -weight * objective, stats)
 
-    from_behaviour = current - behaviour
-    drift = (proximal - behaviour).abs()
-    return loss, {
-        "entropy": inputs.entropy,
-        "kl": from_behaviour.exp() - 1 - from_behaviour,
-        "clip_share": (clipped_surrogate < surrogate).to(loss.dtype),
-        "behaviour_weight": truncated,
-        "behaviour_truncated_share": (weight > truncated).to(loss.dtype),
-        "on_policy_share": fields["on_policy"],
-        "on_policy_logprob_diff": drift * fields["on_policy"],
+
+def cispo(inputs: LossInputs, parameters: DecoupledPPO) -> TokenLoss:
+    """REINFORCE weighted by the ratio, which is clipped: every token keeps its gradient.
+
+    Fields are those of `decoupled_ppo`.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5.
+    """
+    ratio, weight, stats = _ratios(inputs, parameters)
+    clipped = ratio.detach().clamp(1 - parameters.clip_low, 1 + parameters.clip_high)
+    stats["clip_share"] = (clipped != ratio).to(ratio.dtype)
+    loss = -weight * clipped * inputs.fields["advantages"] * inputs.logprobs
+    return _with_regularisers(inputs, parameters, loss, stats)
+
+
+def _ratios(inputs: LossInputs, parameters: DecoupledPPO) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The ratio that is clipped, with gradient, the behaviour weight, and statistics of both."""
+    fields, current = inputs.fields, inputs.logprobs.detach()
+    behaviour = fields["behaviour_logprobs"]
+    proximal = fields.get("proximal_logprobs", current)
+    log_ratio = inputs.logprobs - (proximal if parameters.decoupled else behaviour)
+    if parameters.ratio_level == "sequence":
+        log_ratio = inputs.sequences.mean(log_ratio)
+    weight, limited = _behaviour_weight(inputs.sequences, proximal - behaviour, parameters)
+    from_behaviour, drift = current - behaviour, (proximal - behaviour).abs()
+    return (
+        log_ratio.exp(),
+        weight,
+        {
+            "kl": divergence(-from_behaviour, "k3"),
+            "behaviour_weight": weight,
+            "behaviour_truncated_share": limited,
+            "on_policy_share": fields["on_policy"],
+            "on_policy_logprob_diff": drift * fields["on_policy"],
+        },
+    )
+
+
+def _behaviour_weight(sequences: Sequences, log_weight: Tensor, parameters: DecoupledPPO) -> tuple[Tensor, Tensor]:
+    """Proximal over behaviour probability, limited, and 1 where that took effect.
+
+    Source: truncated by token, AReaL (arXiv 2505.24298); by sequence or masked, Liu et al., When speed kills stability
+    (2025, richardli.xyz/rl-collapse); masked by token, AReaL `behave_imp_weight_mode`.
+    """
+    level, _, limit = parameters.behaviour_mode.partition("_")
+    if not parameters.decoupled or level == "disabled":
+        return log_weight.new_ones(len(log_weight)), log_weight.new_zeros(len(log_weight))
+    if level != "token":
+        log_weight = (sequences.sum if level == "sequence" else sequences.mean)(log_weight)
+    weight = log_weight.exp()
+    beyond = weight > parameters.behaviour_cap
+    limited = weight.clamp(max=parameters.behaviour_cap) if limit == "truncate" else weight.masked_fill(beyond, 0)
+    return limited, beyond.to(weight.dtype)
+
+
+def _with_regularisers(
+    inputs: LossInputs, parameters: DecoupledPPO, loss: Tensor, stats: dict[str, Tensor]
+) -> TokenLoss:
+    """With the entropy bonus and the KL divergence from the reference, as far as they have a weight."""
+    stats = {"entropy": inputs.entropy, **stats}
+    if parameters.entropy:
+        loss = loss - parameters.entropy * inputs.entropy
+    if "reference_logprobs" in inputs.fields:
+        log_ratio = inputs.logprobs - inputs.fields["reference_logprobs"]
+        stats["reference_kl"] = divergence(log_ratio, "k3")
+        if parameters.kl:
+            loss = loss + parameters.kl * divergence(log_ratio, parameters.kl_estimator)
+    return loss, stats
+
+
+@dataclass(frozen=True)
+class ValueLoss:
+    """Parameters of `value_loss`: a value that moved further than `clip` is not pulled on."""
+
+    clip: float
+
+
+def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
+    """Half the squared distance of a critic's values from the returns, clipped around the values before the step.
+
+    Fields: `values`, before the step, and `returns`.
+
+    Source: PPO's implementation (openai/baselines, ppo2/model.py), which Huang et al. (2022), The 37 implementation
+    details of PPO, describe under 9.
+    """
+    assert inputs.values is not None, "a critic's loss is given values"  # for the type checker
+    before, returns = inputs.fields["values"], inputs.fields["returns"]
+    clipped = before + (inputs.values - before).clamp(-parameters.clip, parameters.clip)
+    loss, clipped_loss = (inputs.values - returns) ** 2 / 2, (clipped - returns) ** 2 / 2
+    return loss.maximum(clipped_loss), {
+        "value": inputs.values,
+        "return": returns,
+        "clip_share": (clipped_loss > loss).to(loss.dtype),
     }
+
+
+@dataclass(frozen=True)
+class DPO:
+    """Parameters of `dpo`."""
+
+    beta: float
+
+
+def dpo(inputs: LossInputs, parameters: DPO) -> TokenLoss:
+    """Direct preference optimization; a pair's two sequences may lie in different micro-batches and ranks.
+
+    Fields, the same at all tokens of a sequence: `preferred`, 1 for the better of a pair and -1 for the worse, and
+    `partner`, the other one's sum of log policy - log reference under the weights that the step starts from. Each of
+    both has the pair's loss and half of its gradient, so that a mean over all sequences is half the pair's gradient;
+    this is exact in the first optimizer step of a batch. Also `reference_logprobs`.
+
+    Source: DPO (arXiv 2305.18290), eq. 7.
+    """
+    fields = inputs.fields
+    own = inputs.sequences.sum(inputs.logprobs - fields["reference_logprobs"])
+    margin = parameters.beta * fields["preferred"] * (own - fields["partner"])
+    loss = margin.new_zeros(()).logaddexp(-margin)  # -log sigmoid
+    return loss, {"entropy": inputs.entropy, "margin": margin, "preferred_share": (margin > 0).to(loss.dtype)}

@@ -1,17 +1,99 @@
-"""The algorithms that a configuration can name."""
+"""The algorithms that a configuration can name, and a user's own."""
 
-from areal_like.algorithms.advantages import group_normalised
-from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo
-from areal_like.algorithms.types import Algorithm
-from areal_like.config.schema import ActorConfig
-from areal_like.types import LossSpec
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+from areal_like.algorithms.advantages import estimate
+from areal_like.algorithms.batch import constant_length, sequence_mean
+from areal_like.algorithms.losses import DPO, DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, value_loss
+from areal_like.algorithms.preferences import best_and_worst
+from areal_like.algorithms.settings import PRESETS, Settings, settings_of
+from areal_like.algorithms.types import Algorithm, Need
+from areal_like.config.schema import RunConfig
+from areal_like.types import Floats, Ints, LossSpec, Trajectory
+from areal_like.user_code import UserCodeError, load_object, where_it_failed
 
 
-def grpo(actor: ActorConfig) -> Algorithm:
-    """GRPO's advantages with the decoupled PPO loss; the loss is averaged over all tokens of a step."""
-    higher = actor.eps_clip if actor.eps_clip_higher is None else actor.eps_clip_higher
-    return Algorithm(
-        advantages=group_normalised,
-        loss=LossSpec(decoupled_ppo, DecoupledPPO(actor.eps_clip, higher, actor.behave_imp_weight_cap)),
-        needs=frozenset({"proximal"}),
+def make_algorithm(config: RunConfig) -> Algorithm:
+    """What the key `algorithm` names: an Algorithm, or what a function makes of the configuration.
+
+    Raises UserCodeError.
+    """
+    name = config.algorithm
+    make = ALGORITHMS[name] if name in ALGORITHMS else load_object(name)
+    try:
+        made = make if isinstance(make, Algorithm) else make(config)
+    except Exception as error:  # a user's function fails in any way it likes
+        raise UserCodeError(f"{name} failed: {where_it_failed(error, name.rpartition(':')[0])}") from error
+    if not isinstance(made, Algorithm):
+        raise UserCodeError(f"{name} returned {made!r:.80}, not an areal_like.algorithms.types.Algorithm")
+    return made
+
+
+def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
+    """An algorithm of `PRESETS`, changed by the actor's keys."""
+    settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
+    parameters = DecoupledPPO(
+        clip_low=settings.eps_clip,
+        clip_high=settings.eps_clip_higher,
+        behaviour_cap=settings.behave_imp_weight_cap,
+        behaviour_mode=settings.behave_imp_weight_mode,
+        decoupled=settings.use_decoupled_loss,
+        ratio_level=settings.importance_sampling_level,
+        dual_clip=settings.c_clip,
+        entropy=settings.entropy_coeff,
+        kl=settings.kl_loss_coef,
+        kl_estimator=settings.kl_estimator or "k3",
     )
+    return Algorithm(
+        targets=partial(estimate, settings=settings, longest=longest),
+        loss=LossSpec(cispo if settings.cispo else decoupled_ppo, parameters),
+        needs=_needs(settings),
+        critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
+        keeps=tells_apart if settings.dynamic_sampling else None,
+        weights=_weights(settings, longest),
+    )
+
+
+def _needs(settings: Settings) -> frozenset[Need]:
+    needs: set[Need] = set()
+    if settings.use_decoupled_loss:
+        needs.add("proximal")
+    if settings.kl_ctl or settings.kl_loss_coef:
+        needs.add("reference")
+    if settings.critic:
+        needs.add("values")
+    return frozenset(needs)
+
+
+def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Floats] | None:
+    modes = {
+        "token_mean": None,
+        "sequence_mean": sequence_mean,
+        "constant": partial(constant_length, length=longest),
+    }
+    return modes[settings.loss_agg_mode]
+
+
+def tells_apart(group: Sequence[Trajectory]) -> bool:
+    """Whether a group's rewards differ; one without any reward is kept, as that is the verifier's failure.
+
+    Source: DAPO (arXiv 2503.14476), eq. 11.
+    """
+    return len({item.reward for item in group if item.reward is not None}) != 1
+
+
+def online_dpo(config: RunConfig) -> Algorithm:
+    """DPO on the best and the worst response of each group."""
+    return Algorithm(
+        targets=best_and_worst,
+        loss=LossSpec(dpo, DPO(config.actor.dpo_beta)),
+        needs=frozenset({"policy", "reference"}),
+        weights=sequence_mean,
+    )
+
+
+ALGORITHMS: Mapping[str, Callable[[RunConfig], Algorithm]] = MappingProxyType(
+    {name: partial(policy_gradient, settings) for name, settings in PRESETS.items()} | {"dpo": online_dpo}
+)

@@ -1,26 +1,48 @@
 """What an algorithm is: a value that the loop, the batch and the loss follow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from areal_like.types import Floats, Ints, LossSpec, Trajectory
+from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
 
-Need = Literal["proximal", "reference", "values"]
-"""A forward pass whose result the loss reads as a field: the proximal or reference policy's log-probs, or values."""
+Need = Literal["reference", "values", "policy", "proximal"]
+"""A forward pass whose result is a field of the batch.
+
+Before `targets`, over the whole batch: `reference` gives `reference_logprobs`, the reference policy's; `values` the
+critic's; `policy` gives `proximal_logprobs`, of the weights that the step starts from. `proximal` gives these to the
+loss alone, and only where a step has several mini-batches: in the first one they are the current ones.
+"""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The scored trajectories of a step, joined.
+
+    `rewards` and `groups` (ids) are `[trajectories]`. `batch` holds their tokens, with the fields, all `[tokens]`,
+    `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1 where the step's own version generated
+    the token), and those of the passes that the algorithm needs.
+    """
+
+    rewards: Floats
+    groups: Ints
+    batch: Batch
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """From scored trajectories to a loss.
 
-    `advantages` makes one number per trajectory out of `rewards` and `groups` (ids), all `[trajectories]`. A group that
-    `keeps` says no to is not trained on. `weights`, given `loss_mask` `[tokens]` and `lengths` `[sequences]`, says how
-    much each token counts, `[tokens]`; None: all trained tokens count the same.
+    `targets` makes the fields that the loss reads beside those of the experience, such as `advantages`, each
+    `[trajectories]` or `[tokens]`; a `loss_mask` among them leaves out what it has as 0. `loss` is the policy's,
+    `critic` the critic's, which `values` come from. A group that `keeps` says no to is generated anew from another
+    prompt. `weights`, given `loss_mask` `[tokens]` and `lengths` `[sequences]` of a mini-batch, says how much each
+    token counts in its mean, `[tokens]`; None: all trained tokens count the same.
     """
 
-    advantages: Callable[[Floats, Ints], Floats]
+    targets: Callable[[Experience], Mapping[str, Floats]]
     loss: LossSpec
     needs: frozenset[Need] = frozenset()
+    critic: LossSpec | None = None
     keeps: Callable[[Sequence[Trajectory]], bool] | None = None
     weights: Callable[[Floats, Ints], Floats] | None = None

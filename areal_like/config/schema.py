@@ -17,6 +17,17 @@ LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
+KLEstimator = Literal["k1", "k2", "k3"]
+BehaviourMode = Literal[
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "geometric_truncate",
+    "geometric_mask",
+    "disabled",
+]
+
 
 def _path(path: str | None) -> str | None:
     """A path with `~` replaced by the home directory; names without it, such as `owner/name`, as they are."""
@@ -334,6 +345,18 @@ class FSDPConfig(Section):
     )
 
 
+class NormConfig(Section):
+    """What values are compared with: less their mean, in their standard deviations."""
+
+    mean_level: Literal["group", "batch"] | None = Field(
+        None, description="Values whose mean is subtracted: those of the prompt's group or of the step; null: none."
+    )
+    mean_leave1out: bool = Field(False, description="Leave a value out of the mean that it is compared with.")
+    std_level: Literal["group", "batch"] | None = Field(
+        None, description="Values whose standard deviation divides; null: none."
+    )
+
+
 class EngineConfig(Section):
     """A model on trainer ranks: what every role of a run that computes one has."""
 
@@ -357,14 +380,85 @@ class ActorConfig(EngineConfig):
 
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
-    eps_clip: float = Field(0.2, gt=0, lt=1, description="PPO clip range of the probability ratio: 1 - eps_clip below.")
-    eps_clip_higher: float | None = Field(
-        None, gt=0, description="Clip range above: 1 + eps_clip_higher; null: `eps_clip` (DAPO's clip-higher)."
-    )
-    behave_imp_weight_cap: float = Field(
-        5.0, gt=0, description="Truncation of the behaviour weight (proximal over behaviour probability)."
-    )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+    eps_clip: float | None = Field(
+        None, gt=0, le=1, description="Clip range of the probability ratio below: 1 - eps_clip; null: the algorithm's."
+    )
+    eps_clip_higher: float | None = Field(
+        None,
+        gt=0,
+        description="Clip range above: 1 + eps_clip_higher; null: the algorithm's, or `eps_clip` where that is set.",
+    )
+    c_clip: float | None = Field(
+        None,
+        gt=1,
+        description="Dual clip: a negative advantage counts at most this many times; null: the algorithm's.",
+    )
+    importance_sampling_level: Literal["token", "sequence"] | None = Field(
+        None,
+        description="Whether the clipped ratio is a token's, or the geometric mean over its sequence (GSPO); null: the "
+        "algorithm's.",
+    )
+    use_decoupled_loss: bool | None = Field(
+        None,
+        description="Clip against the weights that the step starts from, and weight by their distance from those that "
+        "generated (decoupled PPO); false: clip against those that generated; null: the algorithm's.",
+    )
+    behave_imp_weight_mode: BehaviourMode | None = Field(
+        None,
+        description="The behaviour weight (proximal over behaviour probability) of a token, of its sequence, or that "
+        "one's geometric mean over tokens, which is limited to the cap or 0 beyond it; null: the algorithm's.",
+    )
+    behave_imp_weight_cap: float | None = Field(
+        None, ge=1, description="Cap of the behaviour weight; null: the algorithm's."
+    )
+    entropy_coeff: float | None = Field(
+        None, ge=0, description="Weight of the entropy bonus in the loss; null: the algorithm's."
+    )
+    kl_ctl: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the KL divergence from `ref` in the reward of each token; null: the algorithm's.",
+    )
+    kl_loss_coef: float | None = Field(
+        None, ge=0, description="Weight of the KL divergence from `ref` in the loss; null: the algorithm's."
+    )
+    kl_estimator: KLEstimator | None = Field(
+        None, description="Estimator of that divergence; null: k1 in the reward, k3 in the loss."
+    )
+    reward_norm: NormConfig | None = Field(
+        None, description="How rewards are normalised; null: as the algorithm does it."
+    )
+    adv_norm: NormConfig | None = Field(
+        None, description="How advantages are normalised, over tokens; null: as the algorithm does it."
+    )
+    discount: float | None = Field(
+        None, gt=0, le=1, description="Discount of later rewards per token; null: the algorithm's."
+    )
+    gae_lambda: float | None = Field(
+        None, ge=0, le=1, description="λ of generalised advantage estimation; null: the algorithm's."
+    )
+    loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] | None = Field(
+        None,
+        description="What counts the same in the loss: each token, each sequence, or each token with "
+        "`gconfig.max_new_tokens` as the length that all sequences are divided by; null: the algorithm's.",
+    )
+    overlong_penalty_factor: float | None = Field(
+        None, ge=0, description="Largest reward that an overlong response loses (DAPO); null: the algorithm's."
+    )
+    overlong_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens before `gconfig.max_new_tokens` in which that penalty grows from 0; null: a fifth of it.",
+    )
+    dynamic_sampling: bool | None = Field(
+        None,
+        description="Generate other groups instead of those whose rewards are all equal (DAPO); null: the algorithm's.",
+    )
+    max_dropped_groups: int = Field(
+        64, ge=0, description="Most such groups in a row that are replaced; the next ones are kept."
+    )
+    dpo_beta: float = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")
 
 
 class SchedulingStrategyConfig(Section):
@@ -421,6 +515,14 @@ class CriticConfig(RoleConfig):
     """The critic, which estimates values: the model with a value head, trained by an optimizer of its own."""
 
     optimizer: OptimizerConfig | None = Field(None, description="The optimizer; null: as for the actor.")
+    eps_clip: float = Field(
+        0.5, gt=0, description="Clip range of a value around the one before the step, in units of reward."
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        description="Training steps in which the critic alone is trained, before those that train the actor too.",
+    )
 
 
 class RolloutConfig(Section):
@@ -623,6 +725,11 @@ class RunConfig(Section):
     )
     total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
     total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
+    algorithm: str = Field(
+        "grpo",
+        description="`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, or a function of "
+        "yours, `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md)).",
+    )
     tokenizer_path: Annotated[str | None, PATH] = Field(
         None, description="Tokenizer in Hugging Face form; null: the model's own."
     )

@@ -228,6 +228,7 @@ _TAGS = {
     "queue_seconds_max": "reward/queue_seconds_max",
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
+    "dropped_groups": "rollout/dropped_groups",
     "response_length": "rollout/response_length",
     "truncated_share": "rollout/truncated_share",
     "logprob_diff": "rollout/logprob_diff_server_trainer",

@@ -1,7 +1,8 @@
 """Everything about a run that can be known before a process starts. Imports no torch.
 
 Checks come in two rounds. `load` is the first: keys, types, references and overrides. `preflight` is the second and
-takes the configuration that the first let through: machine, model, data, layout, options, and keys that do nothing.
+takes the configuration that the first let through: algorithm, machine, model, data, layout, options, and keys that do
+nothing.
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 
 from allocation import Plan
 from allocation.diagnostics import Finding, has_errors
+from areal_like.algorithms.types import Algorithm
 from areal_like.config.load import LoadedConfig
 from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.preflight.algorithm import find_algorithm
 from areal_like.preflight.data import check_data, find_prompts
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import Device, check_machine, device_of
@@ -33,6 +36,7 @@ class Job:
     config: RunConfig
     device: Device
     plan: Plan
+    algorithm: Algorithm
     tokenizer: Tokenizer
     train_prompts: Sequence[Prompt]
     evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
@@ -73,7 +77,9 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     role_specs, of_roles = find_role_models(config, spec, tokenizer)
     plan, of_layout = find_plan(config, spec, role_specs)
     prompts, of_prompts = find_prompts(config, tokenizer)
+    algorithm, of_algorithm = find_algorithm(config)
     findings = [
+        *of_algorithm,
         *of_model,
         *of_roles,
         *of_layout,
@@ -88,10 +94,11 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_unused(config, device),
     ]
     located, job = tuple(map(loaded.origins.locate, findings)), None
-    if plan is not None and tokenizer is not None and not has_errors(findings):
+    if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):
         train = prompts["train_dataset"]
         evaluated = {
             key.rpartition(".")[2]: of_it for key, of_it in prompts.items() if key != "train_dataset" and of_it
         }
-        job = Job(config, device, plan, tokenizer, train, evaluated, training_steps(config, len(train)), located)
+        steps = training_steps(config, len(train))
+        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located)
     return Preflight(located, job)

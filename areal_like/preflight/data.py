@@ -62,9 +62,6 @@ def _samples(config: RunConfig) -> Iterator[Finding]:
     if config.gconfig.top_p != 1:  # sglang/srt/layers/sampler.py
         message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
         yield finding("RUN-SAMPLING", "gconfig.top_p", message, "write gconfig.top_p=1.0")
-    if samples < 2:
-        message = "one sample per prompt has advantage 0: a group is compared with itself"
-        yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
         key = "rollout.max_concurrent_rollouts"

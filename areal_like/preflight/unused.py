@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocation.diagnostics import Finding, Severity
+from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.config.findings import finding
 from areal_like.config.schema import (
     ArithmeticConfig,
@@ -95,6 +96,58 @@ def _trains_by_fsdp(run: RunConfig) -> bool:
 _FOR_BOTH = "use_deterministic_algorithms"
 _MEGATRON_KEYS = tuple(f"actor.megatron.{name}" for name in MegatronConfig.model_fields if name != _FOR_BOTH)
 _FSDP_KEYS = tuple(f"actor.fsdp.{name}" for name in FSDPConfig.model_fields)
+
+
+def _while(unread: Callable[[RunConfig, Settings], bool]) -> Callable[[RunConfig], bool]:
+    """Whether a preset's settings are such; nobody knows what a user's own algorithm reads."""
+
+    def holds(run: RunConfig) -> bool:
+        preset = PRESETS.get(run.algorithm)
+        return preset is not None and unread(run, settings_of(preset, run.actor))
+
+    return holds
+
+
+_ALGORITHM = (
+    Rule(tuple(f"actor.{key}" for key in KEYS), lambda run: run.algorithm == "dpo", "dpo has a loss of its own"),
+    Rule(("actor.dpo_beta",), lambda run: run.algorithm in PRESETS, "the algorithm is not dpo"),
+    Rule(
+        ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"),
+        _while(lambda run, settings: settings.use_decoupled_loss and run.actor.ppo_n_minibatches == 1),
+        "with one mini-batch the policy is its own proximal policy, and the ratio that is clipped is 1",
+    ),
+    Rule(
+        ("actor.c_clip",),
+        _while(lambda run, settings: settings.cispo),
+        "cispo clips the ratio of every advantage",
+    ),
+    Rule(
+        ("actor.behave_imp_weight_mode", "actor.behave_imp_weight_cap"),
+        _while(lambda run, settings: not settings.use_decoupled_loss),
+        "the behaviour weight is of the decoupled loss (use_decoupled_loss)",
+    ),
+    Rule(
+        ("actor.behave_imp_weight_cap",),
+        _while(lambda run, settings: settings.behave_imp_weight_mode == "disabled"),
+        "there is no behaviour weight (behave_imp_weight_mode)",
+    ),
+    Rule(
+        ("actor.kl_estimator",),
+        _while(lambda run, settings: not settings.kl_ctl and not settings.kl_loss_coef),
+        "no KL divergence is estimated (kl_ctl, kl_loss_coef)",
+    ),
+    Rule(("actor.gae_lambda",), _while(lambda run, settings: not settings.critic), "there are no values of a critic"),
+    Rule(
+        ("actor.overlong_tokens",),
+        _while(lambda run, settings: not settings.overlong_penalty_factor),
+        "overlong responses are not penalised (overlong_penalty_factor)",
+    ),
+    Rule(
+        ("actor.max_dropped_groups",),
+        _while(lambda run, settings: not settings.dynamic_sampling),
+        "no group is dropped (dynamic_sampling)",
+    ),
+)
 _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
@@ -110,11 +163,7 @@ RULES = (
         lambda run: run.actor.optimizer.lr_scheduler_type == "constant",
         "a constant learning rate does not fall",
     ),
-    Rule(
-        ("actor.eps_clip", "actor.eps_clip_higher"),
-        lambda run: run.actor.ppo_n_minibatches == 1,
-        "with one mini-batch the policy is its own proximal policy, and the ratio that is clipped is 1",
-    ),
+    *_ALGORITHM,
     Rule(
         tuple(f"episode.{name}" for name in EpisodeConfig.model_fields),
         lambda run: run.workflow is None,

@@ -1,33 +1,191 @@
+"""Advantages on numbers that can be checked by hand, and what holds for all numbers."""
+
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.algorithms.advantages import group_normalised
+from areal_like.algorithms.advantages import estimate, gae, normalised, overlong_penalty
+from areal_like.algorithms.kl import divergence
+from areal_like.algorithms.settings import FROM_GROUP_MEAN, IN_BATCH, IN_GROUP, LEFT_OUT, NOTHING, PRESETS, Settings
+from areal_like.algorithms.types import Experience
+from areal_like.config.schema import NormConfig
+from areal_like.types import Batch
 
 
-def advantages(rewards, groups):
-    return group_normalised(np.asarray(rewards, np.float32), np.asarray(groups, np.int32))
+def normalise(rewards, groups, norm=IN_GROUP):
+    return normalised(np.asarray(rewards, np.float32), np.asarray(groups, np.int32), norm)
 
 
 def test_a_group_is_normalised_by_its_own_mean_and_deviation():
-    np.testing.assert_allclose(advantages([1, 0, 1, 0], [7, 7, 7, 7]), [1, -1, 1, -1])
-    np.testing.assert_allclose(advantages([1, 0, 5, 3], [0, 0, 1, 1]), [1, -1, 1, -1])
+    np.testing.assert_allclose(normalise([1, 0, 1, 0], [7, 7, 7, 7]), [1, -1, 1, -1])
+    np.testing.assert_allclose(normalise([1, 0, 5, 3], [0, 0, 1, 1]), [1, -1, 1, -1])
 
 
 def test_groups_are_found_by_id_not_by_position():
-    np.testing.assert_allclose(advantages([1, 5, 0, 3], [0, 1, 0, 1]), [1, 1, -1, -1])
+    np.testing.assert_allclose(normalise([1, 5, 0, 3], [0, 1, 0, 1]), [1, 1, -1, -1])
+
+
+def test_dr_grpo_does_not_divide():
+    """Group 0 has mean 0.25, group 1 mean 4."""
+    np.testing.assert_allclose(
+        normalise([1, 0, 0, 0, 5, 3], [0, 0, 0, 0, 1, 1], FROM_GROUP_MEAN), [0.75, -0.25, -0.25, -0.25, 1, -1]
+    )
+
+
+def test_rloo_compares_with_the_mean_of_the_others():
+    """1 - mean(0, 0.5) = 0.75, 0 - mean(1, 0.5) = -0.75, 0.5 - mean(1, 0) = 0; a lone one has no others."""
+    np.testing.assert_allclose(normalise([1, 0, 0.5, 9], [0, 0, 0, 1], LEFT_OUT), [0.75, -0.75, 0, 0])
+
+
+def test_the_levels_of_mean_and_deviation_may_differ():
+    """Distances from the groups' means are 1, -1, 3, -3; the rewards' own deviation is that of 2, 0, 6, 0: sqrt(6)."""
+    levels = NormConfig(mean_level="group", std_level="batch")
+    np.testing.assert_allclose(
+        normalise([2, 0, 6, 0], [0, 0, 1, 1], levels), np.array([1, -1, 3, -3]) / np.sqrt(6), rtol=1e-6
+    )
+    np.testing.assert_allclose(normalise([1, 2, 3, 6], [0, 0, 1, 1], NormConfig(mean_level="batch")), [-2, -1, 0, 3])
+    np.testing.assert_allclose(normalise([1, 2], [0, 0], NOTHING), [1, 2])
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), min_size=1, max_size=20))
 def test_incomplete_groups_never_blow_values_up(pairs):
     rewards, groups = zip(*pairs, strict=True)
-    result = advantages(rewards, groups)
+    result = normalise(rewards, groups)
     for group in set(groups):
         member = np.asarray(groups) == group
         assert np.abs(result[member]).max() <= np.sqrt(max(member.sum() - 1, 0)) + 1e-3
         assert abs(result[member].sum()) < 1e-2 * member.sum()
 
 
+@given(
+    st.lists(st.tuples(st.floats(-9, 9, width=32), st.integers(0, 3)), min_size=1, max_size=20),
+    st.floats(-9, 9, width=32),
+)
+def test_a_baseline_takes_away_what_all_rewards_have_in_common(pairs, shift):
+    rewards, groups = (np.asarray(column) for column in zip(*pairs, strict=True))
+    for norm in (FROM_GROUP_MEAN, LEFT_OUT):
+        np.testing.assert_allclose(
+            normalise(rewards + shift, groups, norm), normalise(rewards, groups, norm), atol=1e-4
+        )
+
+
 def test_a_lone_or_unanimous_group_teaches_nothing():
-    assert not advantages([1.0], [0]).any()
-    assert not advantages([0.1, 0.1, 0.1], [0, 0, 0]).any()
+    assert not normalise([1.0], [0]).any()
+    assert not normalise([0.1, 0.1, 0.1], [0, 0, 0]).any()
+
+
+def test_gae_by_hand():
+    """Rewards 0, 1, values 0.5, 0.25, γ 0.9, λ 0.8: δ = -0.275, 0.75, so A[1] = 0.75, A[0] = -0.275 + 0.72 * 0.75.
+
+    The second episode is one step, of reward 2 and value 0.5.
+    """
+    result = gae(np.array([0, 1, 2.0]), np.array([0.5, 0.25, 0.5]), np.array([2, 1]), 0.9, 0.8)
+    np.testing.assert_allclose(result, [0.265, 0.75, 1.5])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    discount=st.floats(0.5, 1),
+    decay=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_gae_is_the_recursion_of_every_episode(lengths, discount, decay, seed):
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=(2, sum(lengths)))
+    result = gae(rewards, values, np.array(lengths), discount, decay)
+    start = 0
+    for length in lengths:
+        later_advantage = later_value = 0.0
+        for step in reversed(range(start, start + length)):
+            delta = rewards[step] + discount * later_value - values[step]
+            later_advantage = delta + discount * decay * later_advantage
+            later_value = values[step]
+            assert result[step] == pytest.approx(later_advantage)
+        start += length
+
+
+def test_overlong_responses_lose_up_to_the_factor():
+    """DAPO's eq. 13 with 20 tokens at most, of which 4 are the tail."""
+    np.testing.assert_allclose(overlong_penalty(np.array([5, 16, 17, 19, 20]), 20, 4, 2.0), [0, 0, 0.5, 1.5, 2])
+
+
+def test_estimators_of_the_divergence():
+    """A token that the policy thinks twice as likely as the reference: x = log 2, and exp(-x) - 1 + x."""
+    x = np.log(2.0)
+    assert divergence(x, "k1") == pytest.approx(x)
+    assert divergence(x, "k2") == pytest.approx(x * x / 2)
+    assert divergence(x, "k3") == pytest.approx(x - 0.5)
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=5), st.lists(st.floats(0.01, 1), min_size=5, max_size=5))
+def test_k1_and_k3_are_right_on_average_and_k2_and_k3_never_negative(policy, reference):
+    p = np.array(policy) / sum(policy)
+    q = np.array(reference[: len(p)]) / sum(reference[: len(p)])
+    exact, x = (p * np.log(p / q)).sum(), np.log(p / q)
+    assert (p * divergence(x, "k1")).sum() == pytest.approx(exact, abs=1e-9)
+    assert (p * divergence(x, "k3")).sum() == pytest.approx(exact, abs=1e-9)
+    assert divergence(x, "k2").min() >= 0 and divergence(x, "k3").min() >= -1e-12
+
+
+def experience(rewards=(1.0, 0.0), groups=(0, 0), lengths=(3, 4), mask=(0, 1, 1, 0, 1, 0, 1), **fields):
+    """Two trajectories of two generated tokens each; in the second a tool's output lies between them."""
+    arrays = {name: np.array(values, np.float32) for name, values in {"loss_mask": mask, **fields}.items()}
+    batch = Batch(np.array(lengths, np.int32), np.zeros(sum(lengths), np.int32), arrays)
+    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), batch)
+
+
+def test_without_critic_and_divergence_all_tokens_of_a_trajectory_have_its_reward():
+    assert estimate(experience(), PRESETS["grpo"], 9)["advantages"].tolist() == [1, -1]
+    assert estimate(experience(), PRESETS["rloo"], 9)["advantages"].tolist() == [1, -1]
+    assert estimate(experience(), PRESETS["dr_grpo"], 9)["advantages"].tolist() == [0.5, -0.5]
+
+
+def test_reinforce_pp_normalises_over_all_tokens():
+    """Rewards to go 1, 1, 0, 0 have mean and deviation 0.5."""
+    fields = estimate(experience(), PRESETS["reinforce_pp"], 9)
+    np.testing.assert_allclose(fields["advantages"], [0, 1, 1, 0, -1, 0, -1])
+
+
+def test_the_divergence_from_the_reference_is_a_cost_of_each_token():
+    """β 0.1 and k1: the first trajectory's tokens cost 0.1 * (-1 + 2) = 0.1 and 0.1 * (-1 + 3) = 0.2."""
+    given = experience(
+        behaviour_logprobs=[0, -1, -1, 0, -1, 0, -1], reference_logprobs=[0, -2, -3, 0, -1, 0, -1], lengths=(3, 4)
+    )
+    fields = estimate(given, Settings(kl_ctl=0.1), 9)
+    np.testing.assert_allclose(fields["advantages"], [0, 1 - 0.2 - 0.1, 1 - 0.2, 0, 0, 0, 0], rtol=1e-6)
+    squared = estimate(given, Settings(kl_ctl=0.1, kl_estimator="k2"), 9)
+    np.testing.assert_allclose(squared["advantages"], [0, 1 - 0.2 - 0.05, 1 - 0.2, 0, 0, 0, 0], rtol=1e-6)
+
+
+def test_with_discount_an_earlier_token_has_less_of_the_reward():
+    fields = estimate(experience(), Settings(discount=0.5), 9)
+    np.testing.assert_allclose(fields["advantages"], [0, 0.5, 1, 0, 0, 0, 0])
+
+
+def test_ppo_s_advantages_and_returns():
+    """Values 0.5, 0.25 and 0.25, 0.75 at the generated tokens, λ 0: A = δ = V' - V, then the reward - V; R = A + V."""
+    given = experience(values=[9, 0.5, 0.25, 9, 0.25, 9, 0.75])
+    fields = estimate(given, replace(PRESETS["ppo"], gae_lambda=0.0, adv_norm=NOTHING), 9)
+    np.testing.assert_allclose(fields["advantages"], [0, -0.25, 0.75, 0, 0.5, 0, -0.75])
+    np.testing.assert_allclose(fields["returns"], [0, 0.25, 1, 0, 0.75, 0, 0])
+    whitened = estimate(given, replace(PRESETS["ppo"], gae_lambda=0.0), 9)
+    np.testing.assert_allclose(whitened["returns"], fields["returns"])
+    own = np.array([-0.25, 0.75, 0.5, -0.75])
+    np.testing.assert_allclose(whitened["advantages"][[1, 2, 4, 6]], (own - own.mean()) / own.std(), rtol=1e-6)
+
+
+def test_overlong_responses_are_penalised_before_the_group_is_compared():
+    """Three tokens at most, the last is the tail: both have 2 and lose nothing; of at most two both lose 1."""
+    shaped = Settings(overlong_penalty_factor=1.0, overlong_tokens=1)
+    assert estimate(experience(), shaped, 3)["advantages"].tolist() == [1, 0]
+    assert estimate(experience(), shaped, 2)["advantages"].tolist() == [0, -1]
+
+
+def test_settings_of_an_advantage_s_level():
+    """In two groups, whitened over all tokens."""
+    given = experience(groups=(0, 1))
+    assert not estimate(given, Settings(adv_norm=IN_GROUP), 9)["advantages"].any()
+    assert estimate(given, Settings(adv_norm=IN_BATCH), 9)["advantages"].any()

@@ -5,12 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from areal_like.algorithms.batch import policy_batches, supervised_batch
-from areal_like.algorithms.presets import grpo
-from areal_like.config.schema import ActorConfig
+from areal_like.algorithms.batch import constant_length, join, policy_batches, sequence_mean, supervised_batch
+from areal_like.algorithms.presets import make_algorithm
+from areal_like.config.schema import RunConfig
 from areal_like.types import FinishReason, Trajectory
 
-GRPO = grpo(ActorConfig())
+GRPO = make_algorithm(
+    RunConfig.model_validate({"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {"path": "c"}})
+)
+
+
+def batches(algorithm, trajectories, version, n=1):
+    return policy_batches(algorithm, join(trajectories, version), n)
 
 
 def trajectory(versions, reward, group=0):
@@ -23,7 +29,7 @@ def trajectory(versions, reward, group=0):
 
 def test_a_worked_example():
     """Two samples of a group, rewards 1 and 0, so advantages 1 and -1; trained at version 3."""
-    (batch,) = policy_batches(GRPO, [trajectory([-1, -1, 2, 3], 1.0), trajectory([-1, 3], 0.0)], 3)
+    (batch,) = batches(GRPO, [trajectory([-1, -1, 2, 3], 1.0), trajectory([-1, 3], 0.0)], 3)
     assert batch.lengths.tolist() == [4, 2]
     assert batch.tokens.tolist() == [0, 1, 2, 3, 0, 1]
     assert {name: values.tolist() for name, values in batch.fields.items()} == {
@@ -37,7 +43,7 @@ def test_a_worked_example():
 
 def test_what_no_model_generated_is_not_trained_on_wherever_it_stands():
     """A tool's output between two turns."""
-    (batch,) = policy_batches(GRPO, [trajectory([-1, 0, -1, -1, 0], 1.0), trajectory([-1, 0], 0.0)], 0)
+    (batch,) = batches(GRPO, [trajectory([-1, 0, -1, -1, 0], 1.0), trajectory([-1, 0], 0.0)], 0)
     assert batch.fields["loss_mask"].tolist() == [0, 1, 0, 0, 1, 0, 1]
     assert batch.fields["advantages"].tolist() == [0, 1, 0, 0, 1, 0, -1]
 
@@ -48,35 +54,47 @@ def test_staleness_counts_from_the_oldest_generated_token():
 
 def test_parts_share_the_group_s_advantages_and_leave_out_what_has_no_reward():
     group = [trajectory([-1, *[0] * n], reward) for n, reward in enumerate([1.0, None, 0.0, 1.0, 0.0], start=1)]
-    first, second = policy_batches(GRPO, group, 0, 2)
+    first, second = batches(GRPO, group, 0, 2)
     assert [first.lengths.tolist(), second.lengths.tolist()] == [[2, 5], [4, 6]]
     assert set(first.fields["advantages"][first.fields["loss_mask"] > 0]) == {1.0}
     assert set(second.fields["advantages"][second.fields["loss_mask"] > 0]) == {-1.0}
 
 
 def test_there_are_no_batches_of_nothing():
-    assert policy_batches(GRPO, [trajectory([-1, 0], None)], 0) == []
-    assert len(policy_batches(GRPO, [trajectory([-1, 0], 1.0)], 0, 4)) == 1
+    assert join([trajectory([-1, 0], None)], 0) is None
+    assert len(batches(GRPO, [trajectory([-1, 0], 1.0)], 0, 4)) == 1
 
 
-def test_groups_that_the_algorithm_does_not_keep_are_left_out():
-    decided = replace(GRPO, keeps=lambda group: len({item.reward for item in group}) > 1)
-    told = [trajectory([-1, 0], 1.0, 0), trajectory([-1, 0], 1.0, 1), trajectory([-1, 0, 0], 0.0, 0)]
-    (batch,) = policy_batches(decided, told, 0)
-    assert batch.lengths.tolist() == [2, 3]
-    assert policy_batches(decided, told[:2], 0) == []
+def test_targets_are_of_trajectories_or_of_tokens_and_may_leave_some_out():
+    """The second trajectory is not wanted at all, nor is the first one's last token."""
+    told = [trajectory([-1, 0, 0], 1.0), trajectory([-1, 0], 0.0)]
+    chosen = {
+        "advantages": np.array([2, 3], np.float32),
+        "returns": np.array([9, 1, 2, 9, 4], np.float32),
+        "loss_mask": np.array([1, 1, 0, 0, 0], np.float32),
+    }
+    (batch,) = batches(replace(GRPO, targets=lambda experience: chosen), told, 0, 2)
+    assert batch.lengths.tolist() == [3]
+    assert batch.fields["loss_mask"].tolist() == [0, 1, 0]
+    assert batch.fields["advantages"].tolist() == [0, 2, 2]
+    assert batch.fields["returns"].tolist() == [0, 1, 2]
+    nothing = {"advantages": np.zeros(2), "loss_mask": np.zeros(2)}
+    assert batches(replace(GRPO, targets=lambda experience: nothing), told, 0) == []
 
 
-def test_weights_are_scaled_to_mean_1_over_the_trained_tokens():
-    """Every sequence counts the same: tokens of 1 and of 3 generated ones weigh 1 and 1/3, times 4 / 2."""
-
-    def per_sequence(mask, lengths):
-        generated = np.add.reduceat(mask, np.cumsum(lengths) - lengths)
-        return np.repeat(1 / generated, lengths)
-
+def test_sequences_that_count_the_same():
+    """Of 1 and of 3 trained tokens: they weigh 1 and 1/3, times 4 tokens / 2 sequences."""
     told = [trajectory([-1, 0], 1.0), trajectory([-1, 0, 0, 0], 0.0)]
-    (batch,) = policy_batches(replace(GRPO, weights=per_sequence), told, 0)
+    (batch,) = batches(replace(GRPO, weights=sequence_mean), told, 0)
     assert batch.fields["loss_weights"].tolist() == pytest.approx([0, 2, 0, 2 / 3, 2 / 3, 2 / 3])
+
+
+def test_sequences_that_are_divided_by_a_constant_length():
+    """The mean over 4 tokens, weighted by 4 / (2 * 10), is the sum over a sequence divided by 10, averaged over 2."""
+    mask = np.array([0, 1, 0, 1, 1, 1], np.float32)
+    weights = constant_length(mask, np.array([2, 4], np.int32), length=10)
+    loss = np.array([9, 5, 9, 1, 2, 3])
+    assert (loss * weights * mask).sum() / mask.sum() == pytest.approx((5 / 10 + 6 / 10) / 2)
 
 
 def test_supervised_batches_imitate_the_response_alone():

@@ -1,29 +1,39 @@
 """Losses on numbers that can be checked by hand."""
 
 import math
-import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
-from areal_like.algorithms.losses import DecoupledPPO, LossInputs, decoupled_ppo, sft
-from areal_like.algorithms.presets import grpo
-from areal_like.config.schema import ActorConfig
+from areal_like.algorithms.losses import (
+    DPO,
+    DecoupledPPO,
+    LossInputs,
+    Sequences,
+    ValueLoss,
+    cispo,
+    decoupled_ppo,
+    dpo,
+    sft,
+    value_loss,
+)
 
 PARAMETERS = DecoupledPPO(clip_low=0.2, clip_high=0.28, behaviour_cap=2.0)
 
 
-def inputs(logprobs, entropy=None, **fields):
+def inputs(logprobs, entropy=None, numbers=None, **fields):
     logprobs = torch.tensor(logprobs, requires_grad=True)
     entropy = torch.zeros_like(logprobs) if entropy is None else torch.tensor(entropy)
     fields = {name: torch.tensor(value) for name, value in fields.items()}
-    return LossInputs(logprobs, entropy, fields, torch.zeros(len(logprobs), dtype=torch.int64))
+    numbers = torch.tensor(numbers or [0] * len(logprobs))
+    return LossInputs(logprobs, entropy, fields, Sequences(numbers, int(numbers.max()) + 1))
 
 
-def policy(logprobs, behaviour, advantages, **more):
+def policy(logprobs, behaviour, advantages, parameters=PARAMETERS, loss=decoupled_ppo, **more):
     fields = {"behaviour_logprobs": behaviour, "advantages": advantages, "on_policy": [1.0] * len(behaviour), **more}
     given = inputs(logprobs, **fields)
-    loss, stats = decoupled_ppo(given, PARAMETERS)
+    loss, stats = loss(given, parameters)
     (gradient,) = torch.autograd.grad(loss.sum(), given.logprobs)
     return loss.detach(), gradient, stats
 
@@ -70,9 +80,114 @@ def test_sft_is_the_negative_log_likelihood():
     assert loss.item() == 1.5 and stats["entropy"].item() == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(("higher", "expected"), [(None, 0.2), (0.28, 0.28)])
-def test_grpo_takes_the_actor_s_settings_and_travels_to_the_ranks_by_reference(higher, expected):
-    actor = ActorConfig(eps_clip=0.2, eps_clip_higher=higher, behave_imp_weight_cap=3.0)
-    sent = pickle.loads(pickle.dumps(grpo(actor).loss))  # noqa: S301
-    assert sent.function is decoupled_ppo
-    assert sent.parameters == DecoupledPPO(0.2, expected, 3.0)
+def test_what_is_not_decoupled_is_clipped_against_the_behaviour_policy():
+    """Current 0.3, behaviour 0.2: the ratio 1.5 is clipped to 1.28; no gradient is left."""
+    parameters = replace(PARAMETERS, decoupled=False)
+    loss, gradient, _ = policy([math.log(0.3)], [math.log(0.2)], [2.0], parameters, proximal_logprobs=[0.0])
+    assert loss.item() == pytest.approx(-2.56)
+    assert gradient.item() == 0
+
+
+def test_dual_clip_bounds_what_a_negative_advantage_counts():
+    """The ratio e makes a loss of e without it, 2 with it; a positive advantage is not touched."""
+    before = [-2.0, -2.0]
+    parameters = replace(PARAMETERS, dual_clip=2.0)
+    loss, gradient, _ = policy([-1.0, -1.0], before, [-1.0, 1.0], parameters, proximal_logprobs=before)
+    torch.testing.assert_close(loss, torch.tensor([2.0, -1.28]))
+    assert gradient.tolist() == [0, 0]
+
+
+def test_gspo_clips_the_geometric_mean_of_a_sequence():
+    """Ratios 1.5 and 1 of one sequence: sqrt(1.5) is 1.2247, within 1.28; token by token 1.5 would be clipped.
+
+    Each token's gradient is the mean's: 1.2247 / 2, for both terms of the loss.
+    """
+    before = [-1.0, -1.0, -1.0]
+    parameters = replace(PARAMETERS, ratio_level="sequence")
+    now = [-1 + math.log(1.5), -1.0, -1.0]
+    loss, gradient, _ = policy(now, before, [1.0, 1.0, 1.0], parameters, proximal_logprobs=before, numbers=[0, 0, 1])
+    root = math.sqrt(1.5)
+    torch.testing.assert_close(loss, torch.tensor([-root, -root, -1.0]))
+    torch.testing.assert_close(gradient, torch.tensor([-root, -root, -1.0]))
+
+
+def test_cispo_keeps_the_gradient_of_what_is_clipped():
+    """Ratios 8 and 1/8, at most 5: the gradient is -weight * advantage, where PPO has none."""
+    log = math.log
+    parameters = DecoupledPPO(clip_low=1.0, clip_high=4.0, behaviour_cap=5.0, decoupled=False)
+    now = [-1.0, -1.0]
+    loss, gradient, stats = policy(now, [-1 - log(8), -1 + log(8)], [2.0, -1.0], parameters, cispo)
+    torch.testing.assert_close(gradient, torch.tensor([-10.0, 0.125]))
+    torch.testing.assert_close(loss, torch.tensor([10.0, -0.125]))
+    assert stats["clip_share"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [2.0, 0.5, 1.5]),
+        ("token_mask", [0.0, 0.5, 1.5]),
+        ("sequence_truncate", [2.0, 2.0, 1.5]),
+        ("sequence_mask", [0.0, 0.0, 1.5]),
+        ("geometric_truncate", [math.sqrt(3), math.sqrt(3), 1.5]),
+        ("geometric_mask", [math.sqrt(3), math.sqrt(3), 1.5]),
+        ("disabled", [1.0, 1.0, 1.0]),
+    ],
+)
+def test_behaviour_weights_of_tokens_and_sequences(mode, expected):
+    """Weights 6 and 0.5 of one sequence, together 3, and 1.5 of another one; the cap is 2."""
+    behaviour = [-1 - math.log(6), -1 - math.log(0.5), -1 - math.log(1.5)]
+    parameters = replace(PARAMETERS, behaviour_mode=mode)
+    _, gradient, stats = policy([-1.0] * 3, behaviour, [1.0] * 3, parameters, numbers=[0, 0, 1])
+    torch.testing.assert_close(stats["behaviour_weight"], torch.tensor(expected))
+    torch.testing.assert_close(gradient, -torch.tensor(expected))
+
+
+def test_entropy_and_divergence_in_the_loss():
+    """The loss of advantage 0 is that of the regularisers; k3's slope is 1 - exp(-x), k2's is x."""
+    log, advantages, behaviour = math.log, [0.0], [-1.0]
+    both = replace(PARAMETERS, entropy=0.1, kl=0.5)
+    reference = [-1 - log(2)]
+    loss, gradient, stats = policy([-1.0], behaviour, advantages, both, reference_logprobs=reference, entropy=[3.0])
+    assert loss.item() == pytest.approx(0.5 * (log(2) - 0.5) - 0.3)
+    assert gradient.item() == pytest.approx(0.5 * 0.5)
+    assert stats["reference_kl"].item() == pytest.approx(log(2) - 0.5)
+    squared = replace(PARAMETERS, kl=0.5, kl_estimator="k2")
+    _, gradient, _ = policy([-1.0], behaviour, advantages, squared, reference_logprobs=reference)
+    assert gradient.item() == pytest.approx(0.5 * log(2))
+
+
+def test_a_value_that_moved_beyond_the_clip_is_not_pulled_on():
+    """Values 1, 0.4 and 1 from 0; returns 2, 2 and 0; clip 0.5: (1 - 2)^2 and (0.5 - 2)^2, the larger counts."""
+    values = torch.tensor([1.0, 0.4, 1.0], requires_grad=True)
+    fields = {"values": torch.zeros(3), "returns": torch.tensor([2.0, 2.0, 0.0])}
+    nothing = torch.zeros(0)
+    given = LossInputs(nothing, nothing, fields, Sequences(torch.zeros(3, dtype=torch.int64), 1), values)
+    loss, stats = value_loss(given, ValueLoss(0.5))
+    (gradient,) = torch.autograd.grad(loss.sum(), values)
+    torch.testing.assert_close(loss.detach(), torch.tensor([1.125, 1.28, 0.5]))
+    torch.testing.assert_close(gradient, torch.tensor([0.0, -1.6, 1.0]))
+    assert stats["clip_share"].tolist() == [1, 0, 0]
+
+
+def test_dpo_by_hand_and_by_the_paper_s_gradient():
+    """Better: tokens 0 and 1, policy 0.3 nats above the reference; worse: token 2, 0.1 below it; β 2.
+
+    The margin is 2 * (0.3 + 0.1) = 0.8, and both sequences have -log sigmoid(0.8). The paper's gradient of a pair is
+    -β sigmoid(-0.8) (grad log better - grad log worse); means over each sequence's tokens, summed, have just that.
+    """
+    given = inputs(
+        [-1.0, -1.0, -2.0],
+        numbers=[0, 0, 1],
+        reference_logprobs=[-1.2, -1.1, -1.9],
+        preferred=[1.0, 1.0, -1.0],
+        partner=[-0.1, -0.1, 0.3],
+    )
+    loss, stats = dpo(given, DPO(2.0))
+    expected = math.log(1 + math.exp(-0.8))
+    torch.testing.assert_close(loss.detach(), torch.full((3,), expected))
+    per_sequence = loss[:2].mean() + loss[2]
+    (gradient,) = torch.autograd.grad(per_sequence, given.logprobs)
+    slope = 2 / (1 + math.exp(0.8))
+    torch.testing.assert_close(gradient, torch.tensor([-slope, -slope, slope]))
+    assert stats["preferred_share"].tolist() == [1, 1, 1]

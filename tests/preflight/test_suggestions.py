@@ -15,6 +15,16 @@ BIG = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.typ
 ON_GPUS = ["device=cuda", "cluster.n_gpus_per_node=3"]
 
 BAD = [
+    ["algorithm=grop"],
+    ["algorithm=ppo"],
+    ["algorithm=dpo"],
+    ["algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=2"],
+    ["actor.kl_ctl=0.1"],
+    ["ref={}", "actor.kl_loss_coef=0.1", "actor.kl_estimator=k1"],
+    ["algorithm=dapo", "actor.overlong_tokens=99"],
+    ["actor.reward_norm.mean_leave1out=true"],
+    ["actor.adv_norm.mean_leave1out=true"],
+    ["algorithm=reinforce_pp", "actor.dynamic_sampling=true", "gconfig.n_samples=1"],
     ["seeed=1"],
     ["actor.dtype=float16"],
     ["scheduler.type=rya"],

@@ -13,7 +13,7 @@ import pytest
 from running import CONFIG
 
 from areal_like import loop
-from areal_like.algorithms.presets import grpo
+from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
 from areal_like.evaluation import EvaluationSet, Evaluator
@@ -47,6 +47,7 @@ class Stage:
         self.did: list[str] = []
         self.trained = asyncio.Event()  # for the second time
         self.tokens_generated = 0
+        self.dropped = 0
         self._rewards = iter(rewards)
         self._drift = drift
         self._version = 0
@@ -128,7 +129,7 @@ async def train(
     evaluator = Evaluator(config.evaluator, sets)
     record, parts = (
         Notes(folder),
-        Parts(grpo(config.actor), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage), **roles),
+        Parts(make_algorithm(config), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage), **roles),
     )
     async with asyncio.timeout(LIMIT_S):
         await reinforce(config, parts, steps, record)
@@ -283,6 +284,17 @@ def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(loop, "policy_batches", build)
     asyncio.run(run())
+
+
+def test_groups_that_were_dropped_are_counted_by_step(tmp_path: Path) -> None:
+    async def run() -> Notes:
+        stage = Stage([GOOD] * 3)
+        stage.dropped = 5
+        return await train(stage, tmp_path, "algorithm=dapo")
+
+    record = asyncio.run(run())
+    assert [record.scalars[step]["rollout/dropped_groups"] for step in range(1, 4)] == [5, 0, 0]
+    assert "rollout/dropped_groups" not in asyncio.run(run_well(tmp_path)).scalars[1]
 
 
 def test_statistics_of_optimizer_steps_are_averaged_over_tokens() -> None:

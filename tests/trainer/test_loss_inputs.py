@@ -10,14 +10,14 @@ import pytest
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import LossInputs, TokenLoss
+from areal_like.algorithms.losses import DPO, DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, dpo
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
 
 def counting(inputs: LossInputs, parameters: float) -> TokenLoss:
     """The parameter for every token, and which sequence the token is of."""
-    return inputs.logprobs * 0 + parameters, {"sequence": inputs.sequences.to(inputs.logprobs.dtype)}
+    return inputs.logprobs * 0 + parameters, {"sequence": inputs.sequences.numbers.to(inputs.logprobs.dtype)}
 
 
 def losses_by_weight(
@@ -46,3 +46,41 @@ def test_loss_weights_count_and_sequences_are_numbered_as_in_the_batch(ranks, mo
         assert [step["sequence"] for step in steps] == pytest.approx([sequence[trained].mean()] * 2)
         assert steps[0]["loss"] == pytest.approx(3.0)
         assert steps[1]["loss"] == pytest.approx(3.0 * last[trained].mean())
+
+
+SEQUENCE_LOSSES = {
+    "gspo": LossSpec(
+        decoupled_ppo, DecoupledPPO(0.2, 0.3, 5.0, behaviour_mode="sequence_mask", ratio_level="sequence")
+    ),
+    "dpo": LossSpec(dpo, DPO(0.5)),
+}
+
+
+def sequence_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, loss: str
+) -> list[dict[str, float]]:
+    """Two steps of a loss that joins what is of one sequence; in the first nothing is clipped."""
+    batch = make_batch()
+    total = len(batch.tokens)
+    near = np.full(total, -4.6, np.float32)  # an untrained model's log-probs
+    fields = {
+        **batch.fields,
+        "behaviour_logprobs": near,
+        "proximal_logprobs": near,
+        "reference_logprobs": near,
+        "preferred": np.ones(total, np.float32),
+        "partner": np.zeros(total, np.float32),
+    }
+    with engine(rendezvous, listener, setting) as made:
+        return [made.train(replace(batch, fields=fields), SEQUENCE_LOSSES[loss]) for _ in range(2)]
+
+
+@pytest.mark.parametrize("loss", SEQUENCE_LOSSES)
+def test_what_is_joined_by_sequence_has_the_same_gradient_wherever_its_tokens_lie(ranks, models, loss):
+    """Over context-parallel ranks, data-parallel ones and micro-batches."""
+    (alone,) = ranks.run(sequence_steps, 1, Setting(models["tied"], max_tokens_per_mb=512), loss)
+    assert alone[0]["grad_norm"] > 0
+    for sizes in (ParallelSizes(cp=2, edp=2), ParallelSizes(dp=2, edp=2)):
+        for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes), loss):
+            for step, expected in zip(steps, alone, strict=True):
+                assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)

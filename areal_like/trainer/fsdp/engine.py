@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from areal_like.algorithms.losses import LossInputs
+from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
@@ -67,7 +67,8 @@ class FSDPEngine:
         parts = []
         for micro_batch in self._micro_batches(batch, trained):
             log_probs, entropy = self._log_probs_at(micro_batch, temperature)
-            inputs = LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+            sequences = Sequences(micro_batch.sequences, len(batch.lengths))  # whole on every rank
+            inputs = LossInputs(log_probs, entropy, micro_batch.fields, sequences)
             per_token, stats = loss.function(inputs, loss.parameters)
             weights = micro_batch.fields.get("loss_weights")
             total = (per_token if weights is None else per_token * weights).sum()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from areal_like.algorithms.losses import LossInputs
+from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
@@ -79,7 +79,8 @@ class MegatronEngine:
         micro_batches = self._micro_batches(batch, trained)
 
         def token_loss(micro_batch: DeviceBatch, output: torch.Tensor) -> tuple:
-            inputs = self._loss_inputs(micro_batch, output, temperature)
+            sequences = Sequences(micro_batch.sequences, len(batch.lengths), parallel.sum_over_context)
+            inputs = self._loss_inputs(micro_batch, output, temperature, sequences)
             per_token, stats = loss.function(inputs, loss.parameters)
             weights = micro_batch.fields.get("loss_weights")
             total, count = (per_token if weights is None else per_token * weights).sum(), micro_batch.count
@@ -160,13 +161,15 @@ class MegatronEngine:
                 return None
         return micro_batches.targets, torch.cat(values).cpu().numpy()
 
-    def _loss_inputs(self, micro_batch: DeviceBatch, output: torch.Tensor, temperature: float) -> LossInputs:
+    def _loss_inputs(
+        self, micro_batch: DeviceBatch, output: torch.Tensor, temperature: float, sequences: Sequences
+    ) -> LossInputs:
         if self._is_critic:
             values = _values_at(micro_batch, output)
             nothing = values.new_empty(0)
-            return LossInputs(nothing, nothing, micro_batch.fields, micro_batch.sequences, values)
+            return LossInputs(nothing, nothing, micro_batch.fields, sequences, values)
         log_probs, entropy = self._log_probs_at(micro_batch, output, temperature)
-        return LossInputs(log_probs, entropy, micro_batch.fields, micro_batch.sequences)
+        return LossInputs(log_probs, entropy, micro_batch.fields, sequences)
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch.distributed.nn.functional import all_reduce
 
 from areal_like.trainer.engine import Rendezvous
 from areal_like.trainer.process import join
@@ -55,3 +56,9 @@ def shutdown() -> None:
 def is_data_source() -> bool:
     """Whether this rank's outputs count: the last pipeline stage's first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def sum_over_context(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
+    group = parallel_state.get_context_parallel_group()
+    return all_reduce(tensor, group=group) if group.size() > 1 else tensor

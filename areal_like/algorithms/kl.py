@@ -1,0 +1,19 @@
+"""Estimators of the KL divergence from a reference policy, on numpy arrays and torch tensors alike."""
+
+import math
+from typing import Any
+
+from areal_like.config.schema import KLEstimator
+
+
+def divergence(log_ratio: Any, estimator: KLEstimator) -> Any:
+    """KL(policy, reference) from samples of the policy, per token; `log_ratio` is log policy - log reference.
+
+    k1 is unbiased and may be negative, k2 is its square's half, biased and never negative, k3 is unbiased and never
+    negative.
+
+    Source: Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
+    """
+    if estimator == "k1":
+        return log_ratio
+    return log_ratio**2 / 2 if estimator == "k2" else math.e**-log_ratio - 1 + log_ratio

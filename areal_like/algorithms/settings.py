@@ -1,0 +1,89 @@
+"""What policy-gradient algorithms differ in: each preset is a set of defaults, which keys of the actor may change.
+
+A field without a key of its name is decided by the preset alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Literal
+
+from areal_like.config.schema import ActorConfig, BehaviourMode, KLEstimator, NormConfig
+
+NOTHING = NormConfig()
+IN_GROUP = NormConfig(mean_level="group", std_level="group")
+FROM_GROUP_MEAN = NormConfig(mean_level="group")
+LEFT_OUT = NormConfig(mean_level="group", mean_leave1out=True)
+IN_BATCH = NormConfig(mean_level="batch", std_level="batch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema.py`).
+
+    `cispo` says that the ratio is clipped as a weight, without stopping the gradient (see `losses.cispo`); `critic`
+    that advantages are taken from a critic's values.
+    """
+
+    eps_clip: float = 0.2
+    eps_clip_higher: float = 0.2
+    c_clip: float | None = None
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    use_decoupled_loss: bool = True
+    behave_imp_weight_mode: BehaviourMode = "token_truncate"
+    behave_imp_weight_cap: float = 5.0
+    entropy_coeff: float = 0.0
+    kl_ctl: float = 0.0
+    kl_loss_coef: float = 0.0
+    kl_estimator: KLEstimator | None = None
+    reward_norm: NormConfig = NOTHING
+    adv_norm: NormConfig = NOTHING
+    discount: float = 1.0
+    gae_lambda: float = 1.0
+    loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    overlong_penalty_factor: float = 0.0
+    overlong_tokens: int | None = None
+    dynamic_sampling: bool = False
+    cispo: bool = False
+    critic: bool = False
+
+
+PRESETS: Mapping[str, Settings] = MappingProxyType(
+    {
+        # DeepSeekMath (arXiv 2402.03300), with the loss of AReaL (arXiv 2505.24298) over all tokens of a step
+        "grpo": Settings(reward_norm=IN_GROUP),
+        # Understanding R1-Zero-like training (arXiv 2503.20783): neither deviation nor length divides
+        "dr_grpo": Settings(reward_norm=FROM_GROUP_MEAN, loss_agg_mode="constant"),
+        # DAPO (arXiv 2503.14476)
+        "dapo": Settings(
+            reward_norm=IN_GROUP, eps_clip_higher=0.28, overlong_penalty_factor=1.0, dynamic_sampling=True
+        ),
+        # Back to basics (arXiv 2402.14740): the whole response is one action, so that its tokens' terms are summed
+        "rloo": Settings(reward_norm=LEFT_OUT, loss_agg_mode="constant"),
+        # REINFORCE++ (arXiv 2501.03262)
+        "reinforce_pp": Settings(adv_norm=IN_BATCH),
+        # GSPO (arXiv 2507.18071)
+        "gspo": Settings(
+            reward_norm=IN_GROUP,
+            importance_sampling_level="sequence",
+            eps_clip=3e-4,
+            eps_clip_higher=4e-4,
+            loss_agg_mode="sequence_mean",
+        ),
+        # CISPO in MiniMax-M1 (arXiv 2506.13585), no clip below; the bound above is from ScaleRL (arXiv 2510.13786)
+        "cispo": Settings(
+            reward_norm=IN_GROUP, cispo=True, use_decoupled_loss=False, eps_clip=1.0, eps_clip_higher=4.0
+        ),
+        # PPO (arXiv 1707.06347) with GAE (arXiv 1506.02438)
+        "ppo": Settings(adv_norm=IN_BATCH, critic=True),
+    }
+)
+KEYS = tuple(field.name for field in fields(Settings) if field.name in ActorConfig.model_fields)
+
+
+def settings_of(preset: Settings, actor: ActorConfig) -> Settings:
+    """The preset with every key that is set; `eps_clip` alone is the range on both sides."""
+    given = {key: value for key in KEYS if (value := getattr(actor, key)) is not None}
+    if actor.eps_clip is not None:
+        given.setdefault("eps_clip_higher", actor.eps_clip)
+    return replace(preset, **given)

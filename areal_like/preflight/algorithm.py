@@ -1,0 +1,103 @@
+"""The algorithm of a run: built, tried on made-up trajectories, and held against the run's models and samples."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from allocation import Finding
+from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
+from areal_like.algorithms.settings import PRESETS, Settings, settings_of
+from areal_like.algorithms.types import Algorithm, Experience
+from areal_like.config.findings import finding, nearest_words
+from areal_like.config.schema import RunConfig
+from areal_like.types import Batch
+from areal_like.user_code import FORM, UserCodeError, where_it_failed
+
+_CODE = "RUN-ALGORITHM"
+
+
+def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
+    """The algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
+    name = config.algorithm
+    if name not in ALGORITHMS and ":" not in name:
+        message = f"there is no algorithm {name!r}; a function of yours is written {FORM}"
+        return None, [finding(_CODE, "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])]
+    try:
+        algorithm = make_algorithm(config)
+        _try_targets(algorithm, name)
+    except UserCodeError as error:
+        return None, [finding(_CODE, "algorithm", str(error))]
+    return algorithm, [*_models(config, algorithm), *_combinations(config)]
+
+
+def _try_targets(algorithm: Algorithm, name: str) -> None:
+    """Targets of two groups of two trajectories; raises UserCodeError where they do not come as they should."""
+    lengths, tokens = np.array([3, 4, 3, 4], np.int32), 14
+    experience = Experience(
+        rewards=np.array([1, 0, 0, 1], np.float32),
+        groups=np.array([0, 0, 1, 1], np.int32),
+        batch=Batch(lengths, np.zeros(tokens, np.int32), _made_up_fields(tokens, lengths)),
+    )
+    try:
+        targets = algorithm.targets(experience)
+    except Exception as error:  # a user's function fails in any way it likes
+        raise UserCodeError(f"the targets of {name} fail: {where_it_failed(error, name.rpartition(':')[0])}") from error
+    if not isinstance(targets, Mapping):
+        raise UserCodeError(f"the targets of {name} are {targets!r:.80}, not a mapping of fields to arrays")
+    for field, values in targets.items():
+        if np.shape(values) not in ((len(lengths),), (tokens,)):
+            raise UserCodeError(
+                f"the target {field!r} of {name} has shape {np.shape(values)} for {len(lengths)} trajectories of {tokens} "
+                "tokens in all: it needs a number for each trajectory or for each token"
+            )
+
+
+def _made_up_fields(tokens: int, lengths: np.ndarray[Any, np.dtype[np.int32]]) -> dict[str, Any]:
+    mask = np.ones(tokens, np.float32)
+    mask[np.cumsum(lengths) - lengths] = 0  # prompts of one token
+    names = ("behaviour_logprobs", "proximal_logprobs", "reference_logprobs", "values", "on_policy")
+    return {"loss_mask": mask, **dict.fromkeys(names, mask / 2)}
+
+
+def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
+    """The models that it asks."""
+    if "values" in algorithm.needs and config.critic is None:
+        message = f"algorithm={config.algorithm} needs values, and the run has no critic"
+        yield finding(_CODE, "critic", message, "write critic={} to give it one, or algorithm=grpo")
+    if "reference" in algorithm.needs and config.ref is None:
+        actor = config.actor
+        why = next((f"actor.{key}" for key in ("kl_ctl", "kl_loss_coef") if getattr(actor, key)), "algorithm")
+        message = f"{why} asks for the log-probs of a reference policy, and the run has none"
+        yield finding(_CODE, "ref", message, "write ref={} to give it the model that the run starts from")
+
+
+def _combinations(config: RunConfig) -> Iterator[Finding]:
+    """Settings that contradict each other."""
+    preset, actor, longest = PRESETS.get(config.algorithm), config.actor, config.gconfig.max_new_tokens
+    if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
+        message = "a pair's loss is known at the weights that the step starts from: dpo takes one optimizer step"
+        yield finding(_CODE, "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1")
+    settings = settings_of(preset, actor) if preset else None
+    if config.gconfig.n_samples < 2 and (settings is None or _compares(settings)) and config.algorithm in ALGORITHMS:
+        message = f"one sample per prompt teaches nothing: algorithm={config.algorithm} compares it with its group"
+        yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
+    if settings is None:
+        return
+    if settings.kl_loss_coef and settings.kl_estimator == "k1":
+        message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
+        yield finding(_CODE, "actor.kl_estimator", message, nearest=["k3", "k2"])
+    if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
+        message = f"the penalty's {settings.overlong_tokens} tokens are more than a response has (max_new_tokens)"
+        yield finding(_CODE, "actor.overlong_tokens", message, f"write actor.overlong_tokens={longest} or less")
+    for key in ("reward_norm", "adv_norm"):
+        norm = getattr(settings, key)
+        if norm.mean_leave1out and norm.mean_level is None:
+            message = "there is no mean that a value could be left out of"
+            yield finding(_CODE, f"actor.{key}.mean_leave1out", message, f"write actor.{key}.mean_level=group")
+
+
+def _compares(settings: Settings) -> bool:
+    """Whether a response counts only beside others to the same prompt."""
+    norm = settings.reward_norm
+    return settings.dynamic_sampling or "group" in (norm.mean_level, norm.std_level)

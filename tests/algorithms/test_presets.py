@@ -1,0 +1,113 @@
+"""Algorithms by name, what keys change of them, and algorithms of users."""
+
+import pickle
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo
+from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
+from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
+from areal_like.algorithms.types import Algorithm
+from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.types import FinishReason, Trajectory
+from areal_like.user_code import UserCodeError
+
+
+def config(algorithm: str, actor: dict | None = None, **sections: dict) -> RunConfig:
+    given = {
+        "experiment_name": "a",
+        "train_dataset": {"path": "b"},
+        "actor": {"path": "c", **(actor or {})},
+        **sections,
+    }
+    return RunConfig.model_validate({"algorithm": algorithm, **given})
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_built_and_its_loss_travels_to_the_ranks(name: str) -> None:
+    made = make_algorithm(config(name))
+    assert pickle.loads(pickle.dumps(made.loss)) == made.loss  # noqa: S301
+
+
+def test_every_setting_is_a_key_that_is_null_unless_it_is_set() -> None:
+    decided_by_the_preset = {"cispo", "critic"}
+    assert {field.name for field in fields(Settings)} == set(KEYS) | decided_by_the_preset
+    assert all(ActorConfig.model_fields[key].default is None for key in KEYS)
+    for preset in PRESETS.values():
+        assert settings_of(preset, ActorConfig()) == preset
+
+
+def test_keys_change_a_preset() -> None:
+    made = make_algorithm(
+        config(
+            "gspo",
+            {"eps_clip": 0.1, "behave_imp_weight_mode": "sequence_mask", "c_clip": 3.0, "loss_agg_mode": "token_mean"},
+        )
+    )
+    assert made.loss.function is decoupled_ppo
+    assert made.loss.parameters == DecoupledPPO(
+        0.1, 0.1, 5.0, behaviour_mode="sequence_mask", ratio_level="sequence", dual_clip=3.0
+    )
+    assert made.weights is None
+    assert settings_of(PRESETS["dapo"], ActorConfig(eps_clip=0.1, eps_clip_higher=0.3)).eps_clip_higher == 0.3
+
+
+def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
+    assert make_algorithm(config("grpo")).needs == {"proximal"}
+    assert make_algorithm(config("grpo", {"kl_ctl": 0.1})).needs == {"proximal", "reference"}
+    assert make_algorithm(config("grpo", {"kl_loss_coef": 0.1})).needs == {"proximal", "reference"}
+    assert make_algorithm(config("cispo")).needs == set()
+    assert make_algorithm(config("cispo")).loss.function is cispo
+    ppo = make_algorithm(config("ppo", critic={"eps_clip": 0.25}))
+    assert ppo.needs == {"proximal", "values"}
+    assert ppo.critic is not None
+    assert ppo.critic.parameters == ValueLoss(0.25)
+    assert make_algorithm(config("dpo")).needs == {"policy", "reference"}
+    assert make_algorithm(config("dpo")).loss.function is dpo
+
+
+def test_dapo_drops_groups_of_equal_rewards() -> None:
+    made = np.zeros(1, np.int32)
+    one = Trajectory(0, 0, made, made.astype(np.float32), made, FinishReason.STOP, 1.0)
+    other, missing = replace(one, reward=0.0), replace(one, reward=None)
+    assert make_algorithm(config("dapo")).keeps is tells_apart
+    assert tells_apart([one, other, missing])
+    assert not tells_apart([one, one, missing])
+    assert tells_apart([missing, missing])
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / f"mine_{len(list(folder.iterdir()))}.py"
+    file.write_text(text)
+    return f"{file}:make"
+
+
+def test_an_algorithm_of_a_user(tmp_path: Path) -> None:
+    text = """
+from dataclasses import replace
+from areal_like.algorithms.presets import ALGORITHMS
+
+def make(config):
+    return replace(ALGORITHMS["grpo"](config), targets=lambda experience: {"advantages": experience.rewards})
+"""
+    made = make_algorithm(config(write(tmp_path, text)))
+    assert isinstance(made, Algorithm)
+    assert made.loss == make_algorithm(config("grpo")).loss
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere\n", "cannot be imported: line 1: ModuleNotFoundError: No module named 'nowhere'"),
+        ("def other(config): pass\n", "has no 'make'; it has other"),
+        ("def make(config):\n    return config.actr\n", "failed: line 2: AttributeError"),
+        ("def make(config):\n    return 'grpo'\n", "returned 'grpo', not an areal_like.algorithms.types.Algorithm"),
+    ],
+)
+def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserCodeError) as raised:
+        make_algorithm(config(write(tmp_path, text)))
+    assert words in str(raised.value)

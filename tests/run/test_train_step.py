@@ -1,0 +1,129 @@
+"""One training step among models that do as a test tells them: which passes an algorithm gets, and what is trained."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from running import CONFIG
+
+from areal_like.algorithms.losses import decoupled_ppo, dpo, value_loss
+from areal_like.algorithms.presets import make_algorithm
+from areal_like.config.load import load
+from areal_like.loop import Parts, train_step
+from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
+
+
+class Silent:
+    """A record of nothing."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Model:
+    """The actor, the reference or the critic; `did` is shared, `batches` are those that it trained on."""
+
+    def __init__(self, name: str, did: list[str], answer: float) -> None:
+        self._name, self._did, self._answer = name, did, answer
+        self.batches: list[Batch] = []
+        self.losses: list[LossSpec] = []
+
+    async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
+        self._did.append(f"{self._name}: log-probs of {len(batch.lengths)}")
+        return np.full(len(batch.tokens), self._answer, np.float32)
+
+    async def values(self, batch: Batch) -> np.ndarray:
+        self._did.append(f"{self._name}: values of {len(batch.lengths)}")
+        return np.full(len(batch.tokens), self._answer, np.float32)
+
+    async def train(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
+        self._did.append(f"{self._name}: train on {len(batch.lengths)}")
+        self.batches.append(batch)
+        self.losses.append(loss)
+        return {"loss": self._answer, "loss_tokens": 1.0}
+
+
+class Scene:
+    """A step of `algorithm` at version 0 on one group of four with these rewards; each has two generated tokens."""
+
+    def __init__(self, *overrides: str, rewards: tuple[float | None, ...] = (1.0, 0.0, 0.0, 1.0)) -> None:
+        self.did: list[str] = []
+        self.actor, self.reference, self.critic = (
+            Model(name, self.did, answer) for name, answer in (("actor", -1), ("reference", -2), ("critic", 0.25))
+        )
+        config = load(CONFIG, overrides).config
+        made, logprobs = np.array([-1, 0, 0], np.int32), np.array([0, -1, -1], np.float32)
+        tokens = np.arange(3, dtype=np.int32)
+        group = [Trajectory(0, 7, tokens, logprobs, made, FinishReason.STOP, reward) for reward in rewards]
+        unused: Any = None
+        parts = Parts(
+            make_algorithm(config),
+            cast(Any, self.actor),
+            *[unused] * 4,
+            reference=cast(Any, self.reference) if config.ref else None,
+            critic=cast(Any, self.critic) if config.critic else None,
+        )
+        self.stats = asyncio.run(train_step(config, parts, group, 0, cast(Any, Silent())))
+
+
+def test_the_proximal_policy_is_asked_from_the_second_mini_batch_on() -> None:
+    scene = Scene("actor.ppo_n_minibatches=2")
+    assert scene.did == ["actor: log-probs of 2", "actor: train on 2", "actor: train on 2"]
+    assert ["proximal_logprobs" in batch.fields for batch in scene.actor.batches] == [False, True]
+    assert scene.stats["tokens"] == 12
+
+
+def test_the_reference_is_asked_about_the_whole_batch_before_rewards_are_made_of_its_answer() -> None:
+    """Log-probs are -1, the reference's -2: each of two tokens costs 0.1 of k1."""
+    scene = Scene("actor.ppo_n_minibatches=1", "actor.kl_ctl=0.1", "ref={}", "actor.reward_norm={mean_level: null}")
+    assert scene.did == ["reference: log-probs of 4", "actor: train on 4"]
+    (batch,) = scene.actor.batches
+    np.testing.assert_allclose(batch.fields["advantages"][:6], [0, 0.8, 0.9, 0, -0.2, -0.1], rtol=1e-6)
+
+
+def test_a_reference_in_the_loss_reaches_every_mini_batch() -> None:
+    scene = Scene("actor.ppo_n_minibatches=2", "actor.kl_loss_coef=0.1", "ref={}")
+    assert [set(batch.fields["reference_logprobs"]) for batch in scene.actor.batches] == [{-2.0}, {-2.0}]
+    assert scene.actor.losses[0].parameters.kl == 0.1
+
+
+def test_a_critic_gives_values_and_is_trained_on_the_returns() -> None:
+    scene = Scene("algorithm=ppo", "critic={}", "actor.ppo_n_minibatches=1", "actor.adv_norm={mean_level: null}")
+    assert scene.did == ["critic: values of 4", "critic: train on 4", "actor: train on 4"]
+    (batch,) = scene.critic.batches
+    assert [spec.function for spec in (*scene.critic.losses, *scene.actor.losses)] == [value_loss, decoupled_ppo]
+    np.testing.assert_allclose(batch.fields["returns"][:6], [0, 1, 1, 0, 0, 0])
+    np.testing.assert_allclose(batch.fields["advantages"][:6], [0, 0.75, 0.75, 0, -0.25, -0.25])
+    assert scene.stats == {"tokens": 12, "critic_loss": 0.25, "critic_loss_tokens": 1, "loss": -1, "loss_tokens": 1}
+
+
+def test_a_critic_that_warms_up_is_trained_alone() -> None:
+    scene = Scene("algorithm=ppo", "critic.warmup_steps=1", "actor.ppo_n_minibatches=2")
+    assert scene.did == ["critic: values of 4", "critic: train on 2", "critic: train on 2"]
+    assert "loss" not in scene.stats
+
+
+def test_dpo_trains_on_pairs_under_the_weights_that_the_step_starts_from() -> None:
+    scene = Scene("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1")
+    assert scene.did == ["reference: log-probs of 4", "actor: log-probs of 4", "actor: train on 2"]
+    assert scene.actor.losses[0].function is dpo
+    (batch,) = scene.actor.batches
+    assert batch.fields["preferred"].tolist() == [0, 1, 1, 0, -1, -1]
+    assert batch.fields["partner"].tolist() == [0, 2, 2, 0, 2, 2]
+
+
+def test_a_step_without_any_pair_trains_nothing_and_is_a_step_all_the_same() -> None:
+    scene = Scene("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1", rewards=(1.0, 1.0))
+    assert not scene.actor.batches
+    assert scene.stats == {"tokens": 0}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
+def test_a_step_without_rewards_asks_nobody(algorithm: str) -> None:
+    scene = Scene(f"algorithm={algorithm}", "ref={}", "actor.ppo_n_minibatches=1", rewards=(None, None))
+    assert scene.did == []
+    assert scene.stats == {}
