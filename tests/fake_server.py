@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-from areal_like.rollout.pool import PREFILL_ONLY
 from areal_like.rollout.sglang.versions import LABELS
 
 Body = dict[str, Any]
@@ -21,7 +21,6 @@ class FakeServer:
     def __init__(self, on_generate: Callable[[FakeServer, Body], Awaitable[Answer]] | None = None) -> None:
         self.version = "0"
         self.requests: list[tuple[str, Body]] = []
-        self.prefilled: list[list[int]] = []  # prompts, by requests that generate nothing
         self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
         self.url = ""
         self.most_running = 256
@@ -34,15 +33,16 @@ class FakeServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, body = request.path, await request.json() if request.can_read_body else {}
-        if body.get("sampling_params") == PREFILL_ONLY:
-            self.prefilled += body["input_ids"]
-            return web.json_response([])
         self.requests.append((path, body))
         if path in self.answers:
             answer = await self.answers[path]()
         elif path == "/generate":
             assert self._on_generate is not None
             answer = await self._on_generate(self, body)
+            if isinstance(answer, list):
+                return await events(request, answer)
+            if callable(answer):
+                return await answer(request)
         elif path == "/model_info":
             answer = {"weight_version": self.version}
         elif path == "/server_info":
@@ -58,16 +58,31 @@ class FakeServer:
         return answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
 
 
+async def events(request: web.Request, answers: Sequence[Answer]) -> web.StreamResponse:
+    """One event for each of a request's inputs."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for place, answer in enumerate(answers):
+        await response.write(event(place, answer))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def event(place: int, answer: Answer) -> bytes:
+    """A server-sent event about input `place`, as SGLang streams it."""
+    return b"data: " + json.dumps({"index": place} | answer if isinstance(answer, dict) else answer).encode() + b"\n\n"
+
+
 def output(
     tokens: Sequence[int],
     version: int | str = 0,
-    reason: str = "stop",
+    reason: str | None = "stop",
     status_code: int | None = None,
     versions: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """One response in SGLang's form; token t has log-prob -t; `versions` made the tokens, or `version` all."""
-    finish: dict[str, Any] = {"type": reason}
-    if status_code:
+    finish: dict[str, Any] | None = {"type": reason} if reason else None
+    if finish and status_code:
         finish |= {"status_code": status_code, "message": "no room"}
     return {
         "meta_info": {

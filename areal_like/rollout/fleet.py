@@ -1,65 +1,100 @@
-"""The servers of a run: who joins and leaves, and who of them takes which request.
+"""The servers of a run: who joins and leaves, and who of them takes which sample.
 
-- A server joins when nothing is on its way and it has been given all weights: when the fleet opens.
-- A server is sent `AHEAD` times what it runs at once; the rest waits here, so the oldest work goes first everywhere.
-- A server that fails rests for a while and then has to answer one request before it is sent more.
-- A server that leaves, or does nothing for `stall_s` although it has requests, gives these back as Unavailable.
+- A server joins when it has been given all weights: with the next opening of the fleet.
+- A server is sent a little more than it runs at once; the rest waits here, so the oldest work goes first everywhere.
+- Samples that share a prefix go to the server that has it: those of a session while it lives, those of a group unless
+  it has much more to do than another.
+- Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
+- A server that fails rests for a while and then has to answer one sample before it is sent more.
+- A server that leaves, or does nothing for `stall_s` although it has samples, gives these back as Unavailable.
 """
+
+from __future__ import annotations
 
 import asyncio
 import heapq
 import itertools
+import math
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from areal_like import events
 from areal_like.errors import ServerError
-from areal_like.rollout.sglang.http import Deadline, Server, Unavailable
+from areal_like.rollout.sample import Sample
+from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, may_pass
 
-AHEAD = 2  # a request's samples end one by one and its answer comes with the last: what follows keeps a server full
+AHEAD = 1.25  # times what a server runs at once: what follows is there when a sample ends
+TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
+UNEVEN, SLACK = 1.25, 16  # a server with more samples than this times the least busy one's, and so many, is too busy
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
+
+type Entry = tuple[Sample, asyncio.Future[None]]
+
+
+@dataclass(order=True)
+class Ticket:
+    """A sample's place in a queue: the smallest priority is next, and of those the first that came."""
+
+    priority: int
+    arrival: int
+    near: Near | None = field(compare=False)
+    turn: asyncio.Future[Member] = field(compare=False)
 
 
 @dataclass(eq=False)
 class Member:
-    """A server and what is known of it; `in_flight` and `room` count sequences, of which there are 0 until it joins."""
+    """A server and what is known of it; `in_flight` and `room` count samples, of which there are 0 until it joins."""
 
     server: Server
     room: int = 0
     in_flight: int = 0
     failures: int = 0  # since it last answered
     resting: bool = False
-    lost: asyncio.Future[str] = field(default_factory=asyncio.Future)  # why it gives its requests back
+    queue: list[Ticket] = field(default_factory=list)  # of those who are bound to it
+    outbox: list[Entry] = field(default_factory=list)  # to be sent together
+    lost: asyncio.Future[str] = field(default_factory=asyncio.Future)  # why it gives its samples back
     work_done: Any = None
     progressed: float = 0.0  # when it did something, and when it was last asked; on time.monotonic's clock
     asked: float = 0.0
 
-    def takes(self, sequences: int) -> bool:
-        """Whether a request may go there; one that is larger than the room goes alone."""
+    @property
+    def takes(self) -> bool:
+        """Whether it may be sent another sample."""
         if self.resting or not self.room:
             return False
-        return not self.in_flight or (not self.failures and self.in_flight + sequences <= self.room)
+        return not self.in_flight or (not self.failures and self.in_flight < self.room)
 
     def lose(self, cause: str, *, for_good: bool) -> None:
-        """Give all requests back, and with `for_good` those too that are on their way to it."""
+        """Give all samples back, and with `for_good` those too that are on their way to it."""
         if not self.lost.done():
             self.lost.set_result(f"{self.server.name} at {self.server.url} {cause}")
             self.lost = self.lost if for_good else asyncio.Future()
 
 
+@dataclass(eq=False)
+class Near:
+    """Samples that share a prefix, and the server that has it; while it lives, those that are `bound` stay there."""
+
+    bound: bool = False
+    member: Member | None = None
+
+
 class Fleet:
-    """All servers of a run; closed until it is opened for the first time."""
+    """All servers of a run; closed until it is opened for the first time. `version` is the weights' that they hold."""
 
     def __init__(self, stall_s: float) -> None:
+        self.version = -1
+        self.generated = 0  # tokens that servers have answered
         self._stall_s = stall_s
         self._members: list[Member] = []
-        self._queue: list[tuple[int, int, int, asyncio.Future[Member]]] = []
+        self._queue: list[Ticket] = []
         self._arrivals = itertools.count()
-        self._is_open = False
-        self._excused = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_open = self._excused = False
         self._idle = asyncio.Event()  # nothing is on its way
         self._idle.set()
 
@@ -70,22 +105,24 @@ class Fleet:
 
     @property
     def busy(self) -> list[Server]:
-        """Servers with requests on their way."""
+        """Servers with samples on their way."""
         return [member.server for member in self._members if member.in_flight]
 
     def join(self, server: Server) -> None:
         """Have a server take part from the next opening on."""
         self._members.append(Member(server))
 
-    def leave(self, server: Server) -> None:
-        """Take a server out at once; its requests go on elsewhere, or end in ServerError where nobody is left."""
+    def leave(self, server: Server, why: str = "left the run") -> None:
+        """Take a server out at once; its samples go on elsewhere, or end in ServerError where nobody is left."""
         for member in [member for member in self._members if member.server is server]:
             self._members.remove(member)
-            member.lose("left the run", for_good=True)
+            for ticket in member.queue:
+                heapq.heappush(self._queue, ticket)
+            member.lose(why, for_good=True)
         self._dispatch()
 
     async def close(self, deadline: Deadline) -> None:
-        """Send no further request, and wait for those on their way.
+        """Send no further sample, and wait for those on their way.
 
         Raises ServerError, which names the servers that are late.
         """
@@ -109,17 +146,36 @@ class Fleet:
                 member.progressed = time.monotonic()
 
     async def open(self, deadline: Deadline) -> None:
-        """Send requests, from now on also to those who wanted to join."""
+        """Send samples, from now on also to those who wanted to join."""
         for member in [member for member in self._members if not member.room]:
-            member.room = AHEAD * await member.server.most_running(deadline.left)
+            member.room = math.ceil(AHEAD * await member.server.most_running(deadline.left))
         self._is_open = True
         self._dispatch()
 
+    async def stop(self) -> None:
+        """Break off what is still on its way."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def generate(self, sample: Sample, priority: int, near: Near | None) -> None:
+        """Have a server go on with a sample until it ends; what came of it before a failure is kept.
+
+        Of those that wait the smallest `priority` is next. Raises Unavailable, and ServerError where a repetition would
+        not help.
+        """
+        async with self._place(priority, near) as member:
+            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if not member.outbox:
+                asyncio.get_running_loop().call_soon(self._send, member)
+            member.outbox.append((sample, ended))
+            await ended
+
     @asynccontextmanager
-    async def place(self, sequences: int, priority: int) -> AsyncIterator[Member]:
-        """A server with room for a request of so many sequences; of those that wait the smallest `priority` is next."""
+    async def _place(self, priority: int, near: Near | None) -> AsyncIterator[Member]:
         turn: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (priority, next(self._arrivals), sequences, turn))
+        bound = near.member if near and near.bound and near.member in self._members else None
+        heapq.heappush(bound.queue if bound else self._queue, Ticket(priority, next(self._arrivals), near, turn))
         self._dispatch()
         try:
             member = await turn
@@ -130,53 +186,116 @@ class Fleet:
             raise
         finally:
             if turn.done() and not turn.cancelled() and not turn.exception():
-                turn.result().in_flight -= sequences
+                turn.result().in_flight -= 1
                 if not turn.result().in_flight:
                     events.turn(turn.result().server.name, None)
-            if not self.busy:
+            if not any(member.in_flight for member in self._members):
                 self._idle.set()
             self._dispatch()
 
-    async def ask(self, member: Member, body: dict[str, Any]) -> Any:
-        """Have a server generate as long as it does anything; raises Unavailable where it does not, or leaves."""
-        lost = member.lost
-        call = asyncio.ensure_future(member.server.post("/generate", body, None))
-        try:
-            while not call.done():
-                if lost.done():
-                    raise Unavailable(lost.result())
-                await self._look_after(member)
-                await asyncio.wait((call, lost), timeout=self._stall_s / 4, return_when=asyncio.FIRST_COMPLETED)
-            answer = call.result()
-            member.progressed = time.monotonic()
-            return answer
-        finally:
-            call.cancel()
-
     def _dispatch(self) -> None:
-        while self._queue:
-            *_, sequences, turn = self._queue[0]
-            free = [member for member in self._members if member.takes(sequences)] if self._is_open else []
-            if turn.cancelled():
-                pass
-            elif free:
-                self._give(turn, min(free, key=lambda member: member.in_flight), sequences)
-            elif self.servers:
+        while self._is_open and self._members:
+            waiting = _head(self._queue)
+            free = [member for member in self._members if member.takes and (waiting or _head(member.queue))]
+            if not free:
                 return
+            member = min(free, key=lambda member: member.in_flight)
+            own = _head(member.queue)
+            if own and not (waiting and waiting < own):
+                self._give(heapq.heappop(member.queue), member)
             else:
-                turn.set_exception(ServerError("no server is left"))
-            heapq.heappop(self._queue)
+                near = waiting.near and waiting.near.member if waiting else None
+                if near in free and near.in_flight <= UNEVEN * member.in_flight + SLACK:
+                    member = near
+                self._give(heapq.heappop(self._queue), member)
+        if not self._members:
+            while (ticket := _head(self._queue)) is not None:
+                ticket.turn.set_exception(ServerError("no server is left"))
 
-    def _give(self, turn: asyncio.Future[Member], member: Member, sequences: int) -> None:
+    def _give(self, ticket: Ticket, member: Member) -> None:
+        if ticket.near:
+            ticket.near.member = member
         if not member.in_flight:
             member.progressed = time.monotonic()
             events.turn(member.server.name, "generating")
-        member.in_flight += sequences
+        member.in_flight += 1
         self._idle.clear()
-        turn.set_result(member)
+        ticket.turn.set_result(member)
+
+    def _send(self, member: Member) -> None:
+        entries, member.outbox = [entry for entry in member.outbox if not entry[1].done()], []
+        for start in range(0, len(entries), TOGETHER):
+            self._keep(asyncio.create_task(self._call(member, entries[start : start + TOGETHER])))
+
+    async def _call(self, member: Member, entries: Sequence[Entry]) -> None:
+        """Have a server generate as long as it does anything; every entry ends, or has an exception."""
+        lost = member.lost
+        error: ServerError = Unavailable(f"{member.server.name} ended its answer early")
+        reading = asyncio.ensure_future(self._read(member, entries))
+        try:
+            while not reading.done():
+                if lost.done():
+                    raise Unavailable(lost.result())
+                await self._look_after(member)
+                await asyncio.wait((reading, lost), timeout=self._stall_s / 4, return_when=asyncio.FIRST_COMPLETED)
+            reading.result()
+        except ServerError as failure:
+            error = failure
+        finally:
+            reading.cancel()
+            for _, ended in entries:
+                if not ended.done():
+                    ended.set_exception(type(error)(*error.args))
+
+    async def _read(self, member: Member, entries: Sequence[Entry]) -> None:
+        first, name = self.version, member.server.name
+        rids = [f"{next(self._arrivals)}-{name}" for _ in entries]
+        body = {
+            "rid": rids,
+            "input_ids": [sample.input for sample, _ in entries],
+            "sampling_params": [sample.params for sample, _ in entries],
+            "return_logprob": True,
+            "stream": True,
+        }
+        for rid, (_, ended) in zip(rids, entries, strict=True):
+            ended.add_done_callback(partial(self._abort_cancelled, member, rid))
+        async with aclosing(member.server.stream("/generate", body)) as answer:
+            async for event in answer:
+                member.progressed = time.monotonic()
+                try:
+                    if "error" in event:
+                        raise _refusal(name, event["error"])
+                    (sample, ended), info = entries[event["index"]], event["meta_info"]
+                except (TypeError, LookupError) as error:
+                    raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}") from error
+                if not ended.done():
+                    self._extend(sample, ended, info, name, first)
+
+    def _extend(self, sample: Sample, ended: asyncio.Future[None], info: Any, name: str, first: int) -> None:
+        try:
+            self.generated += sample.extend(info, name, first, self.version)
+            if sample.response.finish_reason is not None:
+                ended.set_result(None)
+        except ServerError as error:
+            ended.set_exception(error)
+
+    def _abort_cancelled(self, member: Member, rid: str, ended: asyncio.Future[None]) -> None:
+        """Tell the server of a sample that nobody waits for any more."""
+
+        async def tell() -> None:
+            with suppress(ServerError):
+                await member.server.post("/abort_request", {"rid": rid}, self._stall_s)
+
+        if ended.cancelled():
+            self._keep(asyncio.create_task(tell()))
+
+    def _keep(self, call: asyncio.Task[None]) -> None:
+        """Hold a task that nobody waits for until it ends."""
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
     def _rest(self, member: Member) -> None:
-        if member.resting:  # requests that fail together are one failure
+        if member.resting:  # samples that fail together are one failure
             return
         pause = min(PAUSE_S * 2**member.failures, LONGEST_PAUSE_S)
         member.resting = True
@@ -189,7 +308,7 @@ class Fleet:
         asyncio.get_running_loop().call_later(pause, rested)
 
     async def _look_after(self, member: Member) -> None:
-        """Ask a server that has not answered for long what it has done meanwhile, once for all of its requests."""
+        """Ask a server that has not answered for long what it has done meanwhile, once for all of its samples."""
         now, pause = time.monotonic(), self._stall_s / 4
         if self._excused or now - max(member.progressed, member.asked) < pause:
             return
@@ -200,3 +319,17 @@ class Fleet:
                 member.work_done, member.progressed = done, time.monotonic()
         if not self._excused and time.monotonic() - member.progressed >= self._stall_s:
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
+
+
+def _head(queue: list[Ticket]) -> Ticket | None:
+    """The next ticket of a queue; those whose owners have gone, or were told, are taken out."""
+    while queue and queue[0].turn.done():
+        heapq.heappop(queue)
+    return queue[0] if queue else None
+
+
+def _refusal(name: str, error: Any) -> ServerError:
+    """What a server says of a request in an event."""
+    code = error.get("code") if isinstance(error, dict) else None
+    kind = ServerError if isinstance(code, int) and not may_pass(code) else Unavailable
+    return kind(f"{name} refused a request: {error.get('message') if isinstance(error, dict) else error}")

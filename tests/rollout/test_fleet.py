@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(fleet, "TOGETHER", 1)  # a sample is an HTTP request; one test has several in one
     monkeypatch.setattr(http, "AFTERMATH_S", 0.02)
 
 
@@ -106,9 +108,10 @@ def test_waiting_for_a_turn_is_no_silence_and_the_oldest_goes_first():
 
     assert asyncio.run(run()) > 1.9
     assert len(begun) == 40, "a request was sent twice"
-    assert most <= fleet.AHEAD * 4
-    first, later = begun[: fleet.AHEAD * 4], begun[fleet.AHEAD * 4 :]
-    assert first == list(reversed(range(32, 40)))  # there was room when they came
+    room = math.ceil(fleet.AHEAD * 4)
+    assert most <= room
+    first, later = begun[:room], begun[room:]
+    assert first == list(reversed(range(40 - room, 40)))  # there was room when they came
     assert later == sorted(later)
 
 
@@ -154,8 +157,8 @@ def test_what_a_server_that_stands_still_has_goes_on_elsewhere():
 
     assert all(len(response.tokens) == 3 for group in asyncio.run(run()) for response in group)
     # after its failure it had to answer one before it would have been sent more
-    assert 1 <= len(stuck.bodies("/generate")) <= 6
-    assert len(good.bodies("/generate")) == 10
+    assert 15 <= len(stuck.bodies("/generate")) <= 19
+    assert len(good.bodies("/generate")) == 30
 
 
 def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import numpy as np
 import pytest
 import serving as real
 from aiohttp import web
-from fake_server import Body, FakeServer, output, serving
+from fake_server import Body, FakeServer, event, output, serving
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
-from areal_like.rollout.pool import MOST_TRIES, Response, Sampling, ServerPool
+from areal_like.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool
+from areal_like.rollout.sample import CHUNK
 from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import FinishReason
@@ -62,7 +65,7 @@ def test_a_request_says_what_to_sample():
     assert body["input_ids"] == [[1, 2]]
     assert body["return_logprob"] is True
     assert body["sampling_params"] == [
-        {"max_new_tokens": 6, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [STOP]}
+        {"max_new_tokens": 6, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [STOP], "stream_interval": CHUNK}
     ]
 
 
@@ -158,13 +161,15 @@ def test_drain_waits_for_what_is_in_flight_and_lets_nothing_follow():
 
 
 def test_a_paused_server_is_not_taken_for_one_that_stands_still():
-    started = asyncio.Event()
+    started, continued = asyncio.Event(), asyncio.Event()
 
     async def generate(server: FakeServer, body: Body) -> Any:
         started.set()
-        while server.version == "0":
-            await asyncio.sleep(0.01)
+        await continued.wait()
         return [output([STOP], 1)]
+
+    async def go_on() -> Any:
+        continued.set()
 
     async def run() -> None:
         server = FakeServer(generate)
@@ -173,6 +178,7 @@ def test_a_paused_server_is_not_taken_for_one_that_stands_still():
                 pass
             asking = asyncio.create_task(pool.generate([[1]], SAMPLING))
             await started.wait()
+            server.answers["/continue_generation"] = go_on
             async with pool.interrupted(1, Deadline(300)):
                 await asyncio.sleep(1)
                 server.version = "1"
@@ -183,20 +189,77 @@ def test_a_paused_server_is_not_taken_for_one_that_stands_still():
     asyncio.run(run())
 
 
+LONG = list(range(100, 100 + LONG_PROMPT))
+
+
 @pytest.mark.parametrize(
-    ("once", "seeds", "prefilled"), [(True, None, [[1, 2]]), (True, [0, 1, 2], []), (False, None, [])]
+    ("prompt", "once", "seeds", "together"),
+    [(LONG, True, None, [1, 2]), (LONG, True, [0, 1, 2], [3]), (LONG, False, None, [3]), (LONG[1:], True, None, [3])],
 )
-def test_a_prompt_of_several_samples_is_prefilled_once(once: bool, seeds: list[int] | None, prefilled: list[list[int]]):
-    async def generate(server: FakeServer, body: Body) -> Any:
-        assert server.prefilled == prefilled
-        return [output([STOP]) for _ in body["input_ids"]]
+def test_a_long_prompt_of_several_samples_is_prefilled_once(
+    prompt: list[int], once: bool, seeds: list[int] | None, together: list[int]
+):
+    """The others follow when the first has begun, not when it has ended."""
 
     async def run() -> None:
+        others = asyncio.Event()
+
+        async def first_token_then_wait(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(event(0, output([3], reason=None)))
+            await others.wait()
+            await response.write(event(0, output([STOP])))
+            return response
+
+        async def generate(server: FakeServer, body: Body) -> Any:
+            if len(body["input_ids"]) == 1:
+                return first_token_then_wait
+            others.set()
+            return [output([3, STOP]) for _ in body["input_ids"]]
+
         server = FakeServer(generate)
         async with serving(server) as urls, ServerPool(urls, "token", 300, prefill_once=once) as pool:
             async with pool.interrupted(0, Deadline(300)):
                 pass
-            assert len(await pool.generate([[1, 2], [3], [1, 2]], SAMPLING, seeds)) == 3
+            for response in await pool.generate([prompt] * 3, SAMPLING, seeds):
+                assert response.tokens.tolist() == [3, STOP]
+        assert [len(body["input_ids"]) for body in server.bodies("/generate")] == together
+
+    asyncio.run(run())
+
+
+def test_what_a_server_said_before_it_broke_is_kept_with_its_versions():
+    async def run() -> None:
+        async def half(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(event(0, output([3, 4], reason=None)))
+            await response.write(event(1, output([3, STOP])))
+            assert request.transport
+            request.transport.abort()
+            return response
+
+        async def generate(server: FakeServer, body: Body) -> Any:
+            if len(server.bodies("/generate")) == 1:
+                return half
+            assert body["input_ids"] == [[1, 2, 3, 4]]
+            assert [params["max_new_tokens"] for params in body["sampling_params"]] == [4]
+            return [output([5, STOP], 1)]
+
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            asking = asyncio.create_task(pool.generate([[1, 2], [1, 2]], SAMPLING))
+            while not pool.tokens_generated:
+                await asyncio.sleep(0.001)
+            async with pool.interrupted(1, Deadline(300)):
+                server.version = "1"
+            broken, ended = await asking
+            assert content(broken) == ([3, 4, 5, STOP], [-3.0, -4.0, -5.0, -7.0], [0, 0, 1, 1], FinishReason.STOP)
+            assert content(ended) == ([3, STOP], [-3.0, -7.0], [0, 0], FinishReason.STOP)
+            assert pool.tokens_generated == pool.tokens["delivered"] == 6
 
     asyncio.run(run())
 
@@ -219,13 +282,13 @@ def test_each_sample_has_its_seed():
     assert len({seed for run in (1, 2) for group in (0, 1) for seed in sample_seeds(run, group, 4)}) == 16
 
 
-def test_the_least_busy_server_is_asked():
+def test_the_least_busy_server_is_asked_and_a_group_stays_together():
     everyone_is_here = asyncio.Event()
-    asked: list[FakeServer] = []
+    sizes: dict[FakeServer, list[int]] = {}
 
     async def generate(server: FakeServer, body: Body) -> Any:
-        asked.append(server)
-        if len(asked) == 4:
+        sizes.setdefault(server, []).extend(body["input_ids"][0][:1] * len(body["input_ids"]))
+        if sum(map(len, sizes.values())) == 6:
             everyone_is_here.set()
         await everyone_is_here.wait()
         return [output([STOP]) for _ in body["input_ids"]]
@@ -236,7 +299,81 @@ def test_the_least_busy_server_is_asked():
             async with pool.interrupted(0, Deadline(300)):
                 pass
             await asyncio.gather(*(pool.generate([[1]] * size, SAMPLING) for size in (3, 1, 1, 1)))
-        assert [len(server.bodies("/generate")) for server in servers] == [1, 3]
+        assert [len(sizes[server]) for server in servers] == [3, 3]
+        assert len(servers[0].bodies("/generate")) == 1  # what goes to a server together is one request
+
+    asyncio.run(run())
+
+
+def test_a_session_stays_on_its_server_until_that_leaves():
+    async def generate(server: FakeServer, body: Body) -> Any:
+        await asyncio.sleep(0.01)
+        return [output([STOP]) for _ in body["input_ids"]]
+
+    async def run() -> None:
+        servers = [FakeServer(generate) for _ in range(3)]
+        async with serving(*servers) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+
+            async def turns(session: int) -> None:
+                for turn in range(4):
+                    await pool.sample([session, turn], SAMPLING, session=session)
+
+            await asyncio.gather(*map(turns, range(9)))
+            homes = [{tokens[0] for body in s.bodies("/generate") for tokens in body["input_ids"]} for s in servers]
+            assert sorted(map(len, homes)) == [3, 3, 3], "sessions are spread"
+            assert len(set.union(*homes)) == 9, "and each has one server"
+            pool.leave(pool.servers[0])
+            await asyncio.gather(*map(turns, range(9)))
+            later = [{tokens[0] for body in s.bodies("/generate") for tokens in body["input_ids"]} for s in servers]
+            assert later[0] == homes[0]
+            assert later[1] >= homes[1]
+            assert later[2] >= homes[2]
+
+    asyncio.run(run())
+
+
+def test_every_token_is_accounted_for_whatever_fails_or_is_cancelled():
+    """generated = delivered + cancelled + failed + in flight, and what servers said is what was generated."""
+    said = 0
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            nonlocal said
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for place in range(len(body["input_ids"])):
+                for ended in (False, True):
+                    await asyncio.sleep(random.random() * 0.02)
+                    if random.random() < 0.1:
+                        assert request.transport
+                        request.transport.abort()
+                        return response
+                    tokens = [3, STOP] if ended else [3, 4]
+                    said += len(tokens)
+                    await response.write(event(place, output(tokens, reason="stop" if ended else None)))
+            return response
+
+        return answer
+
+    async def run() -> None:
+        random.seed(0)
+        servers = [FakeServer(generate) for _ in range(3)]
+        async with serving(*servers) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            asking = [asyncio.create_task(pool.sample([9, n], replace(SAMPLING, max_new_tokens=30))) for n in range(60)]
+            for place, task in enumerate(asking[:20]):
+                asyncio.get_running_loop().call_later(0.01 * place, task.cancel)
+            ended = await asyncio.gather(*asking, return_exceptions=True)
+            delivered = sum(len(item.tokens) for item in ended if isinstance(item, Response))
+            assert pool.tokens["delivered"] == delivered > 0
+            assert pool.tokens["cancelled"] > 0
+            assert pool.tokens_generated == pool.tokens.total()
+            assert said >= pool.tokens_generated, "of a sample that was cancelled nothing more is read"
+            assert all(item.tokens[-1] == STOP for item in ended if isinstance(item, Response))
+            assert not pool._fleet.busy
 
     asyncio.run(run())
 
@@ -257,8 +394,8 @@ def test_tokens_of_another_weight_version_are_refused(versions: list[str]):
         ([output([3, STOP], versions=["0"] * 3)], "labelled 3 tokens of 2"),
         ([output([STOP], versions=["new"])], r"labelled tokens with \['new'\], which are not weight versions"),
         ([output([STOP], versions=[None])], "not weight versions"),
-        ([], "did not answer with 1 outputs"),
-        ({"text": "hello"}, "did not answer with 1 outputs"),
+        ([], "server 0 ended its answer early"),
+        ({"text": "hello"}, "server 0 ended its answer early"),
         ([{"text": "hello"}], "cannot be used: KeyError"),
         ([{"meta_info": None}], "cannot be used: TypeError"),
         (

@@ -3,6 +3,8 @@
 import asyncio
 import math
 import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -49,7 +51,7 @@ class Server:
 
         Without `timeout_s` it may take for ever. Raises Unavailable, and ServerError for a request that is wrong.
         """
-        return await self._request("POST", path, orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), timeout_s)
+        return await self._request("POST", path, _encoded(body), timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """GET JSON; raises as `post` does."""
@@ -75,7 +77,26 @@ class Server:
         counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
         return [[load[count] for count in counts] for load in loads]
 
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
+        """POST JSON and give the events of the answer as they come, without a time limit; raises as `post` does."""
+        async with self._reply("POST", path, _encoded(body), None) as reply:
+            rest = b""
+            async for part in reply.content.iter_any():
+                *events, rest = (rest + part).split(b"\n\n")
+                for event in events:
+                    if event != b"data: [DONE]":
+                        yield orjson.loads(event.removeprefix(b"data: "))
+
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
+        async with self._reply(method, path, body, timeout_s) as reply:
+            answer = await reply.read()
+            return orjson.loads(answer) if answer else None
+
+    @asynccontextmanager
+    async def _reply(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer while it is read; failures until its end are told as Unavailable or ServerError."""
         where = f"{self.name} at {self.url}{path}"
         headers = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=timeout_s, ceil_threshold=math.inf)
@@ -83,11 +104,11 @@ class Server:
             async with self._session.request(
                 method, self.url + path, data=body, headers=headers, timeout=limit
             ) as reply:
-                answer = await reply.read()
                 if reply.status != 200:
+                    answer = (await reply.read()).decode(errors="replace")
                     error = Unavailable if may_pass(reply.status) else ServerError
-                    raise error(f"{where} answered {reply.status}: {answer.decode(errors='replace')[:500]}")
-            return orjson.loads(answer) if answer else None
+                    raise error(f"{where} answered {reply.status}: {answer[:500]}")
+                yield reply
         except TimeoutError:
             raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s") from None
         except orjson.JSONDecodeError as error:
@@ -95,6 +116,10 @@ class Server:
         except aiohttp.ClientError as error:
             await asyncio.sleep(AFTERMATH_S)
             raise Unavailable(f"{where} failed: {error}") from error
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def may_pass(status: int) -> bool:

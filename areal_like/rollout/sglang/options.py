@@ -28,7 +28,7 @@ ALLOWED = frozenset(
         *("schedule_policy", "schedule_conservativeness", "retraction_policy", "swa_full_tokens_ratio"),
         *("disable_radix_cache", "radix_eviction_policy", "disable_chunked_prefix_cache", "disable_hybrid_swa_memory"),
         *("disable_overlap_schedule", "enable_mixed_chunk", "num_continuous_decode_steps", "scheduler_recv_interval"),
-        *("stream_interval", "incremental_streaming_output", "sleep_on_idle"),
+        *("sleep_on_idle",),
         *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
         *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
         *("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill"),
@@ -53,13 +53,20 @@ _OWNED = frozenset(  # the run's own
         *("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size", "dwdp_size"),
         *("host", "port", "api_key", "admin_api_key", "fastapi_root_path", "grpc_mode", "smg_grpc_mode", "sidecar"),
         *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password", "skip_server_warmup"),
-        *("weight_version", "random_seed", "enable_deterministic_inference", "preferred_sampling_params"),
+        *(
+            "stream_interval",
+            "incremental_streaming_output",
+            "weight_version",
+            "random_seed",
+            "enable_deterministic_inference",
+            "preferred_sampling_params",
+        ),
         *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
     }
 )
 _OWNED_ON_CPU = frozenset({"max_total_tokens"})
 _POSITIVE = frozenset(  # the server divides by these, or stops
-    {"page_size", "max_total_tokens", "stream_interval", "decode_log_interval", "num_continuous_decode_steps"}
+    {"page_size", "max_total_tokens", "decode_log_interval", "num_continuous_decode_steps"}
 )
 _WHY = {  # how a field begins, and why a server that gets new weights cannot have it
     ("quantiz", "modelopt", "torchao", "rl_quant"): "new weights come unquantized",
@@ -122,6 +129,7 @@ def server_arguments(
         "random-seed": np.random.SeedSequence([config.seed, index]).generate_state(1)[0],
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
+        "incremental-streaming-output": True,  # each chunk of an answer holds what is new in it
         "grammar-backend": "none",
         "sampling-backend": "pytorch",
         "max-running-requests": sglang.max_running_requests,

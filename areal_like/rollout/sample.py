@@ -1,0 +1,120 @@
+"""One sample on its way from prompt to response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from areal_like.rollout.sglang.http import ServerError, Unavailable, may_pass
+from areal_like.rollout.sglang.versions import token_versions
+from areal_like.types import FinishReason, Floats, Ints
+
+CHUNK = 256  # tokens after which a server says what it has: as much is lost with it at most
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy.
+
+    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(eq=False)
+class Response:
+    """What was generated for one prompt; arrays are `[generated tokens]`."""
+
+    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    finish_reason: FinishReason | None = None
+
+
+class WrongVersion(ServerError):
+    """A server generated with weights that it should not have had."""
+
+
+@dataclass(eq=False)
+class Sample:
+    """A prompt, and the response as far as it has come; `begun` is set with its first token, and when it ends."""
+
+    prompt: Ints
+    sampling: Sampling
+    seed: int | None = None
+    response: Response = field(default_factory=Response)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def input(self) -> Ints:
+        """What a server has to go on from, `[tokens]`."""
+        tokens = self.response.tokens
+        return np.concatenate([self.prompt, tokens]) if len(tokens) else self.prompt
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """SGLang's sampling parameters for what is missing."""
+        sampling = self.sampling
+        params: dict[str, Any] = {
+            "max_new_tokens": sampling.max_new_tokens - len(self.response.tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "stream_interval": CHUNK,
+        }
+        if sampling.ignore_eos:
+            params["ignore_eos"] = True
+        return params if self.seed is None else params | {"sampling_seed": self.seed}
+
+    def extend(self, info: Mapping[str, Any], server: str, first: int, last: int) -> int:
+        """Add what SGLang has generated since the last time, `info` being its `meta_info`; returns how many tokens.
+
+        `first` and `last` are the versions that may have made it. Raises WrongVersion, Unavailable for what cannot be
+        used or was given up, and ServerError where the request itself is at fault; nothing is added then.
+        """
+        try:
+            reason = info["finish_reason"] or {}
+            if status := reason.get("status_code"):
+                kind = Unavailable if may_pass(int(status)) else ServerError
+                raise kind(f"{server} gave up on a request: {reason.get('message')}")
+            scored = info["output_token_logprobs"]
+            logprobs, tokens = (_column(scored, place, dtype) for place, dtype in enumerate(("f4", "i4")))
+            versions = token_versions(info, len(tokens))
+            ended = FinishReason(reason["type"]) if reason else None
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise Unavailable(f"{server} gave an answer that cannot be used: {error!r}") from error
+        if len(versions) and not (first <= versions[0] and versions[-1] <= last and (np.diff(versions) >= 0).all()):
+            made = ", ".join(map(str, dict.fromkeys(versions.tolist())))
+            raise WrongVersion(f"{server} generated with weights {made}, where {first} to {last} were possible")
+        self._add(tokens, logprobs, versions)
+        if ended is None and len(self.response.tokens) >= self.sampling.max_new_tokens:
+            ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
+        if ended and len(tokens) and tokens[-1] in self.sampling.stop_token_ids:
+            ended = FinishReason.STOP  # SGLang calls an end token at the limit `length`
+        self.response.finish_reason = ended
+        self.begun.set()
+        return len(tokens)
+
+    def _add(self, tokens: Ints, logprobs: Floats, versions: Ints) -> None:
+        response = self.response
+        if not len(response.tokens):
+            response.tokens, response.logprobs, response.versions = tokens, logprobs, versions
+            return
+        response.tokens = np.concatenate([response.tokens, tokens])
+        response.logprobs = np.concatenate([response.logprobs, logprobs])
+        response.versions = np.concatenate([response.versions, versions])
+
+
+def _column(scored: Sequence[Any], place: int, dtype: str) -> Any:
+    """One of log-prob, token, text or null of each token."""
+    return np.fromiter(map(itemgetter(place), scored), dtype, len(scored))
