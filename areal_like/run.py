@@ -1,7 +1,6 @@
 """A run that was checked: put together on its cluster, trained by the loop, ended as a whole."""
 
 import asyncio
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from areal_like.prepare import model_directories
 from areal_like.rewards import Rewards
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
+from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.trainer.remote import Trainer
 from areal_like.warm_start import warm_start
@@ -130,7 +130,6 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
             await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
         with record.doing("starting the servers"):
             servers, urls = await starting
-        watching = tasks.create_task(servers.call_all("watch", phase="serving", timeout=math.inf))
         rollout = config.rollout
         async with (
             ServerPool(
@@ -144,6 +143,8 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
+            keeper = Keeper(servers, pool, rollout.max_restarts, rollout.min_servers, view.say)
+            watching = tasks.create_task(keeper.keep())
             sync = weight_sync(cluster, job, trainer, pool)
             with record.doing("connecting trainer and servers"):
                 await sync.connect()

@@ -537,13 +537,21 @@ class RolloutConfig(Section):
     )
     prefill_once: bool = Field(
         True,
-        description="Have a group's prompt prefilled before its samples are sent, so that they share it; false: "
-        "saves a request per group where prefilling costs next to nothing.",
+        description="Send a group's other samples when the first has begun, so that they share its prompt; false: at "
+        "once, as for prompts of less than 64 tokens.",
     )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
     )
     startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        description="Starts, in the whole run, of servers that died or hung; one death more ends the run.",
+    )
+    min_servers: int = Field(
+        1, ge=1, description="Servers that have to be left for a run to go on while another one is started again."
+    )
     max_logprob_diff: float | None = Field(
         None,
         gt=0,

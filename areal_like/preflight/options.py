@@ -34,6 +34,7 @@ def check_trainer_options(
         yield _about("RUN-MEGATRON", _OVERRIDES, problem)
     if plan is not None:
         yield from _layout(overrides, plan.engine("actor").sizes)
+        yield from _fleet(config, len(plan.engine("rollout").servers))
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
         yield from (_unused(name, "the model has no experts") for name in set_ones if name.startswith("moe_"))
@@ -65,6 +66,13 @@ def _prefill(config: RunConfig) -> Iterator[Finding]:
         message = "does nothing but a request per group: the servers have no radix cache (sglang.extra_args)"
         help = "write rollout.prefill_once=false"
         yield finding("RUN-UNUSED", "rollout.prefill_once", message, help, severity=Severity.WARNING)
+
+
+def _fleet(config: RunConfig, servers: int) -> Iterator[Finding]:
+    """How many servers have to be left of those that there are."""
+    if config.rollout.min_servers > servers:
+        message = f"the layout has {servers} servers, so fewer would be left from the start"
+        yield finding("RUN-SGLANG", "rollout.min_servers", message, nearest=[str(servers)])
 
 
 def _layout(overrides: dict[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:

@@ -34,7 +34,9 @@ class Collector:
     again: Sequence[int] = ()
     started: int = 0  # groups that ever were
     dropped: int = 0  # groups that were not kept
-    tokens_generated: int = 0  # in the trajectories of finished groups, dropped ones too
+    tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
+    tokens_trained: int = 0
+    tokens_dropped: int = 0
     _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
     _running: int = field(default=0, init=False)
@@ -56,6 +58,7 @@ class Collector:
             self._progress.clear()
             await self._progress.wait()
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
+        self.tokens_trained += _generated(batch)
         self._fill()
         return batch
 
@@ -79,10 +82,11 @@ class Collector:
     async def _run(self, group_id: int) -> None:
         with span("groups", "group", group=group_id):
             trajectories = await self.workflow(self.prompts[group_id], group_id)
-        self.tokens_generated += sum(int((item.versions >= 0).sum()) for item in trajectories)
+        self.tokens_generated += (tokens := _generated(trajectories))
         self._running -= 1
         if self._is_dropped(trajectories):
             self.dropped += 1
+            self.tokens_dropped += tokens
             self.admission.drop(group_id)
         else:
             self._finished[group_id] = trajectories
@@ -95,3 +99,8 @@ class Collector:
             return False
         self._drops_in_row += 1
         return self._drops_in_row <= self.max_drops
+
+
+def _generated(trajectories: Sequence[Trajectory]) -> int:
+    """How many tokens of trajectories a model generated."""
+    return sum(int(item.generated.sum()) for item in trajectories)

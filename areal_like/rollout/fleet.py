@@ -1,12 +1,14 @@
 """The servers of a run: who joins and leaves, and who of them takes which sample.
 
-- A server joins when it has been given all weights: with the next opening of the fleet.
+- A server joins with the next update of the weights: it is among those that `update` lists, and may be sent samples
+  once that is done.
 - A server is sent a little more than it runs at once; the rest waits here, so the oldest work goes first everywhere.
 - Samples that share a prefix go to the server that has it: those of a session while it lives, those of a group unless
   it has much more to do than another.
 - Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
 - A server that fails rests for a while and then has to answer one sample before it is sent more.
-- A server that leaves, or does nothing for `stall_s` although it has samples, gives these back as Unavailable.
+- A server that leaves, or does nothing for `stall_s` although it has samples, gives these back as Unavailable. Of one
+  that does nothing `hung` is told.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -89,6 +91,7 @@ class Fleet:
     def __init__(self, stall_s: float) -> None:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
+        self.hung: Callable[[Server], object] = lambda server: None
         self._stall_s = stall_s
         self._members: list[Member] = []
         self._queue: list[Ticket] = []
@@ -104,12 +107,17 @@ class Fleet:
         return [member.server for member in self._members]
 
     @property
+    def serving(self) -> list[Server]:
+        """Servers that hold the version, and may be sent samples."""
+        return [member.server for member in self._members if member.room]
+
+    @property
     def busy(self) -> list[Server]:
         """Servers with samples on their way."""
         return [member.server for member in self._members if member.in_flight]
 
     def join(self, server: Server) -> None:
-        """Have a server take part from the next opening on."""
+        """Have a server take part from the next update on."""
         self._members.append(Member(server))
 
     def leave(self, server: Server, why: str = "left the run") -> None:
@@ -145,9 +153,9 @@ class Fleet:
             for member in self._members:
                 member.progressed = time.monotonic()
 
-    async def open(self, deadline: Deadline) -> None:
-        """Send samples, from now on also to those who wanted to join."""
-        for member in [member for member in self._members if not member.room]:
+    async def open(self, updated: Sequence[Server], deadline: Deadline) -> None:
+        """Send samples, from now on also to those who wanted to join and are among those `updated`."""
+        for member in [member for member in self._members if not member.room and member.server in updated]:
             member.room = math.ceil(AHEAD * await member.server.most_running(deadline.left))
         self._is_open = True
         self._dispatch()
@@ -319,6 +327,7 @@ class Fleet:
                 member.work_done, member.progressed = done, time.monotonic()
         if not self._excused and time.monotonic() - member.progressed >= self._stall_s:
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
+            self.hung(member.server)
 
 
 def _head(queue: list[Ticket]) -> Ticket | None:

@@ -4,13 +4,14 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, Self
 
 import aiohttp
 import numpy as np
 
+from areal_like.events import span
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang import KEEP_ALIVE_S
@@ -83,9 +84,18 @@ class ServerPool:
         self._fleet.join(server)
         return server
 
-    def leave(self, server: Server) -> None:
-        """Take a server out; its requests go on elsewhere, from what was generated before they came to it."""
-        self._fleet.leave(server)
+    def leave(self, server: Server, why: str = "left the run") -> None:
+        """Take a server out; its requests go on elsewhere, from what it had answered."""
+        self._fleet.leave(server, why)
+
+    @property
+    def serving(self) -> list[Server]:
+        """Servers that hold the present version."""
+        return self._fleet.serving
+
+    def on_hang(self, tell: Callable[[Server], object]) -> None:
+        """Have a server told that does nothing although it has requests."""
+        self._fleet.hung = tell
 
     async def generate(
         self,
@@ -161,38 +171,41 @@ class ServerPool:
             self.tokens[outcome] += len(response.tokens)
 
     @asynccontextmanager
-    async def interrupted(self, version: int, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold all generation while the body brings every server to `version`; those who join are in from then on.
+    async def interrupted(
+        self, version: int, deadline: Deadline, servers: Sequence[Server] | None = None
+    ) -> AsyncIterator[Sequence[Server]]:
+        """Hold all generation while the body brings `servers`, by default all, to `version`; gives them.
 
-        Raises ServerError if a server does not pause or, with `drain`, give back its requests in time, or does not say
-        afterwards that it holds `version`.
+        Those of them who joined are sent samples from then on. Raises ServerError if a server does not pause or, with
+        `drain`, give back its requests in time, or does not say afterwards that it holds `version`.
         """
+        servers = self.servers if servers is None else servers
         if self._requests == "drain":
             await self._fleet.close(deadline)
         started = time.monotonic()
-        with self._fleet.excused():
+        with self._fleet.excused(), span("weights", "pause", version=version):
             mode = "retract" if self._requests == "recompute" else "in_place"
-            await self._tell("/pause_generation", {"mode": mode}, deadline)
-            yield
-            await asyncio.gather(*(_acknowledge(server, version, deadline) for server in self.servers))
+            await _tell(servers, "/pause_generation", {"mode": mode}, deadline)
+            yield servers
+            await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
             self._fleet.version = version
-            await self._tell("/continue_generation", {"torch_empty_cache": False}, deadline)
+            await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
         self.pause_s = time.monotonic() - started
-        await self._fleet.open(deadline)
+        await self._fleet.open(servers, deadline)
 
-    async def _tell(self, path: str, body: dict[str, Any], deadline: Deadline) -> None:
-        await asyncio.gather(*(server.post(path, body, deadline.left) for server in self.servers))
+    async def _acknowledge(self, server: Server, version: int, deadline: Deadline) -> None:
+        """Have a server say that it holds `version`; raises ServerError where it holds another."""
+        while True:
+            try:
+                held = (await server.get("/model_info", deadline.left))["weight_version"]
+                if held != str(version):
+                    raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
+                return
+            except Unavailable:
+                if deadline.left <= PAUSE_S or server not in self.servers:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
 
-async def _acknowledge(server: Server, version: int, deadline: Deadline) -> None:
-    """Have a server say that it holds `version`; raises ServerError where it holds another."""
-    while True:
-        try:
-            held = (await server.get("/model_info", deadline.left))["weight_version"]
-            if held != str(version):
-                raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
-            return
-        except Unavailable:
-            if deadline.left <= PAUSE_S:
-                raise
-        await asyncio.sleep(PAUSE_S)
+async def _tell(servers: Sequence[Server], path: str, body: dict[str, Any], deadline: Deadline) -> None:
+    await asyncio.gather(*(server.post(path, body, deadline.left) for server in servers))

@@ -6,14 +6,14 @@ A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from areal_like.errors import ServerError, WeightUpdateError
+from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
 from areal_like.rollout.sglang.http import AFTERMATH_S
 
@@ -70,6 +70,20 @@ async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
     async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s):
         with span("weights", "update", version=version):
             await sync.send(version)
+
+
+async def with_those_left(pool: ServerPool, send: Callable[[], Awaitable[None]]) -> None:
+    """Send weights, and once more from the start where a server has left meanwhile, as one that died does.
+
+    What the others hold then is a mixture, so all of it is sent again, while they still pause.
+    """
+    while True:
+        servers = pool.servers
+        try:
+            return await send()
+        except (ServerError, WorkerError):
+            if not pool.servers or all(server in pool.servers for server in servers):
+                raise
 
 
 @asynccontextmanager

@@ -52,6 +52,7 @@ BAD = [
     ["cluster.n_nodes=2"],
     ["sglang.attention_backend=triton"],
     ["sglang.deterministic=true"],
+    ["rollout.min_servers=2"],
     ["cluster.n_gpus_per_node=4", "rollout.backend=sglang:d2", "sglang.port=65535"],
     [f"{SERVER}.schedule_polcy=lpm"],
     [f"{SERVER}.schedule_policy=lpn"],

@@ -89,6 +89,10 @@ class SGLangServer:
             await asyncio.sleep(POLL_S)
         raise self._death(f"ended with exit code {self._process.returncode}")
 
+    async def end(self) -> None:
+        """Kill the server; its children notice and go with it."""
+        self._process.kill()
+
     def _death(self, what: str) -> ServerDied:
         log = self._spec.log_file.read_text(errors="replace").splitlines()
         last = "\n  ".join(line for line in log[-15:] if line.strip())

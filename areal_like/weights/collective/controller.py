@@ -9,7 +9,7 @@ from areal_like.errors import WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec, TensorSpec, limited
+from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_left
 
 GROUP = "areal_like_weights"
 
@@ -59,11 +59,17 @@ class CollectiveSync:
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
+        if self.spec.backend == "gloo":
+            await with_those_left(self.pool, lambda: self._send(version))
+        else:  # who waits for a server that died in a call of nccl cannot be asked anything
+            await self._send(version)
+
+    async def _send(self, version: int) -> None:
         if self.pool.servers != self._joined:
             await self.connect()
         deadline = Deadline(self.spec.timeout_s)
         await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
-        async with self.pool.interrupted(version, deadline):
+        async with self.pool.interrupted(version, deadline, self._joined):
             for number in range(len(self._buckets)):
                 body = self._body(number, version)
                 await _together(

@@ -79,7 +79,7 @@ class CollectiveSender:
     def prepare(self, number: int) -> None:
         """Gather a bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format; they come in turn from 0."""
         if number == 0:
-            self._weights = self._engine.weights()
+            self._weights, self._flat = self._engine.weights(), None
         place = 0
         for spec in self._buckets[number]:
             _, tensor = next(self._weights)

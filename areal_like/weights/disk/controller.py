@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec
+from areal_like.weights.sync import SyncSpec, with_those_left
 
 
 @dataclass(eq=False)
@@ -28,9 +28,13 @@ class DiskSync:
         try:
             await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": False}
-            async with self.pool.interrupted(version, deadline):
-                await asyncio.gather(
-                    *(server.update("/update_weights_from_disk", body, deadline.left) for server in self.pool.servers)
-                )
+
+            async def load() -> None:
+                async with self.pool.interrupted(version, deadline) as servers:
+                    await asyncio.gather(
+                        *(server.update("/update_weights_from_disk", body, deadline.left) for server in servers)
+                    )
+
+            await with_those_left(self.pool, load)
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)

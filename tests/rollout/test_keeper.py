@@ -1,0 +1,166 @@
+"""Servers that die or hang are started again, as often as is allowed, and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import Body, FakeServer, output, serving
+
+from areal_like.errors import WorkerError
+from areal_like.rollout import fleet, keeper
+from areal_like.rollout.keeper import Keeper
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.weights.disk.controller import DiskSync
+from areal_like.weights.sync import SyncSpec, publish
+
+STOP = 7
+SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(keeper, "AGAIN_S", 0.02)
+    monkeypatch.setattr(http, "AFTERMATH_S", 0.05)
+
+
+class Actors:
+    """The Ray actors of fake servers: `die(rank)` ends one, and `spare` are the URLs of those started again."""
+
+    def __init__(self, *spare: str | None) -> None:
+        self.deaths: dict[int, asyncio.Event] = {}
+        self.ended: list[int] = []
+        self.starts = 0
+        self._spare = list(spare)
+
+    def die(self, rank: int) -> None:
+        self.deaths.setdefault(rank, asyncio.Event()).set()
+
+    async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
+        if method == "watch":
+            await self.deaths.setdefault(rank, asyncio.Event()).wait()
+            self.deaths[rank] = asyncio.Event()
+            raise WorkerError("rollout", rank, phase, f"server-{rank} ended with exit code -9", Path("log"), "trace")
+        if method == "end":
+            self.ended.append(rank)
+            self.die(rank)
+            return None
+        self.starts += 1
+        if (url := self._spare.pop(0)) is None:
+            raise WorkerError("rollout", rank, phase, "server-0 ended before it was ready", Path("log"), "trace")
+        return url
+
+
+async def generate(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(0.005)
+    return [output([3, STOP], server.version) for _ in body["input_ids"]]
+
+
+async def silence(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(600)
+
+
+async def opened(pool: ServerPool, version: int, *servers: FakeServer) -> None:
+    async with pool.interrupted(version, Deadline(5)):
+        for server in servers:
+            server.version = str(version)
+
+
+def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
+    async def run() -> None:
+        dying, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
+        async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", 60) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, urls[2])
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, said.append).keep())
+            asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(20)]
+            while not dying.bodies("/generate"):
+                await asyncio.sleep(0.01)
+            actors.die(0)
+            for response in await asyncio.gather(*asking):
+                assert response.tokens.tolist() == [3, STOP]
+            while len(pool.servers) < 2:
+                await asyncio.sleep(0.01)
+            assert [server.url for server in pool.serving] == [other.url]
+            assert again.requests == []
+            await opened(pool, 1, other, again)
+            assert [server.url for server in pool.serving] == [other.url, again.url]
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert again.bodies("/generate")
+            assert actors.starts == 2
+            assert said[0] == "server-0 ended with exit code -9; 1 others go on, and it is started again"
+            assert not watching.done()
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_hangs_is_ended_and_started_again():
+    async def run() -> None:
+        hanging, other, again = FakeServer(silence), FakeServer(generate), FakeServer(generate)
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 0.3) as pool:
+            await opened(pool, 0)
+            actors = Actors(urls[2])
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+            responses = await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert len(responses) == 20
+            while actors.starts < 1:
+                await asyncio.sleep(0.01)
+            assert actors.ended == [0]
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("restarts", "least"), [(0, 1), (3, 2)], ids=["no restarts are allowed", "two servers are needed"]
+)
+def test_a_death_that_is_too_much_ends_the_run(restarts: int, least: int):
+    async def run() -> None:
+        async with serving(FakeServer(generate), FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+            await opened(pool, 0)
+            actors = Actors()
+            actors.die(1)
+            await Keeper(actors, pool, restarts, least, print).keep()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert "rollout rank 1 failed during serving: server-1 ended with exit code -9" in str(raised.value.exceptions[0])
+
+
+class Disk:
+    """A trainer that has written its weights."""
+
+    async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+        path.mkdir()
+
+
+def test_an_update_during_which_a_server_dies_goes_on_with_the_others(tmp_path: Path):
+    async def run() -> None:
+        dying, other = FakeServer(generate), FakeServer(generate)
+        async with serving(dying, other) as urls, ServerPool(urls, "token", 60) as pool:
+            await opened(pool, 0)
+            actors = Actors()
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+
+            async def die() -> Any:
+                actors.die(0)
+                await asyncio.sleep(0.1)
+                raise ConnectionResetError
+
+            dying.answers["/update_weights_from_disk"] = die
+            await publish(DiskSync(Disk(), pool, SyncSpec(20, tmp_path, 1, "gloo", 1)), 1, 20)
+            assert pool.version == 1
+            assert [server.url for server in pool.serving] == [other.url]
+            assert other.version == "1"
+            response = await pool.sample([9], SAMPLING)
+            assert response.versions.tolist() == [1, 1]
+            watching.cancel()
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
