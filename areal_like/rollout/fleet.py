@@ -6,7 +6,7 @@
 - Samples that share a prefix go to the server that has it: those of a session while it lives, those of a group unless
   it has much more to do than another.
 - Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
-- A server that fails rests for a while and then has to answer one sample before it is sent more.
+- A server that fails rests for a while and then has to answer something before it is sent a second sample.
 - A server that leaves, or does nothing for `stall_s` although it has samples, gives these back as Unavailable. Of one
   that does nothing `hung` is told.
 """
@@ -97,7 +97,7 @@ class Fleet:
         self._queue: list[Ticket] = []
         self._arrivals = itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_open = self._excused = False
+        self._is_open = self._excused = self._is_stopped = False
         self._idle = asyncio.Event()  # nothing is on its way
         self._idle.set()
 
@@ -161,7 +161,8 @@ class Fleet:
         self._dispatch()
 
     async def stop(self) -> None:
-        """Break off what is still on its way."""
+        """Break off what is still on its way, for good."""
+        self._is_stopped = True
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -188,7 +189,6 @@ class Fleet:
         try:
             member = await turn
             yield member
-            member.failures = 0
         except Unavailable:
             self._rest(member)
             raise
@@ -277,15 +277,19 @@ class Fleet:
                 except (TypeError, LookupError) as error:
                     raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}") from error
                 if not ended.done():
-                    self._extend(sample, ended, info, name, first)
+                    self._extend(member, sample, ended, info, first)
 
-    def _extend(self, sample: Sample, ended: asyncio.Future[None], info: Any, name: str, first: int) -> None:
+    def _extend(self, member: Member, sample: Sample, ended: asyncio.Future[None], info: Any, first: int) -> None:
         try:
-            self.generated += sample.extend(info, name, first, self.version)
-            if sample.response.finish_reason is not None:
-                ended.set_result(None)
+            self.generated += sample.extend(info, member.server.name, first, self.version)
         except ServerError as error:
             ended.set_exception(error)
+            return
+        if sample.response.finish_reason is not None:
+            ended.set_result(None)
+        if member.failures:
+            member.failures = 0
+            self._dispatch()
 
     def _abort_cancelled(self, member: Member, rid: str, ended: asyncio.Future[None]) -> None:
         """Tell the server of a sample that nobody waits for any more."""
@@ -294,7 +298,7 @@ class Fleet:
             with suppress(ServerError):
                 await member.server.post("/abort_request", {"rid": rid}, self._stall_s)
 
-        if ended.cancelled():
+        if ended.cancelled() and not self._is_stopped:
             self._keep(asyncio.create_task(tell()))
 
     def _keep(self, call: asyncio.Task[None]) -> None:
