@@ -81,15 +81,20 @@ def recomputed_logprobs(
 
     device = networks[int(response.versions[0])].device
     inputs, cache, done = torch.tensor([[*prompt, *response.tokens]], device=device), DynamicCache(), 0
-    passes = [*prefilled, (len(prompt) - sum(length for length, _ in prefilled), int(response.versions[0]))]
-    passes += [(1, int(version)) for version in response.versions[1:]]
-    scores = []
-    for length, version in passes:
+    scores: list[float] = []
+
+    def read(version: int, end: int) -> Any:
+        nonlocal done
+        tokens, done = inputs[:, done:end], end
         with torch.no_grad():
-            logits = networks[version](inputs[:, done : done + length], past_key_values=cache, use_cache=True).logits
-        done += length
-        if done >= len(prompt):
-            scores.append(torch.log_softmax(logits[0, -1].double(), -1)[inputs[0, done]].item())
+            return networks[version](tokens, past_key_values=cache, use_cache=True).logits[0].double()
+
+    for length, version in prefilled:
+        read(version, done + length)
+    for end in [*(np.flatnonzero(np.diff(response.versions)) + 1), len(response.versions)]:  # passes of one version
+        logits = read(int(response.versions[end - 1]), len(prompt) + end - 1)[len(scores) - end :]
+        made = inputs[0, len(prompt) + len(scores) : len(prompt) + end]
+        scores += torch.log_softmax(logits, -1)[range(len(made)), made].tolist()
     return np.array(scores)
 
 

@@ -90,7 +90,7 @@ def test_recompute_has_all_that_follows_made_by_the_new_weights_alone(sglang_ser
 
 
 def test_prefixes_are_shared_within_a_version_and_never_with_an_older_one(sglang_server, models):
-    prompt = [5 + i % 20 for i in range(60)]
+    prompt = [5 + i % 20 for i in range(80)]
 
     async def run() -> list[int]:
         async with real.pool_on(sglang_server) as pool:
@@ -103,12 +103,12 @@ def test_prefixes_are_shared_within_a_version_and_never_with_an_older_one(sglang
                     cached.append(answer["meta_info"]["cached_tokens"])
             return cached
 
-    assert asyncio.run(run()) == [0, 59, 0, 59]
+    assert asyncio.run(run()) == [0, 79, 0, 79]
 
 
 def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_server, models):
     """Samples that come while the server is paused are of the new version, and prefill their prompt once."""
-    prompt = [5 + i % 20 for i in range(60)]
+    prompt = [5 + i % 20 for i in range(80)]
 
     async def run() -> tuple[list[Response], int]:
         async with real.pool_on(sglang_server) as pool:
@@ -127,6 +127,6 @@ def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_ser
 
     responses, tokens = asyncio.run(run())
     assert {version for response in responses for version in response.versions} == {1}
-    assert 60 <= tokens <= 60 + 4
+    assert 80 <= tokens <= 80 + 4
     networks = real.load_networks(*models)
     assert all(distance(networks, prompt, response) < EXACT for response in responses)
