@@ -22,6 +22,8 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     """What SGLang and Megatron-core would refuse, and what they would not heed."""
     yield from _server(config.sglang, device)
     yield from _prefill(config)
+    if plan is not None:
+        yield from _fleet(config, len(plan.engine("rollout").servers))
     yield from check_trainer_options(config, device, spec, plan)
 
 
@@ -34,7 +36,6 @@ def check_trainer_options(
         yield _about("RUN-MEGATRON", _OVERRIDES, problem)
     if plan is not None:
         yield from _layout(overrides, plan.engine("actor").sizes)
-        yield from _fleet(config, len(plan.engine("rollout").servers))
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
         yield from (_unused(name, "the model has no experts") for name in set_ones if name.startswith("moe_"))
