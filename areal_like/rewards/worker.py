@@ -101,12 +101,18 @@ def _limit(seconds: float) -> None:
 def _end_children() -> None:
     """End what a call has started; its orphans are children of this process too."""
     with suppress(ChildProcessError, ProcessLookupError):
-        while children := [
-            int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()
-        ]:
+        while children := [pid for file in Path("/proc/self/task").glob("*/children") for pid in _numbers(file)]:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def _numbers(children: Path) -> list[int]:
+    """Process ids in a thread's file; none where the thread has ended meanwhile."""
+    try:
+        return [int(pid) for pid in children.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _end_with(sentinel: int) -> None:
