@@ -108,11 +108,11 @@ class Prefills:
         self._begun: dict[bytes, asyncio.Task[Response]] = {}
 
     async def of(self, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Return when these tokens are cached; they are sent once, and nothing is generated."""
+        """Return when these tokens are cached; they are sent once, for one token that nobody needs."""
         key = np.array(tokens, np.int32).tobytes()
         if key not in self._begun:
-            nothing = replace(sampling, max_new_tokens=0)
-            prefill = self._pool.sample(tokens, nothing, priority=self._group_id, session=self._group_id)
+            shortest = replace(sampling, max_new_tokens=1)
+            prefill = self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
             self._begun[key] = asyncio.create_task(prefill)
         await asyncio.shield(self._begun[key])
 

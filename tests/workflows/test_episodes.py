@@ -15,7 +15,7 @@ from scripted import Model, tokenizer
 from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory
+from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows import make, user_loop
 from areal_like.workflows.episodes import EpisodesFailed
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
@@ -39,9 +39,9 @@ class Pool(Model):
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
-        if sampling.max_new_tokens == 0:
+        if sampling.max_new_tokens == 1:
             self.prefilled.append(list(tokens))
-            return Response(finish_reason=FinishReason.LENGTH)
+            return Response()
         return await super().sample(tokens, sampling)
 
 
