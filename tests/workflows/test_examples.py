@@ -98,7 +98,10 @@ def call(arguments: Any) -> str:
 )
 def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_server):
     """The answers are told by the test, and parsed by the real server."""
-    config = load(write(), [f"workflow={EXAMPLES}/calculator.py:run", *SETTINGS, "episode.max_tokens=5000", "rollout.prefill_once=false"]).config
+    config = load(
+        write(),
+        [f"workflow={EXAMPLES}/calculator.py:run", *SETTINGS, "episode.max_tokens=5000", "rollout.prefill_once=false"],
+    ).config
     tokenizer = Tokenizer.make("bytes")
     end = tokenizer.eos_token_ids[0]
     model = Model(lambda n: [*tokenizer.encode_text(["ok " + first, "#### 20"][n % 2]), end])
