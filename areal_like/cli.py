@@ -72,6 +72,6 @@ def _train(loaded: LoadedConfig) -> int:
         complain(["terminated; every process of the run has ended"])
         raise
     except RunError as error:
-        complain([f"the run failed: {error}"])
+        complain(["\n".join([f"the run failed: {error}", *getattr(error, "__notes__", ())])])
         return INVALID if isinstance(error, DirectoryTaken) else FAILED
     return 0

@@ -76,6 +76,10 @@ class RecordError(RunError):
     """A file of the run's record cannot be written; the message names it and gives the system's reason."""
 
 
+class CheckpointError(RunError):
+    """A run cannot go on from its checkpoints; the message names the file and says what would do."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Tell an OSError of the body, such as a full disk, as a RecordError about `path`."""

@@ -66,6 +66,8 @@ def train(
             first: Exception = group
             while isinstance(first, ExceptionGroup):
                 first = first.exceptions[0]
+            for note in getattr(group, "__notes__", ()):
+                first.add_note(note)
             raise first from group
         return job.config.run_dir
 

@@ -17,6 +17,9 @@ import numpy as np
 
 from areal_like.algorithms.batch import join, policy_batches, with_field
 from areal_like.algorithms.types import Algorithm, Need
+from areal_like.checkpoint.journal import Step
+from areal_like.checkpoint.recovery import Recovery
+from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing, RunError
 from areal_like.evaluation import Evaluator
@@ -43,10 +46,13 @@ class Parts:
     reference: Reference | None = None
     critic: Trainer | None = None
     episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
+    recovery: Recovery | None = None
 
 
-async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record) -> None:
-    """Train for `steps` versions; the servers hold version 0 before and version `steps` after it.
+async def reinforce(
+    config: RunConfig, parts: Parts, steps: int, record: Record, resumed: RunState | None = None
+) -> None:
+    """Train up to version `steps`, from 0 or where a resumed run stands; the servers hold that version before.
 
     A batch without any reward is a step without an optimizer step: its version is published with the weights of the one
     before, so that what was admitted stays as fresh as it was promised. Raises RewardsMissing where there are more of
@@ -59,13 +65,17 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
             return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
 
         record.start()
-        parts.collector.publish(0)
-        evaluating, in_row, dropped = evaluation(0), 0, 0
-        for version in range(steps):
+        state = resumed or RunState()
+        parts.collector.publish(state.version)
+        evaluating, in_row = None if resumed else evaluation(0), state.missing_in_row
+        dropped = state.dropped(config.train_dataset.batch_size)
+        if parts.recovery and config.warm_start and not resumed:
+            await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
+        for version in range(state.version, steps):
             done = version + 1
             with record.phase("wait for rollouts"):
                 trajectories = await parts.collector.next_batch()
-            if version == 0 and trajectories:
+            if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
             stats = await train_step(config, parts, trajectories, version, record)
@@ -92,6 +102,19 @@ async def reinforce(config: RunConfig, parts: Parts, steps: int, record: Record)
                 stats["dropped_groups"] = float(parts.collector.dropped - dropped)
                 dropped = parts.collector.dropped
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+            if parts.recovery:
+                step, place = _place(parts.collector, done, in_row)
+                await parts.recovery.note(step)
+                with record.phase("checkpoint"):
+                    now = done == steps
+                    await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
+
+
+def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:
+    """The step that was just made, and where it leaves the run."""
+    step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
+    untrained = tuple(collector.untrained)
+    return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
 
 async def _save(parts: Parts, path: Path) -> None:

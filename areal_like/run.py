@@ -10,12 +10,13 @@ from typing import Any
 
 from allocation import render
 from allocation.views.svg import plan_svg
+from areal_like.checkpoint.state import RunState
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
-from areal_like.config.schema import TrainerRole
+from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.stream import PromptStream
+from areal_like.directory import RunDirectory, run_directory
 from areal_like.engines import carry_user_code, make_reference, start_servers, start_trainer, weight_sync
-from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.events import span
 from areal_like.gate import allowed_logprob_diff
@@ -24,7 +25,6 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import make_sinks
 from areal_like.preflight import Job
-from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.prepare import model_directories
 from areal_like.rewards import Rewards
 from areal_like.rollout.admission import Admission
@@ -45,19 +45,19 @@ async def run(job: Job, view: View) -> None:
     Raises PreparationError (DirectoryTaken) before anything is started, and then an ExceptionGroup whose first leaf is
     what failed first.
     """
-    config = job.config
-    directory = config.run_dir
-    record = _open_record(job, directory, view)
-    with _told(record):
-        with record.doing("preparing the model"):
-            models = await model_directories(config, directory)
-        logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
-        view.say(f"starting {job}; output of every process: {logs}")
-        async with run_cluster(
-            config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared
-        ) as cluster:
-            await _run_on(cluster, job, models, record, view)
-        record.finish()
+    config, directory = job.config, job.config.run_dir
+    async with run_directory(job, view, partial(_record, job, view)) as opened:
+        with _told(opened.record):
+            if opened.state.version < job.steps:
+                with opened.record.doing("preparing the model"):
+                    models = await model_directories(config, directory)
+                logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
+                view.say(f"starting {job}; output of every process: {logs}")
+                async with run_cluster(
+                    config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared, lock=opened.lock
+                ) as cluster:
+                    await _run_on(cluster, job, models, opened, view)
+            opened.record.finish()
 
 
 @contextmanager
@@ -77,31 +77,20 @@ def _told(record: Record) -> Iterator[None]:
         record.close()
 
 
-def _open_record(job: Job, directory: Path, view: View) -> Record:
-    """Take the run's directory; raises PreparationError."""
-    config, stats = job.config, job.config.stats_logger
-    title = f"{config.experiment_name} / {config.trial_name}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / CONFIG_FILE).open("x") as file:  # of runs that start together, one has the directory
-            file.write(dump(config))
-        return Record(
-            directory,
-            title,
-            view,
-            make_sinks(config, directory),
-            about=_about(job),
-            report=stats.report,
-            decode=partial(job.tokenizer.decode, special=True),
-            n_samples=stats.samples,
-            n_shown=stats.console_samples,
-        )
-    except FileExistsError as error:
-        problem = f"{directory} belongs to a run that started at the same time"
-        raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
-    except OSError as error:
-        reason = error.strerror or error
-        raise PreparationError(f"{directory} (cluster.fileroot) cannot be written: {reason}") from error
+def _record(job: Job, view: View, void_from: int | None) -> Record:
+    """The record of a run, which goes on before step `void_from` if that is given."""
+    config, stats, directory = job.config, job.config.stats_logger, job.config.run_dir
+    return Record(
+        directory,
+        f"{config.experiment_name} / {config.trial_name}",
+        view,
+        make_sinks(config, directory, void_from),
+        about=_about(job),
+        report=stats.report,
+        decode=partial(job.tokenizer.decode, special=True),
+        n_samples=stats.samples,
+        n_shown=stats.console_samples,
+    )
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -117,17 +106,24 @@ def _about(job: Job) -> dict[str, Any]:
     }
 
 
-async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], record: Record, view: View) -> None:
-    config = job.config
+async def _run_on(
+    cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
+) -> None:
+    config, checkpoint, state, record = job.config, opened.checkpoint, opened.state, opened.record
     async with asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(start_servers(cluster, job, models["actor"]))
         with record.doing("starting the trainer"):
             trainers = await _trainers(cluster, job, models)
         trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
-        with span("controller", "warm start"):
-            await warm_start(job, trainer, view)
-        if reference and config.warm_start and config.ref and config.ref.path is None:
-            await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
+        if checkpoint:
+            with record.doing("loading the checkpoint"):
+                kept = _kept(config, trainers)
+                await asyncio.gather(*(each.load(checkpoint.path / role) for role, each in kept.items()))
+        else:
+            with span("controller", "warm start"):
+                await warm_start(job, trainer, view)
+            if reference and config.warm_start and config.ref and config.ref.path is None:
+                await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
         with record.doing("starting the servers"):
             servers, urls = await starting
         rollout = config.rollout
@@ -148,10 +144,17 @@ async def _run_on(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]
             sync = weight_sync(cluster, job, trainer, pool)
             with record.doing("connecting trainer and servers"):
                 await sync.connect()
-                await publish(sync, 0, config.weight_update.timeout_s)
-            parts = _parts(job, trainer, sync, rewards, workflows, groups)
-            parts = replace(parts, reference=reference, critic=trainers.get("critic"), episodes=workflows.counts)
-            await reinforce(config, parts, job.steps, record)
+                await publish(sync, state.version, config.weight_update.timeout_s)
+            parts = _parts(job, state, trainer, sync, rewards, workflows, groups)
+            recovery = opened.recovery(config, _kept(config, trainers))
+            parts = replace(
+                parts,
+                reference=reference,
+                critic=trainers.get("critic"),
+                episodes=workflows.counts,
+                recovery=recovery,
+            )
+            await reinforce(config, parts, job.steps, record, state if checkpoint else None)
         watching.cancel()
 
 
@@ -165,8 +168,16 @@ async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Pat
     return {role: task.result() for role, task in starting.items()}
 
 
+def _kept(config: RunConfig, trainers: Mapping[TrainerRole, Trainer]) -> dict[TrainerRole, Trainer]:
+    """The trainers that a checkpoint has: a reference that stays what its path says is loaded from there."""
+    ref = config.ref
+    moves = ref is not None and (ref.update_every_steps is not None or (config.warm_start and ref.path is None))
+    return {role: trainer for role, trainer in trainers.items() if role != "ref" or moves}
+
+
 def _parts(
     job: Job,
+    state: RunState,
     trainer: Trainer,
     sync: WeightSync,
     rewards: Rewards,
@@ -186,11 +197,15 @@ def _parts(
             sampling.n_samples,
             seed=config.seed if config.sglang.deterministic else None,
         ),
-        admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness),
+        admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness, state.version),
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
         keeps=job.algorithm.keeps,
         max_drops=config.actor.max_dropped_groups,
+        again=state.untrained,
+        started=state.started,
+        dropped=state.dropped(train_data.batch_size),
+        tokens_generated=state.tokens_generated,
     )
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
     return Parts(job.algorithm, trainer, sync, collector, evaluator, rewards)

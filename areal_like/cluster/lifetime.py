@@ -34,13 +34,13 @@ LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose 
 
 
 @contextmanager
-def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
+def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
     Every process that is started inside is a member of the run. When the block ends, or this process does in
     whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds, or
     the janitor is waited for. So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one
-    when nobody writes there now.
+    when nobody writes there now. The janitor keeps the descriptor `lock` open for as long as it lives.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -56,6 +56,7 @@ def run_lifetime(run_id: str, *shared_dirs: Path) -> Iterator[Path]:
         stderr=subprocess.DEVNULL,
         cwd="/",
         start_new_session=True,
+        pass_fds=[] if lock is None else [lock],
     )
     _enter(variables)
     try:

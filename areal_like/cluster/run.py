@@ -78,11 +78,12 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool, log_dir: Path, shared_dir: Path
+    scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool, log_dir: Path, shared_dir: Path, lock: int | None = None
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; it is made by who writes into it, and has to be on a file system that all hosts share.
+    The descriptor `lock` stays open until that is done.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if there is no cluster or not enough in it.
     """
@@ -90,7 +91,7 @@ async def run_cluster(
     local = scheduler.type == "local"
     limit_s = scheduler.startup_timeout_s
     with (
-        run_lifetime(run_id, shared_dir) as directory,
+        run_lifetime(run_id, shared_dir, lock=lock) as directory,
         ray_cluster(scheduler, n_slots=len(plan.devices), uses_gpus=uses_gpus, directory=directory),
         _signals_cancel(),
     ):

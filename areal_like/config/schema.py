@@ -696,6 +696,23 @@ class MLflowConfig(Section):
     experiment_name: str | None = Field(None, description="Experiment; null: the run's `experiment_name`.")
 
 
+class RecoverConfig(Section):
+    """Checkpoints from which the same command goes on with a run that ended early."""
+
+    mode: Literal["off", "auto", "fault"] = Field(
+        "off",
+        description="`off`: none are written, and a run's directory is never entered again; `auto`: the same command goes "
+        "on with a run, whatever ended it; `fault`: only where a failure did, not the end of training or Ctrl-C.",
+    )
+    freq_steps: int | None = Field(
+        None, ge=1, description="Training steps between two checkpoints; null: none for that."
+    )
+    freq_secs: float | None = Field(
+        600.0, gt=0, description="Time between two checkpoints, in seconds; null: none for that. The last step has one."
+    )
+    keep: int = Field(2, ge=1, description="Checkpoints to keep: the last ones.")
+
+
 class StatsLoggerConfig(Section):
     """Where the numbers of each step go."""
 
@@ -763,6 +780,7 @@ class RunConfig(Section):
     warm_start: WarmStartConfig | None = Field(None, description="Supervised training first; null: none.")
     evaluator: EvaluatorConfig = Field(EvaluatorConfig(), description="Evaluation.")
     saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
+    recover: RecoverConfig = Field(RecoverConfig(), description="Going on with a run that ended early.")
     stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
 
     @property

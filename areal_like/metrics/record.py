@@ -103,6 +103,21 @@ class Record:
         if step in self._waiting:
             self._view.row(self._waiting.pop(step) | {"held-out": reward})
 
+    def state(self, step: int) -> dict[str, Any]:
+        """What a run that goes on after `step` has to know of the steps until then."""
+        rewards, held_out = (
+            {number: value for number, value in of_it.items() if number <= step}
+            for of_it in (self._rewards, self._held_out)
+        )
+        return {"rewards": rewards, "held_out": held_out}
+
+    def resume(self, state: Mapping[str, Any], step: int, tokens_generated: int) -> None:
+        """Go on after `step` with its `state`."""
+        self._rewards, self._held_out = (
+            {int(number): value for number, value in state[name].items()} for name in ("rewards", "held_out")
+        )
+        self._last, self._tokens_generated = step, tokens_generated
+
     def start(self) -> None:
         """The first step begins: what came before is not part of it."""
         self._phases.pop()

@@ -22,6 +22,7 @@ from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
+from areal_like.preflight.resume import check_resume
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.unused import check_unused
@@ -91,6 +92,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
         *check_workflow(config),
+        *check_resume(config, prompts["train_dataset"]),
         *check_unused(config, device),
     ]
     located, job = tuple(map(loaded.origins.locate, findings)), None

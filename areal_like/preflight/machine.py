@@ -10,6 +10,7 @@ from typing import Literal
 
 from allocation import Plan
 from allocation.diagnostics import Finding, Severity
+from areal_like.checkpoint.store import DIRECTORY
 from areal_like.cluster.resources import check_existing
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig
@@ -86,8 +87,10 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
             yield finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
         return
     if (directory / CONFIG_FILE).exists():
+        if config.recover.mode != "off":
+            return  # check_resume's
         message = f"{directory} holds the results of another run"
-    elif any(directory.iterdir()):
+    elif any(path.name != DIRECTORY for path in directory.iterdir()):
         message = f"{directory} holds files that are no run's"
     else:
         return

@@ -13,6 +13,7 @@ from areal_like.config.schema import (
     EpisodeConfig,
     FSDPConfig,
     MegatronConfig,
+    RecoverConfig,
     RunConfig,
 )
 from areal_like.preflight.machine import Device
@@ -152,6 +153,11 @@ _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fiel
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
 RULES = (
+    Rule(
+        tuple(f"recover.{name}" for name in RecoverConfig.model_fields if name != "mode"),
+        lambda run: run.recover.mode == "off",
+        "no checkpoints are written (recover.mode: off)",
+    ),
     *_datasets(["split"], lambda data: not _is_file(data), "a file has no splits"),
     *_datasets(
         ["name"], lambda data: not _is_file(data) and not _is_made(data), "only datasets of the hub have configurations"

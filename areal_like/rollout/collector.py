@@ -37,6 +37,7 @@ class Collector:
     tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
     tokens_trained: int = 0
     tokens_dropped: int = 0
+    taken: list[int] = field(default_factory=list, init=False)  # the groups of the last batch
     _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
     _running: int = field(default=0, init=False)
@@ -57,6 +58,7 @@ class Collector:
         while (groups := self.admission.take(self._finished)) is None:
             self._progress.clear()
             await self._progress.wait()
+        self.taken = groups
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
         self.tokens_trained += _generated(batch)
         self._fill()

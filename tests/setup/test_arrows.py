@@ -14,7 +14,19 @@ TOP = "the run itself"  # every module of areal_like/ that is not named here
 LAYERS = [
     {"types", "errors", "events", "user_code"},
     {"config"},
-    {"algorithms", "cluster", "data", "demo", "metrics", "rewards", "rollout", "trainer", "weights", "workflows"},
+    {
+        "algorithms",
+        "checkpoint",
+        "cluster",
+        "data",
+        "demo",
+        "metrics",
+        "rewards",
+        "rollout",
+        "trainer",
+        "weights",
+        "workflows",
+    },
     {"preflight"},
     {TOP},
 ]

@@ -22,8 +22,11 @@ class StatsSink(Protocol):
         """Nothing follows."""
 
 
-def make_sinks(config: RunConfig, directory: Path) -> list[StatsSink]:
-    """The sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError."""
+def make_sinks(config: RunConfig, directory: Path, void_from: int | None = None) -> list[StatsSink]:
+    """The sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError.
+
+    What was logged of step `void_from` and later ones is void; `metrics.jsonl` does not have it any more.
+    """
     stats, experiment, trial, about = (
         config.stats_logger,
         config.experiment_name,
@@ -32,7 +35,7 @@ def make_sinks(config: RunConfig, directory: Path) -> list[StatsSink]:
     )
     sinks: list[StatsSink] = [Scalars(directory / "metrics.jsonl")]
     if stats.tensorboard:
-        sinks.append(TensorBoard(directory / "tensorboard"))
+        sinks.append(TensorBoard(directory / "tensorboard", void_from))
     if stats.wandb.mode != "disabled":
         sinks.append(WandB(stats.wandb, directory, experiment, trial, about))
     if stats.swanlab.mode != "disabled":

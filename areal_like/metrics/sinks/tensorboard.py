@@ -17,7 +17,7 @@ class TensorBoard:
     late, and what fails there fails between two steps. Raises RecordError where the file cannot be written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, void_from: int | None = None) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter  # only runs that want it need it
 
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
@@ -26,6 +26,8 @@ class TensorBoard:
             directory.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(self._path.open("ab"))
         self._append(file_version="brain.Event:2")
+        if void_from is not None:
+            self._void_from(void_from)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """See StatsSink."""
@@ -33,6 +35,12 @@ class TensorBoard:
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._append(step=step, summary=Summary(value=values))
+
+    def _void_from(self, step: int) -> None:
+        """Have readers forget what earlier files have of `step` and later ones (an event SessionLog.START)."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._append(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
         """See StatsSink."""

@@ -30,13 +30,16 @@ class Saving:
         self,
         path: Path,
         models: list[torch.nn.Module],
-        optimizer: MegatronOptimizer,
-        scheduler: OptimizerParamScheduler,
+        optimizer: MegatronOptimizer | None,
+        scheduler: OptimizerParamScheduler | None,
     ) -> None:
+        self._path = path
         if dist.get_rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        state = _sharded_state(models, optimizer, is_loading=False) | {"scheduler": scheduler.state_dict()}
+        state = _sharded_state(models, optimizer, is_loading=False)
+        if scheduler is not None:
+            state["scheduler"] = scheduler.state_dict()
         request = dist_checkpointing.save(state, str(path), async_sharded_save=True, async_strategy="mcore")
         self._finalize, self._results, buckets = request.finalize_fns, None, []
         if request.preload_fn is not None:  # this rank has something to write
@@ -49,8 +52,11 @@ class Saving:
     def is_written(self) -> bool:
         """Whether this rank's share is on disk. Raises OSError where it cannot be."""
         done = [part for part in self._parts if part.done()]
-        for part in done:
-            part.result()
+        try:
+            for part in done:
+                part.result()
+        except (OSError, RuntimeError) as error:  # torch makes the latter of some of the former
+            raise OSError(f"{self._path} cannot be written: {error}") from error
         return len(done) == len(self._parts)
 
     def finish(self) -> None:
@@ -90,7 +96,10 @@ def _write(transforms: list[Any], number: int, bucket: Any) -> list[Any]:
 
 
 def load_checkpoint(
-    path: Path, models: list[torch.nn.Module], optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler
+    path: Path,
+    models: list[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
 ) -> None:
     """Loads what `Saving` wrote in any layout. Raises FileNotFoundError when it is not there.
 
@@ -101,12 +110,16 @@ def load_checkpoint(
     state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))
     for name, model in zip(_chunk_names(models), models, strict=True):
         model.load_state_dict(state[name], strict=False)  # TE's extra state may be absent
+    if optimizer is None or scheduler is None:  # a reference
+        return
     optimizer.load_state_dict(state["optimizer"])
     scheduler.num_steps = 0
     scheduler.step(state["scheduler"]["num_steps"])
 
 
-def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, is_loading: bool) -> dict[str, Any]:
+def _sharded_state(
+    models: list[torch.nn.Module], optimizer: MegatronOptimizer | None, is_loading: bool
+) -> dict[str, Any]:
     state: dict[str, Any] = {}
     reshardable = {
         "distrib_optim_sharding_type": "fully_reshardable",
@@ -114,11 +127,12 @@ def _sharded_state(models: list[torch.nn.Module], optimizer: MegatronOptimizer, 
         "chained_optim_avoid_prefix": True,
     }
     metadata = ensure_metadata_has_dp_cp_group(reshardable)
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
     for name, model in zip(_chunk_names(models), models, strict=True):
         state[name] = model.sharded_state_dict(metadata=metadata)
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+    if optimizer is not None:
+        state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
     return state
 
 

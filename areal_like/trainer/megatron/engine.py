@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +51,8 @@ class MegatronEngine:
             self._models = self._bridge.build()
             self._bridge.load(self._models, spec.path)
             overlap = spec.device == "cuda" and sizes.dp * sizes.cp > 1
+            self._optimizer: Any = None
+            self._scheduler: Any = None
             trained = spec.optimizer is not None
             self._wrapped = optimizer.wrap_models(self._models, config, trained=trained, overlap=overlap)
             if spec.optimizer is not None:

@@ -1,0 +1,31 @@
+"""Where a run stands after a training step: all that a run which goes on has to know beside its trainers' weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state after step `version`, which left the servers with that version of the weights.
+
+    `started` is the number of groups that ever were started, `untrained` has the ids of those that were admitted and
+    are not trained yet, oldest first; all other ids below `started` were trained or dropped. `missing_in_row` is the
+    number of steps up to here that had no reward. `record` is the Record's own.
+    """
+
+    version: int = 0
+    started: int = 0
+    untrained: tuple[int, ...] = ()
+    tokens_generated: int = 0
+    missing_in_row: int = 0
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def dropped(self, batch_size: int) -> int:
+        """How many groups the algorithm did not keep."""
+        return self.started - len(self.untrained) - self.version * batch_size
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The state that `vars` of it was; raises TypeError or KeyError where it is not one."""
+        return cls(**{**values, "untrained": tuple(values["untrained"])})

@@ -1,0 +1,67 @@
+"""A run that is killed goes on with the same command, and what it leaves is that of a run that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from areal_like.checkpoint.journal import Journal, Step, read_header
+from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.config.load import load
+from areal_like.data.stream import PromptStream
+from areal_like.preflight import preflight
+
+STEPS, BATCH = 8, 2
+TINY = (
+    *("recover.mode=fault", "recover.freq_steps=2", f"total_train_steps={STEPS}", f"train_dataset.batch_size={BATCH}"),
+    *("gconfig.n_samples=2", "warm_start=null", "evaluator.at_start=false", "evaluator.at_end=false"),
+    *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64", "actor.ppo_n_minibatches=1"),
+)
+
+
+def steps_of(directory: Path) -> list[Step]:
+    file = directory / DIRECTORY / JOURNAL
+    return Journal(file, read_header(file)["data"]).steps()
+
+
+def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
+    with run(tmp_path, *TINY, "actor.backend=megatron:d2") as first:
+        first.wait_for_step(4)
+        os.killpg(first.process.pid, signal.SIGKILL)
+        assert first.end() == -signal.SIGKILL
+    with run(tmp_path, *TINY, "actor.backend=megatron:t2") as second:
+        assert second.end() == 0, second.errors
+        assert second.remains() == []
+
+    state = newest(second.directory / DIRECTORY)[0].state
+    assert (state.version, state.started, state.untrained) == (STEPS, STEPS * BATCH, ())
+    assert f"going on from {second.directory / DIRECTORY / 'step-'}" in second.output
+    assert min(second.steps()) > 1
+
+    steps = steps_of(second.directory)
+    assert [step.version for step in steps] == list(range(1, STEPS + 1))
+    assert sorted(group for step in steps for group in step.groups) == list(range(STEPS * BATCH))
+    loaded = load(second.directory / "config.yaml", ["trial_name=other"])
+    prompts = PromptStream(preflight(loaded).job.train_prompts, shuffle=True, seed=loaded.config.seed)
+    assert all(
+        prompts[group].sample_id == row for step in steps for group, row in zip(step.groups, step.samples, strict=True)
+    )
+
+    events = EventAccumulator(str(second.directory / "tensorboard"))
+    events.Reload()
+    for tag in ("train/lr", "reward/mean", "staleness/max"):
+        assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1)), tag
+    rates = [event.value for event in events.Scalars("train/lr")]
+    optimizer = loaded.config.actor.optimizer
+    whole = optimizer.lr * (1 - (1 - optimizer.min_lr_ratio) * np.arange(STEPS) / STEPS)
+    assert rates == pytest.approx(list(whole), rel=1e-5)
+    summary = json.loads((second.directory / "summary.json").read_text())
+    assert (summary["steps"], list(summary["rewards"])) == (STEPS, [str(step) for step in range(1, STEPS + 1)])
+    assert len(list((second.directory / DIRECTORY).glob("step-*"))) == 2
