@@ -106,7 +106,7 @@ def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[
     version = found.state.version if found else 0
     journal.cut(version)
     store = Store(directory, journal.run, config.recover.keep)
-    store.clean()
+    store.clean(version)
     write_durably(path / CONFIG_FILE, dump(config))
     (directory / INTERRUPTED).unlink(missing_ok=True)
     void_from = version + 1 if found else 0 if existed else None

@@ -54,14 +54,23 @@ class Store:
             partial.rename(final)
             sync_directory(self._directory)
         self.last = final
-        for old in _checkpoints(self._directory)[self._keep :]:
-            _remove(old)
+        self._prune()
         return final
 
-    def clean(self) -> None:
-        """Remove what a run that ended had begun."""
+    def clean(self, version: int) -> None:
+        """Remove what a run that goes on from `version` had begun; what cannot be used of later ones is put aside."""
         for unfinished in self._directory.glob(".step-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
+        for path in _checkpoints(self._directory):
+            if int(path.name.removeprefix("step-")) > version:
+                aside = path.with_name(f"unused-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+        self._prune()
+
+    def _prune(self) -> None:
+        for old in _checkpoints(self._directory)[self._keep :]:
+            _remove(old)
 
 
 def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -1,0 +1,130 @@
+"""A checkpoint is whole, or it is named and an older one is taken."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal_like.checkpoint.journal import Journal, Step
+from areal_like.checkpoint.state import RunState
+from areal_like.checkpoint.store import JOURNAL, Store, newest
+from areal_like.errors import CheckpointError, RecordError
+
+
+def save(store: Store, version: int) -> Path:
+    partial = store.begin(version)
+    (partial / "actor").mkdir()
+    (partial / "actor/weights").write_text("w" * 100)
+    return store.commit(partial, RunState(version, started=2 * version), {})
+
+
+def make(directory: Path, keep: int = 3) -> Store:
+    directory.mkdir()
+    store = Store(directory, Journal(directory / JOURNAL, "data").run, keep)
+    for version in (1, 2, 3):
+        save(store, version)
+    return store
+
+
+def half_written(path: Path) -> None:
+    os.truncate(path / "actor/weights", 50)
+
+
+def without_a_file(path: Path) -> None:
+    (path / "actor/weights").unlink()
+
+
+def without_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def of_another_run(path: Path) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"run": "another"}))
+
+
+def of_another_step(path: Path) -> None:
+    state = json.loads((path / "state.json").read_text())
+    text = json.dumps(state | {"version": 7})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = len(text)
+    (path / "state.json").write_text(text)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def garbled(path: Path) -> None:
+    (path / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (half_written, "actor/weights has 50 bytes of 100"),
+        (without_a_file, "actor/weights is missing"),
+        (without_manifest, "it has no manifest.json, so it was never complete"),
+        (of_another_run, "it is another run's"),
+        (of_another_step, "it is that of step 7"),
+        (garbled, "it cannot be read"),
+    ],
+)
+def test_a_torn_or_foreign_checkpoint_is_named_and_the_one_before_it_taken(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    directory = tmp_path / "recover"
+    store = make(directory)
+    damage(directory / "step-3")
+    found, complaints = newest(directory)
+    assert found is not None
+    assert (found.path, found.state) == (directory / "step-2", RunState(2, started=4))
+    (complaint,) = complaints
+    assert complaint.startswith(f"{directory / 'step-3'} is not used: {reason}")
+
+    store.clean(2)  # what cannot be used is not in the way of what comes
+    save(store, 3)
+    assert newest(directory)[0].state.version == 3
+    assert (directory / "unused-step-3").exists()
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    make(tmp_path / "recover", keep=2)
+    assert sorted(path.name for path in (tmp_path / "recover").iterdir()) == [JOURNAL, "step-2", "step-3"]
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path / "recover")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecordError, match=r"\.step-4/state.json cannot be written: No space left on device"):
+        save(store, 4)
+    assert newest(tmp_path / "recover")[0].state.version == 3
+
+
+def test_a_journal_is_cut_where_the_run_goes_on_and_a_torn_line_is_none(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / JOURNAL, "data")
+    steps = [Step(version, [2 * version, 2 * version + 1], [5, 6]) for version in (1, 2, 3)]
+    for step in steps:
+        journal.append(step)
+    with (tmp_path / JOURNAL).open("a") as file:
+        file.write('{"version": 4, "gro')
+    assert journal.steps() == steps
+    journal.cut(2)
+    assert Journal(tmp_path / JOURNAL, "data").steps() == steps[:2]
+    with pytest.raises(CheckpointError, match="does not have every step up to 3"):
+        journal.cut(3)
+
+
+def test_other_data_or_another_file_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / JOURNAL, "data")
+    with pytest.raises(CheckpointError, match="is of a run over other training prompts; choose another trial_name"):
+        Journal(tmp_path / JOURNAL, "other data")
+    (tmp_path / JOURNAL).write_text("something")
+    with pytest.raises(CheckpointError, match="is not a run's journal"):
+        Journal(tmp_path / JOURNAL, "data")

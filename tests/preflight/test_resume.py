@@ -1,0 +1,114 @@
+"""What a command may go on with, and what it may change."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from areal_like.checkpoint.journal import Journal, Step
+from areal_like.checkpoint.state import RunState
+from areal_like.config.load import load
+from areal_like.directory import run_directory
+from areal_like.metrics.console import View
+from areal_like.metrics.record import Record
+from areal_like.preflight import Job, preflight
+
+CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
+SETTINGS = ("trial_name=t", "total_train_steps=5", "recover.mode=auto", "stats_logger.console=false")
+
+
+def found(folder: Path, *overrides: str) -> dict[str, str]:
+    """Message and help of every finding about the directory, by key."""
+    checked = preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={folder}", *overrides]))
+    ours = [finding for finding in checked.findings if finding.code in ("RUN-RESUME", "RUN-DIRECTORY")]
+    return {str(finding.source.key).partition(" ")[0]: f"{finding.message}; {finding.help}" for finding in ours}
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A run that has a checkpoint of step 3; its directory."""
+    job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={tmp_path}"])).job)
+    leave(job, 3)
+    return job.config.run_dir
+
+
+def leave(job: Job, version: int, ending: type[BaseException] | None = None) -> None:
+    async def begin() -> None:
+        view = View(enabled=False)
+        async with run_directory(job, view, lambda _: Record(job.config.run_dir, "t", view)) as opened:
+            store, journal = cast(Any, opened.store), cast(Journal, opened.journal)
+            for step in range(len(journal.steps()) + 1, version + 1):
+                journal.append(Step(step, [], []))
+            record = {"rewards": {}, "held_out": {}}
+            store.commit(store.begin(version), RunState(version, started=version * 64, record=record), {})
+            if ending:
+                raise ending
+
+    asyncio.run(begin())
+
+
+def test_the_same_command_goes_on(begun: Path) -> None:
+    assert found(begun.parents[1]) == {}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("actor.backend=megatron:t2", "total_train_steps=9", "evaluator.freq_steps=2", "recover.keep=7"),
+        *("actor.timeout_s=77", "reward.timeout_s=3", "rollout.max_head_offpolicyness=2", "saver.freq_steps=1"),
+    ],
+)
+def test_what_does_not_make_it_another_run_may_change(begun: Path, override: str) -> None:
+    assert found(begun.parents[1], override) == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=2", "write seed=1, or choose another trial_name"),
+        ("actor.optimizer.lr=1e-3", "write actor.optimizer.lr=0.0005, or"),
+        ("gconfig.n_samples=4", "4 is not what the run in"),
+        ("train_dataset.batch_size=32", "write train_dataset.batch_size=64, or"),
+        ("train_dataset.shuffle=false", "write train_dataset.shuffle=true, or"),
+    ],
+)
+def test_another_key_is_refused_by_name(begun: Path, override: str, said: str) -> None:
+    key = override.partition("=")[0]
+    findings = found(begun.parents[1], override)
+    assert findings.keys() == {key}
+    assert said in findings[key]
+
+
+def test_other_data_is_refused(begun: Path) -> None:
+    findings = found(begun.parents[1], "train_dataset.arithmetic.seed=3")
+    assert findings.keys() == {"train_dataset", "train_dataset.arithmetic.seed"}
+    assert "is of a run over other training prompts" in findings["train_dataset"]
+
+
+def test_a_run_without_checkpoints_is_not_entered(begun: Path) -> None:
+    assert "holds the results of another run" in found(begun.parents[1], "recover.mode=off")["trial_name"]
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
+    (begun / "summary.json").write_text("{}")
+    assert found(begun.parents[1]) == {}  # of 5 steps it has 3
+    findings = found(begun.parents[1], "total_train_steps=3")
+    assert "has all of its 3 steps; raise total_train_steps, or choose another" in findings["recover.mode"]
+
+
+def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path) -> None:
+    job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={tmp_path}"])).job)
+    with pytest.raises(RuntimeError) as raised:
+        leave(job, 3, RuntimeError)
+    assert raised.value.__notes__ == [
+        f"the last checkpoint is {job.config.run_dir}/recover/step-3: the same command goes on from there"
+    ]
+    assert found(tmp_path, "recover.mode=fault") == {}
+    with pytest.raises(KeyboardInterrupt):
+        leave(job, 4, KeyboardInterrupt)
+    said = found(tmp_path, "recover.mode=fault")["recover.mode"]
+    assert "was interrupted by hand, which is not a failure; write recover.mode=auto to go on with it" in said
+    assert found(tmp_path) == {}
