@@ -5,12 +5,13 @@ PYTEST_ARGS ?= tests
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-long lint format lock clean
+.PHONY: help setup setup-gpu demo test test-long soak lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
 	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
+	@echo "make soak    kill runs at random moments and go on with them, for an hour"
 	@echo "make lint    ruff and mypy"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
 
@@ -35,6 +36,9 @@ test: $(VENV)/.dev-installed
 
 test-long: $(VENV)/.dev-installed
 	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)
+
+soak: $(VENV)/.dev-installed
+	@$(RUN) PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 python benchmarks/soak.py $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed

@@ -90,7 +90,7 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
         if config.recover.mode != "off":
             return  # check_resume's
         message = f"{directory} holds the results of another run"
-    elif any(path.name != DIRECTORY for path in directory.iterdir()):
+    elif any(path.name != DIRECTORY and path.name[0] != "." for path in directory.iterdir()):
         message = f"{directory} holds files that are no run's"
     else:
         return
