@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.algorithms.presets import grpo
+from areal_like.algorithms.presets import make_algorithm
 from areal_like.checkpoint.journal import Journal, Step, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.config.load import load
@@ -186,7 +186,9 @@ def parts(
     )
     fake = cast(Any, fakes)
     recovery = opened.recovery(config, {"actor": fake})
-    return Parts(grpo(config.actor), fake, fake, collector, Evaluator(config.evaluator, {}), fake, recovery=recovery)
+    return Parts(
+        make_algorithm(config), fake, fake, collector, Evaluator(config.evaluator, {}), fake, recovery=recovery
+    )
 
 
 def journal_of(run: Path) -> list[Step]:
