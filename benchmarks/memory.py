@@ -232,7 +232,7 @@ class Rank:
         model = made_model(SHAPES[self.case.shape], self.folder / self.case.shape, self.device)
         phases: dict[str, dict[str, int]] = {}
         free = self.free()
-        spec = EngineSpec(self.actor, model, self.sizes, self.device, 1, 1000)
+        spec = EngineSpec("actor", self.actor, self.actor.optimizer, model, self.sizes, self.device, 1, 1000)
         self.engine = self.phase(phases, "load", lambda: self.make(spec, self.meet()))
         batch, loss = self.batch(), LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
         self.phase(phases, "first log-probs", lambda: self.engine.log_probs(batch))
