@@ -7,7 +7,7 @@ One server and one `ServerPool`, a fixed number of samples whose lengths are dra
 at `--longest`; lengths are forced, so random weights will do), all sent at once. Each round generates them without
 updates, and then with an update every `--interval` seconds under each value of `weight_update.requests`. The weights
 are sent as a run does it, from this process, over `--mode`. The pause is the time from the first server's pause to the
-last one's continuation, as requests see it.
+last one's continuation, as requests see it. With two GPUs the weights come from the second one over nccl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -91,7 +91,9 @@ async def measure(
         ServerSpec("server", arguments, folder / "server.log", token, None, LIMIT_S), "127.0.0.1"
     ).start()
     print(f"server ready after {time.monotonic() - begun:.0f} s", flush=True)
-    bench = Bench(run, folder, url, token, LocalTrainer(model, device), mode, interval, *work)
+    apart = device == "cuda" and torch.cuda.device_count() > 1  # nccl wants a GPU for each end
+    trainer = LocalTrainer(model, "cuda:1" if apart else device)
+    bench = Bench(run, folder, url, token, trainer, mode, "nccl" if apart else "gloo", interval, *work)
     await bench.once(None)  # warm up
     results: dict[str, list[Round]] = {name: [] for name in ("none", *CONTRACTS)}
     for number in range(rounds):
@@ -102,6 +104,7 @@ async def measure(
         "model": run.actor.init_model.model_dump(),
         "dtype": run.actor.dtype,
         "mode": mode,
+        "backend": bench.backend,
         "interval_s": interval,
         "samples": work[0],
         "response_tokens": {"distribution": "log-normal, sigma 0.8, cut", "mean": work[1], "longest": work[2]},
@@ -145,6 +148,7 @@ class Bench:
     token: str
     trainer: LocalTrainer
     mode: str
+    backend: Literal["gloo", "nccl"]
     interval: float
     samples: int
     mean: int
@@ -155,7 +159,7 @@ class Bench:
         """The same work, without updates where `requests` is None."""
         options = {} if requests is None else {"requests": requests}
         async with ServerPool([self.url], self.token, LIMIT_S, **options) as pool:
-            spec = SyncSpec(LIMIT_S, self.folder, 1, "gloo", bucket_mb=512)  # nccl would want a GPU for each end
+            spec = SyncSpec(LIMIT_S, self.folder, 1, self.backend, bucket_mb=512)
             sync = make_sync(self.mode, self.trainer, pool, spec)
             await sync.connect()
             result = Round(0, 0.0)
