@@ -251,8 +251,12 @@ class Fleet:
             error = failure
         finally:
             reading.cancel()
-            for _, ended in entries:
-                if not ended.done():
+            left = [entry for entry in entries if not entry[1].done()]
+            if len(entries) > 1 and not isinstance(error, Unavailable):  # what is wrong may be one of them alone
+                for entry in left:
+                    self._keep(asyncio.create_task(self._call(member, [entry])))
+            else:
+                for _, ended in left:
                     ended.set_exception(type(error)(*error.args))
 
     async def _read(self, member: Member, entries: Sequence[Entry]) -> None:

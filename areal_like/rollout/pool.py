@@ -197,7 +197,7 @@ class ServerPool:
         """Have a server say that it holds `version`; raises ServerError where it holds another."""
         while True:
             try:
-                held = (await server.get("/model_info", deadline.left))["weight_version"]
+                held = await server.weight_version(deadline.left)
                 if held != str(version):
                     raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
                 return

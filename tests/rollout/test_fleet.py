@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, output, serving
@@ -77,6 +78,60 @@ def test_a_request_that_fails_is_asked_again(failure: Any, servers: int):
     for prompt, (response,) in zip(range(20, 60), asyncio.run(run()), strict=True):
         assert response.tokens.tolist() == [3, prompt, STOP]
     assert asked > 40
+
+
+@pytest.mark.parametrize("in_an_event", [True, False])
+def test_a_request_that_is_wrong_takes_none_with_it(in_an_event: bool, monkeypatch: pytest.MonkeyPatch):
+    """SGLang refuses an HTTP request as a whole where one of its prompts is too long."""
+    monkeypatch.setattr(fleet, "TOGETHER", 32)
+    said = {"error": {"message": "the prompt is too long", "code": 400}}
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        if max(map(len, body["input_ids"])) == 1:
+            return await answer(server, body)
+        return [said] if in_an_event else web.json_response(said, status=400)
+
+    async def run() -> list[Any]:
+        async with pool_of(FakeServer(generate)) as pool:
+            asking = [pool.sample([20] * (1 + (place == 2)), SAMPLING) for place in range(5)]
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    wrong = asyncio.run(run())
+    with pytest.raises(ServerError, match="the prompt is too long"):
+        raise wrong.pop(2)
+    assert [response.tokens.tolist() for response in wrong] == [[3, 20, STOP]] * 4
+
+
+def test_a_request_that_cannot_be_sent_says_why_and_takes_none_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleet, "TOGETHER", 32)
+
+    async def run() -> list[Any]:
+        async with pool_of(FakeServer(answer)) as pool:
+            asking = [pool.sample([20], SAMPLING, seed=seed) for seed in (1, 2**70)]
+            return await asyncio.gather(*asking, return_exceptions=True)
+
+    good, wrong = asyncio.run(run())
+    assert good.tokens.tolist() == [3, 20, STOP]
+    with pytest.raises(ServerError, match="cannot be written as JSON: Integer exceeds"):
+        raise wrong
+
+
+@pytest.mark.parametrize("path", ["/v1/loads", "/server_info", "/model_info", "/update_weights_from_disk"])
+@pytest.mark.parametrize("garbage", [{}, [], None, "yes", {"loads": [1], "internal_states": 3}])
+def test_a_server_that_answers_garbage_is_named(path: str, garbage: Any):
+    async def say() -> Any:
+        return web.json_response(garbage)
+
+    async def run() -> None:
+        server = FakeServer()
+        server.answers[path] = say
+        async with serving(server) as (url,), aiohttp.ClientSession() as session:
+            bad = http.Server("server 3", url, session)
+            ask = {"/v1/loads": bad.work_done, "/server_info": bad.most_running, "/model_info": bad.weight_version}
+            await (ask[path](5) if path in ask else bad.update(path, {}, 5))
+
+    with pytest.raises(ServerError, match=rf"server 3 .*{path}"):
+        asyncio.run(run())
 
 
 def test_waiting_for_a_turn_is_no_silence_and_the_oldest_goes_first():

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from fake_server import FakeServer, serving
+from fake_server import FakeServer, output, serving
 from torch import Tensor
 
 from areal_like.errors import WeightUpdateError, WorkerError
-from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.pool import Requests, Sampling, ServerPool
 from areal_like.weights import sync
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.rank import CollectiveSender
@@ -58,6 +58,9 @@ class FakeTrainer:
             return getattr(self._sender, step)(*arguments)
         self._sender._flat = None
         return None
+
+    async def save_hf(self, *_: Any, **__: Any) -> None:
+        self.steps.append(("save",))
 
 
 async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20) -> None:
@@ -106,6 +109,39 @@ def test_the_first_bucket_is_gathered_while_the_servers_generate():
     )
     assert paused_before[-1] == (("send",), True)
     assert len(paused_before) == 2 * len(trainer._sender._buckets)
+
+
+@pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])
+@pytest.mark.parametrize("mode", ["disk", "collective"])
+def test_no_update_asks_a_server_that_may_have_requests_to_flush_its_cache(mode: str, requests: Requests):
+    """SGLang flushes unless it is told not to, and ends where anything runs or waits."""
+
+    async def answer(server: FakeServer, body: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return [output([7], server.version) for _ in body["input_ids"]]
+
+    async def ask(pool: ServerPool) -> None:
+        while True:
+            await pool.generate([[1]], Sampling(4, stop_token_ids=(7,)))
+
+    async def run(server: FakeServer) -> None:
+        async with serving(server) as urls, ServerPool(urls, "token", 60, requests=requests) as pool:
+            bound = make_sync(mode, FakeTrainer(), pool, SyncSpec(20, Path("nowhere"), 1, "gloo", bucket_mb=1))
+            await bound.connect()
+            asking = [asyncio.create_task(ask(pool)) for _ in range(8)]
+            for version in range(3):
+                await publish(bound, version, 20)
+                await asyncio.sleep(0.05)
+            for task in asking:
+                task.cancel()
+
+    server = FakeServer(answer)
+    asyncio.run(run(server))
+    assert len(server.bodies("/generate")) > 3
+    updates = [body for path, body in server.requests if path.startswith("/update_weights")]
+    assert [body["weight_version"] for body in updates if body["weight_version"]] == ["0", "1", "2"]
+    assert [body["flush_cache"] for body in updates] == [False] * len(updates)
+    assert not server.bodies("/flush_cache")
 
 
 @pytest.mark.parametrize("bucket", [0, 1])

@@ -3,8 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
@@ -60,22 +60,35 @@ class Server:
     async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
         """POST a change of weights; raises ServerError unless the server says that it succeeded."""
         answer = await self.post(path, body, timeout_s)
-        if not answer.get("success"):
-            raise ServerError(f"{self.name} refused {path}: {answer.get('message', answer)}")
+        with self._using(path):
+            succeeded, message = answer.get("success"), answer.get("message", answer)
+        if not succeeded:
+            raise ServerError(f"{self.name} refused {path}: {message}")
+
+    async def weight_version(self, timeout_s: float) -> str:
+        """The version of the weights that the server holds."""
+        answer = await self.get("/model_info", timeout_s)
+        with self._using("/model_info"):
+            return str(answer["weight_version"])
 
     async def most_running(self, timeout_s: float) -> int:
-        """How many sequences the server decodes at once."""
-        states = (await self.get("/server_info", timeout_s))["internal_states"]
-        return sum(state["effective_max_running_requests_per_dp"] for state in states)
+        """How many sequences the server decodes at once, at least 1."""
+        answer = await self.get("/server_info", timeout_s)
+        with self._using("/server_info"):
+            most = sum(state["effective_max_running_requests_per_dp"] for state in answer["internal_states"])
+            if most < 1:
+                raise ValueError(f"{most} sequences at once")
+            return int(most)
 
     async def work_done(self, timeout_s: float) -> Any:
         """What changes with every few tokens that the server generates, and with nothing else.
 
         The server answers without asking its scheduler, so also when that stands still.
         """
-        loads = (await self.get("/v1/loads?include=core", timeout_s))["loads"]
+        answer = await self.get("/v1/loads?include=core", timeout_s)
         counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
-        return [[load[count] for count in counts] for load in loads]
+        with self._using("/v1/loads"):
+            return [[load[count] for count in counts] for load in answer["loads"]]
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
         """POST JSON and give the events of the answer as they come, without a time limit; raises as `post` does."""
@@ -86,6 +99,15 @@ class Server:
                 for event in events:
                     if event != b"data: [DONE]":
                         yield orjson.loads(event.removeprefix(b"data: "))
+
+    @contextmanager
+    def _using(self, path: str) -> Iterator[None]:
+        """Name the server of whose answer the body cannot make anything."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            where = f"{self.name} at {self.url}{path}"
+            raise Unavailable(f"{where} gave an answer that cannot be used: {error!r}") from error
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         async with self._reply(method, path, body, timeout_s) as reply:
@@ -119,7 +141,10 @@ class Server:
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    try:
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError as error:
+        raise ServerError(f"a request cannot be written as JSON: {error}") from error
 
 
 def may_pass(status: int) -> bool:
