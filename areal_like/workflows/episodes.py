@@ -25,7 +25,7 @@ from areal_like.workflows.group import Rollout
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.session import Limits, ParseTools, Session
 from areal_like.workflows.single_turn import sample_seeds
-from areal_like.workflows.user_loop import TimeLimit, UserLoop, in_loop
+from areal_like.workflows.user_loop import CancelledWithin, TimeLimit, UserLoop, in_loop
 
 
 class EpisodesFailed(RunError):
@@ -176,7 +176,7 @@ class UserWorkflow:
         )
         try:
             returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
-            trajectories = _trajectories(returned, prompt, group_id)
+            trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)
             self.scene.outcomes.add(None, episodes=self.n_samples)
             return trajectories
         except EpisodeError as error:
@@ -197,6 +197,8 @@ class UserWorkflow:
         except TimeLimit:
             limit = f"it took longer than {self.scene.timeout_s:g} s (episode.timeout_s)"
             raise EpisodeError("time limit", limit) from None
+        except CancelledWithin:
+            raise EpisodeError("raised", "CancelledError: it cancelled itself, or awaited what was cancelled") from None
         except _Raised as raised:
             cause = next((session.exceeded for session in sessions if session.exceeded), "")
             file = self.function.__code__.co_filename if hasattr(self.function, "__code__") else ""
@@ -254,18 +256,28 @@ class _Raised(Exception):
 
 def _reward(returned: Any) -> Reward:
     """What an episode returned, as a reward; raises EpisodeError."""
-    if returned is None or isinstance(returned, Reward):
-        return returned or Reward(None)
+    if isinstance(returned, Reward):  # as the run's own score gives them
+        return Reward(_reward(returned.value).value, returned.parts)
+    if returned is None:
+        return Reward(None)
     try:
         return as_reward(returned, "it")
     except UserCodeError as error:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
 
 
-def _trajectories(returned: Any, prompt: Prompt, group_id: int) -> list[Trajectory]:
-    """What a group returned, numbered; raises EpisodeError."""
+def _trajectories(returned: Any, group_id: int, max_tokens: int) -> list[Trajectory]:
+    """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
         raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
-    for item in returned:
-        _reward(item.reward)
-    return [replace(item, group_id=group_id, sample=number) for number, item in enumerate(returned)]
+    trajectories = []
+    for number, item in enumerate(returned):
+        worth, size = _reward(item.reward), len(item.tokens)
+        if size > max_tokens:
+            problem = f"it returned a trajectory of {size} tokens, more than {max_tokens} (episode.max_tokens)"
+            raise EpisodeError("limit of tokens", problem)
+        if not item.generated.any():
+            raise EpisodeError("nothing generated", f"nothing in trajectory {number} was generated")
+        parts = {**item.reward_parts, **worth.parts}
+        trajectories.append(replace(item, group_id=group_id, sample=number, reward=worth.value, reward_parts=parts))
+    return trajectories

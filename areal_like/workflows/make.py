@@ -8,13 +8,15 @@ from typing import Any, Literal, Self
 
 from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.http import Unavailable
 from areal_like.user_code import load_object
 from areal_like.workflows.conversation import parsed_arguments
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.episodes import Outcomes, Scene, UserWorkflow
 from areal_like.workflows.protocol import Score, Workflow
-from areal_like.workflows.session import Limits, ParseTools
+from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn
 from areal_like.workflows.user_loop import UserLoop
 
@@ -22,6 +24,7 @@ type Level = Literal["episode", "group"]
 
 FORMS: dict[Level, tuple[str, ...]] = {"episode": ("row", "client"), "group": ("prompt", "n", "rollout")}
 PARSING_TIMEOUT_S = 60.0
+MOST_PARSERS = 2  # servers that are asked to read a text
 
 
 class WorkflowError(Exception):
@@ -114,8 +117,15 @@ def _parser(pool: ServerPool, name: str) -> ParseTools:
 
     async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
         body = {"text": text, "tools": tools, "tool_call_parser": name}
-        parsed = await pool.servers[0].post("/parse_function_call", body, PARSING_TIMEOUT_S)
-        calls = [(call["name"], parsed_arguments(call["parameters"])) for call in parsed["calls"]]
-        return parsed["normal_text"], calls
+        for server in pool.servers[:MOST_PARSERS]:
+            try:
+                parsed = await server.post("/parse_function_call", body, PARSING_TIMEOUT_S)
+            except Unavailable:  # it is down, or its parser fails of this text
+                continue
+            except ServerError as error:
+                raise Refused(f"tools: the server cannot read calls of them: {error}", "tools") from error
+            calls = [(call["name"], parsed_arguments(call["parameters"])) for call in parsed["calls"]]
+            return parsed["normal_text"], calls
+        return text, []
 
     return parse

@@ -103,7 +103,8 @@ def _tools(value: Any, session: Session) -> str | None:
     if not isinstance(value, list):
         return "it is not a list"
     for i, tool in enumerate(value):
-        if not isinstance(tool, dict) or tool.get("type") != "function" or "name" not in tool.get("function", {}):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return f"[{i}] is not a function tool with a name"
     if value and session.parse_tools is None:
         return "set episode.tool_call_parser to SGLang's name for the model family, such as qwen25"
@@ -151,8 +152,10 @@ def _message(message: Any, where: str) -> Message:
     kept = {name: value for name, value in message.items() if value is not None}
     kept["role"] = "system" if message["role"] == "developer" else message["role"]
     kept["content"] = "".join(_texts(message.get("content"), f"{where}.content"))
-    calls = kept.get("tool_calls") or ()
-    if not all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls):
+    calls = kept.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
+    ):
         raise Refused(f"{where}.tool_calls is not a list of function calls", where, "invalid_value")
     if "tool_calls" in kept:
         kept["tool_calls"] = [{**call, "function": _call(call["function"], where)} for call in calls]
@@ -188,7 +191,7 @@ def _texts(content: Any, where: str) -> Iterator[str]:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text":
             raise Refused(f"{where}[{i}] is {kind}: the run generates from text alone", f"{where}[{i}]")
-        yield str(part["text"])
+        yield str(part.get("text") or "")
 
 
 def _reply(session: Session, turn: Turn, fields: Mapping[str, Any]) -> Reply:

@@ -22,6 +22,10 @@ class TimeLimit(Exception):
     """A coroutine did not end within its limit."""
 
 
+class CancelledWithin(Exception):
+    """A coroutine was cancelled by what it ran itself, which nobody here has asked for."""
+
+
 class UserLoop(AbstractAsyncContextManager["UserLoop"]):
     """An event loop in a thread of its own; `async with UserLoop(say) as users` stops it in the end.
 
@@ -43,7 +47,7 @@ class UserLoop(AbstractAsyncContextManager["UserLoop"]):
         self._loops.clear()
 
     async def run[T](self, body: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """What `body()` returns; raises TimeLimit, also where its thread is blocked, and what it raises."""
+        """What `body()` returns; raises what that raises, CancelledWithin, and TimeLimit, also for a blocked thread."""
         if not self._loops:
             self._start()
 
@@ -62,6 +66,8 @@ class UserLoop(AbstractAsyncContextManager["UserLoop"]):
             await asyncio.wait((done,), timeout=timeout_s + BLOCKED_S)
             if not done.done():
                 raise TimeLimit
+            if done.cancelled():  # to pass that on would look as if the run had cancelled the episode
+                raise CancelledWithin
             return done.result()
         finally:
             done.cancel()

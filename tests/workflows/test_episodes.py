@@ -15,6 +15,7 @@ from scripted import Model, tokenizer
 from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.rollout.pool import Response, Sampling
+from areal_like.rollout.sglang.http import Unavailable
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows import make, user_loop
 from areal_like.workflows.episodes import EpisodesFailed
@@ -248,3 +249,61 @@ def test_forms_are_told_by_their_parameters():
 
     assert [level_of(each) for each in (episode, group, Player())] == ["episode", "group", "episode"]
     assert set(make.FORMS) == {"episode", "group"}
+
+
+@pytest.mark.parametrize("form", ["row, client", "prompt, n, rollout"])
+def test_an_episode_that_is_cancelled_from_within_has_failed(play, form):
+    (_,), _, counts = play(
+        f"""
+async def run({form}):
+    inner = asyncio.create_task(asyncio.sleep(9))
+    inner.cancel()
+    await inner
+"""
+    )
+    assert counts == {"raised": 2}
+
+
+def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(play):
+    def returned(reward: str, *limits: str) -> Any:
+        return play(
+            GROUP.replace("return result + agent.trajectories(-1.0)", f"return agent.trajectories({reward})"), *limits
+        )
+
+    (group,), _, counts = returned("dict(reward=True, turns=2)")
+    assert (type(group[0].reward), dict(group[0].reward_parts)) == (float, {"turns": 2.0}) and counts == {"done": 2}
+    for reward in ("float('nan')", "'good'"):
+        (group,), _, counts = returned(reward)
+        assert (group, counts) == ([], {"not_a_reward": 2})
+    long = "return [rollout.trajectory([[5] * 9999, responses[0]], 1.0)]"
+    (group,), (said,), counts = play(GROUP.replace("return result + agent.trajectories(-1.0)", long))
+    assert (group, counts) == ([], {"limit_of_tokens": 2}) and "episode.max_tokens" in said
+
+
+class Parser:
+    """A server that reads tool calls, or fails of it."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+
+    async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+        if self.failure:
+            raise self.failure
+        return {"normal_text": "", "calls": [{"name": "add", "parameters": "{}"}]}
+
+
+@pytest.mark.parametrize(
+    ("servers", "called", "cause"),
+    [
+        ([Parser(Unavailable("down")), Parser()], True, "done"),
+        ([Parser(Unavailable("its parser fails of this text"))], False, "done"),
+        ([Parser(ServerError("422: these are no tools"))], False, "raised"),
+    ],
+)
+def test_a_text_that_no_parser_reads_never_ends_the_run(play, servers, called, cause):
+    pool = Pool()
+    pool.servers = servers
+    tools = "tools=[{'type': 'function', 'function': {'name': 'add'}}]"
+    source = f"async def run(row, client):\n    c = await {ASK[:-1]}, {tools})\n    return bool(c.choices[0].message.tool_calls)"
+    (group,), _, counts = play(source, "episode.tool_call_parser=qwen25", pool=pool)
+    assert counts == {cause: 2} and {t.reward for t in group} == ({float(called)} if cause == "done" else set())

@@ -252,6 +252,7 @@ IMAGE = [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "i
         ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0]", "role"),
         ({"messages": []}, "messages", "at least one"),
         ({"tools": TOOLS}, "tools", "episode.tool_call_parser"),
+        ({"extra_body": {"tools": [{"type": "function", "function": None}]}}, "tools", "not a function tool"),
         ({"tool_choice": "required"}, "tool_choice", "write auto or none"),
         ({"max_tokens": 0}, "max_tokens", "not a number of tokens"),
         ({"stop": 5}, "stop", "neither a text"),
