@@ -3,14 +3,14 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
 from areal_like.events import span
-from areal_like.types import Prompt, Trajectory
+from areal_like.types import Prompt, Trajectory, generated_in
 from areal_like.workflows.protocol import Workflow
 
 
@@ -37,12 +37,13 @@ class Result:
         return {f"mean@{self.n_samples}": self.mean} | {f"pass@{k}": share for k, share in self.pass_at.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Evaluator:
-    """The sets of a run by name."""
+    """The sets of a run by name; `tokens` counts what was generated for them."""
 
     config: EvaluatorConfig
     sets: Mapping[str, EvaluationSet]
+    tokens: int = field(default=0, init=False)
 
     def due(self, done: int, steps: int) -> bool:
         """Whether to evaluate after `done` of `steps` training steps."""
@@ -63,6 +64,7 @@ class Evaluator:
             groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
         rewards = [_of_samples(group) for group in groups]
         trajectories = [item for group in groups for item in group]
+        self.tokens += await asyncio.to_thread(generated_in, trajectories)
         judged = [values for values in rewards if values]
         if not judged:
             raise RewardsMissing(len(part.prompts), f"evaluation of {name}")

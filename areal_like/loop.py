@@ -46,6 +46,7 @@ class Parts:
     reference: Reference | None = None
     critic: Trainer | None = None
     episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
+    tokens: Callable[[], Mapping[str, float]] = dict  # where those are that servers have generated
     recovery: Recovery | None = None
 
 
@@ -97,7 +98,7 @@ async def reinforce(
                     await _save(parts, record.checkpoint(done))
             tasks.create_task(record.samples(done, trajectories))
             stats |= await asyncio.to_thread(describe, trajectories, version)
-            stats |= parts.rewards.statistics() | dict(parts.episodes())
+            stats |= parts.rewards.statistics() | dict(parts.episodes()) | dict(parts.tokens())
             if parts.algorithm.keeps:
                 stats["dropped_groups"] = float(parts.collector.dropped - dropped)
                 dropped = parts.collector.dropped

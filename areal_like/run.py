@@ -31,6 +31,7 @@ from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.tokens import token_account
 from areal_like.trainer.remote import Trainer
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
@@ -146,12 +147,14 @@ async def _run_on(
                 await sync.connect()
                 await publish(sync, state.version, config.weight_update.timeout_s)
             parts = _parts(job, state, trainer, sync, rewards, workflows, groups)
+            collector, evaluator = parts.collector, parts.evaluator
             recovery = opened.recovery(config, _kept(config, trainers))
             parts = replace(
                 parts,
                 reference=reference,
                 critic=trainers.get("critic"),
                 episodes=workflows.counts,
+                tokens=lambda: token_account(pool, collector, evaluator.tokens),
                 recovery=recovery,
             )
             await reinforce(config, parts, job.steps, record, state if checkpoint else None)

@@ -79,6 +79,11 @@ class Trajectory:
         return int(self.versions[self.generated].min())
 
 
+def generated_in(trajectories: Sequence[Trajectory]) -> int:
+    """How many tokens of trajectories a model generated."""
+    return sum(int(item.generated.sum()) for item in trajectories)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences back to back, as the trainer takes them.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from areal_like.data.stream import PromptStream
 from areal_like.events import span
 from areal_like.rollout.admission import Admission
-from areal_like.types import Trajectory
+from areal_like.types import Trajectory, generated_in
 from areal_like.workflows.protocol import Workflow
 
 
@@ -35,13 +35,14 @@ class Collector:
     started: int = 0  # groups that ever were
     dropped: int = 0  # groups that were not kept
     tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
-    tokens_trained: int = 0
+    tokens_trained: int = 0  # by this process, as what follows
     tokens_dropped: int = 0
     taken: list[int] = field(default_factory=list, init=False)  # the groups of the last batch
     _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
     _running: int = field(default=0, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
+    _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +53,11 @@ class Collector:
         """Ids of the groups that were admitted, now or before the run was resumed, and are not trained yet."""
         return [*self.admission.waiting, *self._again]
 
+    @property
+    def tokens_waiting(self) -> int:
+        """Tokens of groups that are finished and not trained yet."""
+        return sum(self._tokens.values())
+
     async def next_batch(self) -> list[Trajectory]:
         """Wait for the next batch; its groups are complete, in order of age."""
         self._fill()
@@ -60,7 +66,7 @@ class Collector:
             await self._progress.wait()
         self.taken = groups
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
-        self.tokens_trained += _generated(batch)
+        self.tokens_trained += sum(self._tokens.pop(group) for group in groups)
         self._fill()
         return batch
 
@@ -84,14 +90,14 @@ class Collector:
     async def _run(self, group_id: int) -> None:
         with span("groups", "group", group=group_id):
             trajectories = await self.workflow(self.prompts[group_id], group_id)
-        self.tokens_generated += (tokens := _generated(trajectories))
+        self.tokens_generated += (tokens := generated_in(trajectories))
         self._running -= 1
         if self._is_dropped(trajectories):
             self.dropped += 1
             self.tokens_dropped += tokens
             self.admission.drop(group_id)
         else:
-            self._finished[group_id] = trajectories
+            self._finished[group_id], self._tokens[group_id] = trajectories, tokens
         self._progress.set()
         self._fill()
 
@@ -101,8 +107,3 @@ class Collector:
             return False
         self._drops_in_row += 1
         return self._drops_in_row <= self.max_drops
-
-
-def _generated(trajectories: Sequence[Trajectory]) -> int:
-    """How many tokens of trajectories a model generated."""
-    return sum(int(item.generated.sum()) for item in trajectories)

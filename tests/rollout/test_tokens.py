@@ -1,0 +1,110 @@
+"""Every token that a server answered is in one place of the account, at every step, whatever is cancelled or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from aiohttp import web
+from fake_server import Body, FakeServer, event, output, serving
+
+from areal_like.config.schema import EvaluatorConfig
+from areal_like.data.stream import PromptStream
+from areal_like.evaluation import EvaluationSet, Evaluator
+from areal_like.rollout import fleet, pool
+from areal_like.rollout.admission import Admission
+from areal_like.rollout.collector import Collector
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.tokens import token_account
+from areal_like.types import Ints, Prompt, Reward
+from areal_like.workflows.single_turn import SingleTurn
+
+STOP, ENDLESS = 7, 50
+STEPS, BATCH = 4, 4
+
+
+def breaking(answered: list[int]) -> FakeServer:
+    """A server that answers in two parts, notes how many tokens each has, and breaks off now and then."""
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        async def say(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for place, tokens in sorted(enumerate(body["input_ids"]), key=lambda numbered: numbered[1][0]):
+                begin, end = output([3] * (1 + tokens[0]), server.version, reason=None), output([STOP], server.version)
+                for part in [begin, end][len(tokens) > 1 :]:
+                    await asyncio.sleep(600 if part is end and tokens[0] == ENDLESS else 0.001)
+                    if random.random() < 0.02:
+                        assert request.transport
+                        request.transport.abort()
+                        return response
+                    await response.write(event(place, part))
+                    answered.append(len(part["meta_info"]["output_token_logprobs"]))
+            return response
+
+        return say
+
+    return FakeServer(generate)
+
+
+async def score(prompt: Prompt, responses: list[Ints]) -> list[Reward]:
+    return [Reward(float(prompt.sample_id % 3)) for _ in responses]
+
+
+def test_generated_is_the_sum_of_the_others_at_every_step(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(http, "AFTERMATH_S", 0.02)
+    monkeypatch.setattr(pool, "MOST_TRIES", 1000)
+    random.seed(0)
+    answered: list[int] = []
+    servers = [breaking(answered) for _ in range(2)]
+    prompts = [Prompt(row, [row]) for row in range(40)]
+
+    async def run() -> list[dict[str, float]]:
+        async with serving(*servers) as urls, ServerPool(urls, "token", 30) as everyone, asyncio.TaskGroup() as tasks:
+            workflow = SingleTurn(everyone, cast(Any, score), Sampling(100, stop_token_ids=(STOP,)), 4)
+            evaluator = Evaluator(EvaluatorConfig(), {"held out": EvaluationSet(prompts[:3], workflow, 4)})
+            collector = Collector(
+                prompts=PromptStream(prompts, shuffle=False, seed=0),
+                groups=STEPS * BATCH,
+                workflow=workflow,
+                admission=Admission(BATCH, 1),
+                max_groups=None,
+                tasks=tasks,
+                keeps=lambda group: bool(group[0].reward),
+                max_drops=100,
+            )
+            accounts = []
+            for version in range(STEPS):
+                async with everyone.interrupted(version, Deadline(5)):
+                    for server in servers:
+                        server.version = str(version)
+                collector.publish(version)
+                evaluating = asyncio.create_task(evaluator.evaluate())
+                given_up = asyncio.create_task(everyone.sample([ENDLESS], Sampling(100)))
+                await collector.next_batch()
+                accounts.append(dict(token_account(everyone, collector, evaluator.tokens)))
+                await evaluating
+                given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            accounts.append(dict(token_account(everyone, collector, evaluator.tokens)))
+            return accounts
+
+    *steps, end = [
+        SimpleNamespace(**{tag[len("tokens/") :]: value for tag, value in a.items()}) for a in asyncio.run(run())
+    ]
+    for account in [*steps, end]:
+        places = {place: tokens for place, tokens in vars(account).items() if place != "generated"}
+        assert sum(places.values()) == account.generated
+        assert min(places.values()) >= 0
+    assert np.all(np.diff([account.trained for account in steps]) > 0)
+    assert end.unfinished == end.in_flight == end.waiting == end.failed == 0
+    assert min(end.trained, end.dropped, end.evaluated, end.cancelled) > 0
+    assert end.evaluated == STEPS * 4 * sum(2 + row for row in range(3))
+    assert end.generated <= sum(answered)
