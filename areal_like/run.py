@@ -13,7 +13,7 @@ from allocation.views.svg import plan_svg
 from areal_like.checkpoint.state import RunState
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.load import dump
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.config.schema import SINGLE_TURN, RunConfig, TrainerRole
 from areal_like.data.stream import PromptStream
 from areal_like.directory import RunDirectory, run_directory
 from areal_like.engines import carry_user_code, make_reference, start_servers, start_trainer, weight_sync
@@ -195,7 +195,7 @@ def _parts(
             job.train_prompts, shuffle=train_data.shuffle, seed=config.seed, weights=train_data.weights
         ),
         groups=job.steps * train_data.batch_size,
-        workflow=workflows.make(
+        workflow=workflows.train(
             Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),
             sampling.n_samples,
             seed=config.seed if config.sglang.deterministic else None,
@@ -219,5 +219,7 @@ def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]
     for name, data in job.config.evaluations.items():
         n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
         sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=job.tokenizer.eos_token_ids)
-        sets[name] = EvaluationSet(job.evaluated[name], workflows.make(sampling, n_samples, trained=False), n_samples)
+        sets[name] = EvaluationSet(
+            job.evaluated[name], workflows.evaluate(data.workflow or SINGLE_TURN, sampling, n_samples), n_samples
+        )
     return sets

@@ -104,7 +104,7 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
         await set_version(pool, model)
         sides: dict[str, Workflow] = {
             "single_turn": SingleTurn(pool, no_reward, sampling, run.gconfig.n_samples),
-            "agent": workflows.make(sampling, run.gconfig.n_samples),
+            "agent": workflows.train(sampling, run.gconfig.n_samples),
         }
         for number in range(-1, rounds):  # the first one warms up
             for name in sorted(sides, reverse=number % 2 == 0):

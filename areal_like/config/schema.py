@@ -15,6 +15,7 @@ type TrainerRole = Literal["actor", "ref", "critic"]
 
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
+SINGLE_TURN = "single_turn"  # the built-in workflow
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -169,6 +170,11 @@ class ValidDatasetConfig(DatasetConfig):
 
     split: str = Field("test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
     max_samples: int | None = Field(None, ge=1, description="Evaluate on the first this many prompts; null: on all.")
+    workflow: str | None = Field(
+        None,
+        description="Workflow that this set is evaluated with, as `workflow` names one; `single_turn`: the built-in one; "
+        "null: the run's.",
+    )
 
 
 class GenerationConfig(Section):
@@ -823,6 +829,16 @@ class RunConfig(Section):
         return max(prompts) + self.gconfig.max_new_tokens
 
     @property
+    def workflows(self) -> dict[str, str]:
+        """The user's own workflows, by the keys that name them."""
+        valid = self.valid_dataset.workflow if self.valid_dataset else None
+        named: dict[str, str | None] = {"workflow": self.workflow, "valid_dataset.workflow": valid}
+        named |= {
+            f"evaluator.datasets.{name}.workflow": data.workflow for name, data in self.evaluator.datasets.items()
+        }
+        return {key: it for key, it in named.items() if it is not None and it != SINGLE_TURN}
+
+    @property
     def evaluations(self) -> dict[str, EvaluationConfig]:
         """What is evaluated, by name, with every setting; `valid_dataset` under this name."""
         own: dict[str, ValidDatasetConfig | None] = {"valid_dataset": self.valid_dataset, **self.evaluator.datasets}
@@ -830,6 +846,7 @@ class RunConfig(Section):
             "n_samples": self.evaluator.n_samples,
             "temperature": self.evaluator.temperature,
             "max_new_tokens": self.evaluator.max_new_tokens or self.gconfig.max_new_tokens,
+            "workflow": self.workflow or SINGLE_TURN,
         }
         return {
             name: EvaluationConfig.model_validate(common | data.model_dump(exclude_none=True))
@@ -841,7 +858,8 @@ class RunConfig(Section):
     def longest_generated(self) -> int:
         """Most tokens of a prompt and its response, those that are only evaluated included."""
         evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
-        return max(self.longest_sequence, *evaluated, 0)
+        played = self.episode.max_tokens or 0 if self.workflows else 0
+        return max(self.longest_sequence, *evaluated, played)
 
     @property
     def context_length(self) -> int:

@@ -28,13 +28,14 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
 
     check_answer, on_answers = answer_check(config), config.warm_start is not None
     for key, dataset in datasets.items():
+        check = None if f"{key}.workflow" in config.workflows else check_answer
         try:
             if dataset is not None and tokenizer is not None:
                 prompts[key] = load_prompts(
-                    dataset, tokenizer, check_answer, train_on_answers=on_answers, note=partial(note, key)
+                    dataset, tokenizer, check, train_on_answers=on_answers, note=partial(note, key)
                 )
             elif dataset is not None:
-                read_problems(dataset, check_answer, train_on_answers=on_answers)
+                read_problems(dataset, check, train_on_answers=on_answers)
         except DatasetError as error:
             findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
         except ModuleNotFoundError as error:

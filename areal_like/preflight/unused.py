@@ -172,7 +172,7 @@ RULES = (
     *_ALGORITHM,
     Rule(
         tuple(f"episode.{name}" for name in EpisodeConfig.model_fields),
-        lambda run: run.workflow is None,
+        lambda run: not run.workflows,
         "only episodes of a workflow of your own have limits (workflow)",
     ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),

@@ -4,25 +4,28 @@ from collections.abc import Iterator
 
 from allocation import Finding, Severity
 from areal_like.config.findings import finding, nearest_words
-from areal_like.config.schema import RewardConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.user_code import UserCodeError, load_object
-from areal_like.workflows.make import WorkflowError, level_of
+from areal_like.workflows.make import Level, WorkflowError, level_of
 
 
 def check_workflow(config: RunConfig) -> Iterator[Finding]:
-    """Load `workflow` and look at its parameters; it is not run."""
-    if config.workflow is None:
+    """Load every workflow and look at its parameters; it is not run."""
+    levels: dict[str, Level] = {}
+    for key, reference in config.workflows.items():
+        try:
+            levels[key] = level_of(load_object(reference))
+        except UserCodeError as error:
+            yield finding("RUN-WORKFLOW", key, str(error))
+        except WorkflowError as error:
+            yield finding("RUN-WORKFLOW", key, f"{reference} cannot be called: {error}")
+    if not config.workflows:
         return
-    try:
-        level = level_of(load_object(config.workflow))
-        if level == "episode" and config.reward != RewardConfig():
-            message = "does nothing: the workflow returns the reward of an episode itself"
-            yield finding("RUN-UNUSED", "reward", message, severity=Severity.WARNING)
-    except UserCodeError as error:
-        yield finding("RUN-WORKFLOW", "workflow", str(error))
-    except WorkflowError as error:
-        yield finding("RUN-WORKFLOW", "workflow", f"{config.workflow} cannot be called: {error}")
+    single = any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
+    if levels.get("workflow") == "episode" and not single and config.reward != RewardConfig():
+        message = "does nothing: the workflow returns the reward of an episode itself"
+        yield finding("RUN-UNUSED", "reward", message, severity=Severity.WARNING)
     name, known = config.episode.tool_call_parser, tool_call_parsers()
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"

@@ -4,9 +4,10 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Literal, Self
 
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
@@ -58,7 +59,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         self, config: RunConfig, pool: ServerPool, score: Score, tokenizer: Tokenizer, say: Callable[[str], None]
     ) -> None:
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
-        self._function = load_object(config.workflow) if config.workflow else None
+        self._config = config
         self._users = UserLoop(say)
         self._pool, self._score = pool, score
         self._outcomes = Outcomes(batch, episode.max_failed_share, say)
@@ -71,12 +72,12 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             Limits(episode.max_turns, config.longest_sequence),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
-            Endpoint() if self._function and episode.endpoint else None,
+            Endpoint() if config.workflows and episode.endpoint else None,
             config.rollout.prefill_once,
         )
 
     async def __aenter__(self) -> Self:
-        if self._function is not None:
+        if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
         if self._scene.endpoint:
             await asyncio.to_thread(self._scene.endpoint.__enter__)
@@ -87,15 +88,22 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         if self._scene.endpoint:
             await asyncio.to_thread(self._scene.endpoint.__exit__)
 
-    def make(self, sampling: Sampling, n_samples: int, *, seed: int | None = None, trained: bool = True) -> Workflow:
-        """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it.
+    def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
+        """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
+        return self._make(self._config.workflow or SINGLE_TURN, self._scene, sampling, n_samples, seed)
 
-        With `trained` false nothing that it gives will be trained on: requests may name any temperature.
-        """
-        if self._function is None:
+    def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
+        """The workflow of this name, of which nothing will be trained on: requests may name any temperature."""
+        limits = replace(self._scene.limits, max_tokens=self._config.longest_generated)
+        return self._make(workflow, replace(self._scene, limits=limits), sampling, n_samples, None, trained=False)
+
+    def _make(
+        self, name: str, scene: Scene, sampling: Sampling, n_samples: int, seed: int | None, *, trained: bool = True
+    ) -> Workflow:
+        if name == SINGLE_TURN:
             return SingleTurn(self._pool, self._score, sampling, n_samples, seed)
-        per_group = level_of(self._function) == "group"
-        return UserWorkflow(self._function, per_group, self._scene, sampling, n_samples, seed, trained)
+        function = load_object(name)
+        return UserWorkflow(function, level_of(function) == "group", scene, sampling, n_samples, seed, trained)
 
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""

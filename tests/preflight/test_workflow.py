@@ -65,3 +65,10 @@ def test_trajectories_have_to_fit_the_servers_and_micro_batches(write, tmp_path)
     (tmp_path / "own.py").write_text(GOOD)
     config = load(write(), [f"workflow={tmp_path}/own.py:run", "episode.max_tokens=50"]).config
     assert (config.longest_sequence, config.context_length) == (50, 58)
+
+
+def test_the_workflow_of_an_evaluation_is_checked_under_its_own_key(findings, tmp_path):
+    (tmp_path / "other.py").write_text("run = 3")
+    ((key, message, _),) = findings(GOOD, f"valid_dataset.workflow={tmp_path}/other.py:run")
+    assert key == "valid_dataset.workflow" and "it is int, not a function" in message
+    assert findings(GOOD, "valid_dataset.workflow=single_turn", "reward.function=own.py:score") == []

@@ -46,7 +46,7 @@ def play(write, tmp_path, monkeypatch):
 
         async def main() -> tuple[list[Trajectory], dict[str, float]]:
             async with Workflows(config, model, no_score, own, print) as workflows:  # type: ignore[arg-type]
-                workflow = workflows.make(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
+                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
                 return await workflow(Prompt(0, [], row={"question": "x"}), 0), workflows.counts()
 
         return asyncio.run(main())

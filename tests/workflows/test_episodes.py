@@ -63,7 +63,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
 
         async def main() -> Any:
             async with Workflows(config, pool or Pool(), score, own, said.append) as workflows:  # type: ignore[arg-type]
-                workflow = workflows.make(Sampling(8, stop_token_ids=own.eos_token_ids), n)
+                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n)
                 prompts = [Prompt(group, [], row=ROW) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
                 ended = {
@@ -198,7 +198,7 @@ async def run(row, client):
     await {ASK}
     return 1.0
 """
-    original = Workflows.make
+    original = Workflows.train
 
     def make_two(self: Workflows, *arguments: Any, **more: Any) -> Any:
         workflow = original(self, *arguments, **more)
@@ -214,7 +214,7 @@ async def run(row, client):
 
         return both
 
-    monkeypatch.setattr(Workflows, "make", make_two)
+    monkeypatch.setattr(Workflows, "train", make_two)
     (group,), said, counts = play(source)
     assert len(group) == 4 and counts == {"done": 4}
     assert any(re.search(r"blocks its event loop .*workflow_\d+\.py:[56]\)", line) for line in said), said
@@ -307,3 +307,30 @@ def test_a_text_that_no_parser_reads_never_ends_the_run(play, servers, called, c
     source = f"async def run(row, client):\n    c = await {ASK[:-1]}, {tools})\n    return bool(c.choices[0].message.tool_calls)"
     (group,), _, counts = play(source, "episode.tool_call_parser=qwen25", pool=pool)
     assert counts == {cause: 2} and {t.reward for t in group} == ({float(called)} if cause == "done" else set())
+
+
+def test_a_set_is_evaluated_with_its_own_workflow(write, tmp_path):
+    for name, reward in (("train", 1.0), ("held_out", 0.25)):
+        (tmp_path / f"{name}.py").write_text(f"async def run(row, client):\n    await {ASK}\n    return {reward}")
+    own, prompt = tokenizer("plain"), Prompt(0, [5], row=ROW)
+    overrides = [
+        f"workflow={tmp_path}/train.py:run",
+        f"valid_dataset.workflow={tmp_path}/held_out.py:run",
+        "evaluator.datasets.same.path=arithmetic",
+        "evaluator.datasets.plain.path=arithmetic",
+        "evaluator.datasets.plain.workflow=single_turn",
+    ]
+    config = load(write(), overrides).config
+
+    class Servers(Pool):
+        async def generate(self, prompts: Any, sampling: Sampling, *_: Any) -> Any:
+            return [await self.sample(tokens, sampling, session=None) for tokens in prompts]
+
+    async def main() -> dict[str, float | None]:
+        async with Workflows(config, Servers(), score, own, print) as workflows:  # type: ignore[arg-type]
+            sampling = Sampling(8, stop_token_ids=own.eos_token_ids)
+            made = {name: workflows.evaluate(data.workflow, sampling, 1) for name, data in config.evaluations.items()}
+            made["train"] = workflows.train(sampling, 1)
+            return {name: (await workflow(prompt, 7))[0].reward for name, workflow in made.items()}
+
+    assert asyncio.run(main()) == {"valid_dataset": 0.25, "same": 1.0, "plain": 2.0, "train": 1.0}

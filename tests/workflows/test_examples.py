@@ -54,7 +54,7 @@ async def play(
 ) -> tuple[list[Trajectory], Any, list[str]]:
     said: list[str] = []
     async with Workflows(config, pool, no_score, tokenizer, said.append) as workflows:
-        workflow = workflows.make(Sampling(6, stop_token_ids=tokenizer.eos_token_ids), 3)
+        workflow = workflows.train(Sampling(6, stop_token_ids=tokenizer.eos_token_ids), 3)
         played = await asyncio.gather(*(workflow(Prompt(i, [], row=ROW), i) for i in range(groups)))
         return [item for group in played for item in group], workflows.counts(), said
 
@@ -110,7 +110,7 @@ def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_serv
         async with pool_on(sglang_server) as pool:
             pool.sample = model.sample  # type: ignore[method-assign]
             async with Workflows(config, pool, no_score, tokenizer, print) as workflows:
-                workflow = workflows.make(Sampling(300, stop_token_ids=tokenizer.eos_token_ids), 1)
+                workflow = workflows.train(Sampling(300, stop_token_ids=tokenizer.eos_token_ids), 1)
                 row = {"question": "4 * 5?", "answer": "20"}
                 return await workflow(Prompt(0, [], row=row), 0), workflows.counts(), []
 
