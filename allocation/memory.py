@@ -201,7 +201,7 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
     deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
     forward = (
-        [Item("logits", logits), Item("inside a layer", inside)]
+        [Item("logits", logits), Item("logits of the micro-batch before", logits)]
         if logits >= inside
         else [Item("inside a layer", inside)]
     )
