@@ -36,7 +36,7 @@ from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
 from allocation.grid import DEFAULT_ORDER
 from allocation.hardware import GPUS, Gpu, find_gpu
-from allocation.memory import DEFAULT_TOKENS
+from allocation.settings import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -247,7 +247,8 @@ def memory(
     """
     if model is None:
         raise typer.BadParameter("the sizes are the model's", param_hint="--model")
-    from allocation.memory import Workload, estimate
+    from allocation.memory import estimate
+    from allocation.settings import Workload
 
     spec = batch or BatchSpec(DEFAULT_SEQUENCES)
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))

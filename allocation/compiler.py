@@ -16,7 +16,6 @@ from allocation.grid import DEFAULT_ORDER
 from allocation.language.reading import read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
-from allocation.memory import Workload
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
@@ -24,7 +23,7 @@ from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER, TRAINER, Engine, resolve
 from allocation.rules.memory import Planned
 from allocation.rules.registry import run_rules
-from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")
 

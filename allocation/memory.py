@@ -11,7 +11,7 @@ Sizes are those of the pipeline stage that needs most; experts are taken to be e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from allocation.model_spec import ModelSpec
@@ -29,7 +29,7 @@ from allocation.parameters import (
 )
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import BACKENDS, SERVER
-from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+from allocation.settings import Workload
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
 # gives; NCCL's buffers for each communicator with company; what SGLang's CUDA graphs and prefill take.
@@ -40,7 +40,6 @@ GRAPHS = 2 << 30
 # Reserved by torch's allocator beyond what is allocated at the peak.
 FRAGMENTATION = 0.03
 CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
-DEFAULT_TOKENS = 16384
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
 
 
@@ -92,26 +91,6 @@ class Footprint:
     def phase(self, name: str) -> Phase:
         """Raises `StopIteration` for a phase that the engine does not have."""
         return next(phase for phase in self.phases if phase.name == name)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """All that the memory model is told beside an engine."""
-
-    model: ModelSpec
-    megatron: MegatronSettings = field(default_factory=MegatronSettings)
-    memory: MemorySettings = field(default_factory=MemorySettings)
-    batch: BatchSpec | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch, over the ranks of context parallelism."""
-        batch = self.batch
-        if batch is None:
-            return DEFAULT_TOKENS
-        if batch.micro_batch is not None and batch.max_length is not None:
-            return batch.micro_batch * batch.max_length
-        return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)
 
 
 @dataclass(frozen=True, slots=True)

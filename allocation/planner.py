@@ -18,7 +18,7 @@ from typing import Any
 from allocation import efficiency as eff
 from allocation.compiler import Context, judge
 from allocation.hardware import GPUS, Gpu
-from allocation.memory import Workload, footprint_of, needed, static_bytes
+from allocation.memory import footprint_of, needed, static_bytes
 from allocation.model_spec import ModelSpec
 from allocation.parameters import (
     Held,
@@ -29,7 +29,7 @@ from allocation.parameters import (
     total_parameters,
 )  # fmt: skip
 from allocation.plan import Cluster, ParallelSizes
-from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 PLAIN = MegatronSettings()
 FULL = MegatronSettings(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)

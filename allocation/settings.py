@@ -1,6 +1,10 @@
 """What an engine's configuration says beyond the layout, as far as rules need it: Megatron options and batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from allocation.model_spec import ModelSpec
+
+DEFAULT_TOKENS = 16384  # of a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,23 @@ class MemorySettings:
     def item(self) -> int:
         """Bytes of a number of `dtype`."""
         return {"bfloat16": 2, "float32": 4}[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All that the memory model is told beside an engine."""
+
+    model: ModelSpec
+    megatron: MegatronSettings = field(default_factory=MegatronSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
+    batch: BatchSpec | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch, over the ranks of context parallelism."""
+        batch = self.batch
+        if batch is None:
+            return DEFAULT_TOKENS
+        if batch.micro_batch is not None and batch.max_length is not None:
+            return batch.micro_batch * batch.max_length
+        return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)

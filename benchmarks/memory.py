@@ -26,9 +26,9 @@ import numpy as np
 import typer
 
 import allocation
-from allocation.memory import CUDA, NCCL, RESERVE, Workload, trainer
+from allocation.memory import CUDA, NCCL, RESERVE, trainer
 from allocation.model_spec import from_config
-from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from benchmarks.report import ROOT, circumstances
 
 EXAMPLE = ROOT / "examples" / "math" / "gsm8k_grpo_qwen3_0.6b.yaml"

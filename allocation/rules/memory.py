@@ -1,16 +1,21 @@
 """Rules that need a GPU's size: every engine fits, alone or together with those that share its GPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from allocation.diagnostics import Problem, Severity
 from allocation.gpus import meet
 from allocation.hardware import GIB
-from allocation.memory import Footprint, Workload, footprint, needed
 from allocation.plan import EnginePlan
 from allocation.resolve import SERVER, Engine
 from allocation.rules.registry import rule
+from allocation.settings import Workload
+
+if TYPE_CHECKING:
+    from allocation.memory import Footprint
 
 _SOURCE = "allocation/memory.py; docs/memory_and_planning.md says how far it is off"
 # Above this share of a GPU the estimate's own error decides whether it fits.
@@ -26,6 +31,8 @@ class Planned(NamedTuple):
 
     @property
     def footprint(self) -> Footprint:
+        from allocation.memory import footprint  # slow to import, and needed only where a model is known
+
         return footprint(self.plan, self.work)
 
 
@@ -67,6 +74,8 @@ def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
 
 def _size(group: Sequence[Planned]) -> tuple[int, int]:
     """Bytes that are needed, and bytes of a GPU; equally many where those are not known."""
+    from allocation.memory import needed
+
     memory = group[0].work.memory
     size = needed([one.footprint for one in group], offload=memory.offload)
     return size, memory.gpu_bytes or size

@@ -12,8 +12,9 @@ import allocation
 from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSizes
 from allocation.cli import app
 from allocation.hardware import GIB, GPUS, find_gpu
-from allocation.memory import Workload, estimate, footprint, micro_batches, trainer
+from allocation.memory import estimate, footprint, micro_batches, trainer
 from allocation.parameters import active_parameters, held, stages, total_parameters
+from allocation.settings import Workload
 
 MODELS = {
     name: allocation.load_model(name)

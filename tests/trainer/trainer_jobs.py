@@ -279,14 +279,11 @@ def store_addresses(rendezvous: Rendezvous, listener: socket.socket | None, sett
         return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
 
 
-def threads_left(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[int]:
-    """How many threads this process has after each of three engines."""
-    counts = []
-    for _ in range(3):
-        with engine(rendezvous, listener, setting) as made:
-            made.train(make_batch(), LossSpec(sft))
-        counts.append(psutil.Process().num_threads())
-    return counts
+def threads_left(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> int:
+    """How many threads this process has after an engine."""
+    with engine(rendezvous, listener, setting) as made:
+        made.train(make_batch(), LossSpec(sft))
+    return psutil.Process().num_threads()
 
 
 def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> tuple[list, list[bytes]]:
