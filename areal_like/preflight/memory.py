@@ -1,6 +1,7 @@
 """What the memory model is told of a run: the GPU of this host, and the keys that decide how much is needed."""
 
 import re
+import shutil
 import subprocess
 
 from allocation.settings import MemorySettings
@@ -35,7 +36,9 @@ def memory_settings(config: RunConfig) -> MemorySettings | None:
 
 def gpu_bytes() -> int | None:
     """The memory of this host's smallest GPU, as its driver says it."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if (program := shutil.which("nvidia-smi")) is None:
+        return None
+    command = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):

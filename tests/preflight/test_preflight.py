@@ -83,7 +83,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["train_dataset.max_prompt_length=5"], "train_dataset.max_prompt_length", "row 1 has"),
         (["train_dataset.batch_size=17"], "train_dataset.batch_size", "16 prompts do not fill"),
         (["actor.ppo_n_minibatches=3"], "actor.ppo_n_minibatches", "3 mini-batches"),
-        (["gconfig.n_samples=1"], "gconfig.n_samples", "advantage 0"),
+        (["gconfig.n_samples=1"], "gconfig.n_samples", "teaches nothing"),
         (["gconfig.top_p=0.9"], "gconfig.top_p", "log-probs from before the nucleus"),
         (["rollout.max_concurrent_rollouts=1"], "rollout.max_concurrent_rollouts", "group of 2"),
         (["gconfig.max_new_tokens=60"], "gconfig.max_new_tokens", "64"),

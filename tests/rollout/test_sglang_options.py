@@ -86,7 +86,6 @@ def test_what_the_run_sets_is_refused_in_every_spelling(name, value):
         ("log_requests_level", 4, "4 should be one of 0, 1, 2, 3", []),
         ("page_size", 0, "0 should be positive", []),
         ("page-size", -1, "-1 should be positive", []),
-        ("stream_interval", 0, "0 should be positive", []),
     ],
 )
 def test_what_the_server_does_not_take_is_refused(name, value, problem, nearest):

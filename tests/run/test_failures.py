@@ -54,14 +54,18 @@ def wait_for_weights(started: Run) -> None:
             1,
             r"the run failed: actor rank 1 failed during [\w -]+: the process died",
         ),
-        (
+        pytest.param(
             crash_server,
             "collective",
             1,
             r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9",
+            marks=pytest.mark.long,
         ),
         (interrupt, "disk", 130, "interrupted; every process of the run has ended"),
-        (terminate, "collective", 143, "terminated; every process of the run has ended"),
+        pytest.param(
+            *(terminate, "collective", 143, "terminated; every process of the run has ended"),
+            marks=pytest.mark.long,
+        ),
         (kill_within_weight_update, "disk", -signal.SIGKILL, ""),
     ],
     ids=["rank", "server", "Ctrl-C", "SIGTERM", "SIGKILL"],

@@ -149,6 +149,7 @@ def test_the_directory_is_not_another_runs(finished: Run) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.directory.rglob("*")} == before
 
 
+@pytest.mark.long
 def test_without_staleness_training_is_synchronous(tmp_path: Path) -> None:
     """η = 0, with the other bridge, the other way of weights, and a tokenizer that does not come with the model."""
     tokenizer = tmp_path / "tokenizer"
@@ -167,6 +168,7 @@ def test_without_staleness_training_is_synchronous(tmp_path: Path) -> None:
     assert max(scalars["rollout/logprob_diff_server_trainer"].values()) < 1e-4
 
 
+@pytest.mark.long
 def test_several_servers_of_several_ranks_hold_the_weights_of_a_folded_trainer(tmp_path: Path) -> None:
     """Every server's log-probs are the trainer's: attention and experts in different groups, shards on the servers."""
     experts = ("num_experts=4", "moe_intermediate_size=64", "tie_word_embeddings=false")
