@@ -68,7 +68,8 @@ class Keeper:
         self.say(f"{failure.cause.splitlines()[0]}; {left} others go on, and it is started again")
 
     async def _end(self, server: Server) -> None:
-        """End a server that hangs; its watcher does the rest."""
+        """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
+        self.say(f"{server.name} did nothing although it had requests (rollout.request_timeout_s), and is ended")
         try:
             await self.servers.call_one(self._ranks[server], "end", phase="serving")
         except WorkerError as error:

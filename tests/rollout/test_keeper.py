@@ -102,16 +102,17 @@ def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
 
 def test_a_server_that_hangs_is_ended_and_started_again():
     async def run() -> None:
-        hanging, other, again = FakeServer(silence), FakeServer(generate), FakeServer(generate)
+        hanging, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
         async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 0.3) as pool:
             await opened(pool, 0)
             actors = Actors(urls[2])
-            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, said.append).keep())
             responses = await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
             assert len(responses) == 20
             while actors.starts < 1:
                 await asyncio.sleep(0.01)
             assert actors.ended == [0]
+            assert said[0] == "server 0 did nothing although it had requests (rollout.request_timeout_s), and is ended"
             watching.cancel()
 
     asyncio.run(run())
