@@ -1,8 +1,13 @@
 """Configurations of other systems become runs' YAML, and their keys are explained where they stand in a run's own."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from areal_like.config import foreign
 from areal_like.config.foreign import TABLES, known_elsewhere
+from areal_like.config.keys import all_keys
 from areal_like.config.load import load
 from areal_like.config.validate import unknown_key
 from areal_like.migrate import migrate
@@ -168,3 +173,10 @@ def test_the_command_writes_yaml_and_tells_the_rest(tmp_path):
     assert CliRunner().invoke(app, ["migrate", str(script)]).exit_code == 1
     assert CliRunner().invoke(app, ["migrate", str(tmp_path / "none")]).exit_code == 2
     assert CliRunner().invoke(app, ["migrate", str(script), "--system", "x"]).exit_code == 2
+
+
+def test_what_other_systems_keys_are_called_here_exists():
+    """A new name of the schema has to be one in the tables too, or the key is said to be lost."""
+    source = Path(foreign.__file__).read_text()
+    named, keys = set(re.findall(r'_to\("([^"]+)"\)', source)), set(all_keys())
+    assert [key for key in sorted(named - keys) if not any(own.startswith(f"{key}.") for own in keys)] == []
