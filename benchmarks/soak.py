@@ -2,10 +2,12 @@
 
     python benchmarks/soak.py [--seeds 5] [--kills 5] [--minutes 60]
 
-A tiny run on the CPU with `recover.mode=fault`. After a random time one of its processes, or all of them, get SIGKILL;
-then the same command goes on. At the end of each seed the journal has to name every group once. Lost work of a kill is
-the time from the last complete checkpoint to the kill; the share of time that trained is the sum of the committed
-steps' seconds over all seconds. Writes benchmarks/results/soak_cpu.json after every seed.
+A tiny run on the CPU with `recover.mode=fault`. At a random time after its start, or after its first step, one of its
+processes, or all of them, get SIGKILL; the run has to end by that (it has one server, and `rollout.min_servers` is 1),
+and the same command goes on. At the end of each seed the journal has to name every group once, and the record every
+step. Lost work of a kill is the time from the last complete checkpoint, or from the attempt's start, to the kill; the
+share of time that trained is the sum of the committed steps' seconds over all seconds. Writes
+benchmarks/results/soak_cpu.json after every kill and seed.
 """
 
 import argparse
@@ -17,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import psutil
@@ -30,15 +34,17 @@ from areal_like.metrics.lines import read_lines
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/soak_cpu.json"
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
-STEPS, BATCH = 40, 2
+STEPS, BATCH, EVALUATES = 60, 2, 5
 SETTINGS = (
     *("experiment_name=soak", "trial_name=run", "recover.mode=fault", "recover.freq_steps=2", "saver.freq_steps=7"),
     *(f"total_train_steps={STEPS}", f"train_dataset.batch_size={BATCH}", "gconfig.n_samples=2", "warm_start=null"),
-    *("evaluator.freq_steps=5", "evaluator.at_start=false", "valid_dataset.arithmetic.size=16"),
+    *(f"evaluator.freq_steps={EVALUATES}", "evaluator.at_start=false", "valid_dataset.arithmetic.size=16"),
     *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64"),
-    *("train_dataset.arithmetic.size=64", "scheduler.startup_timeout_s=600", "rollout.startup_timeout_s=600"),
+    *(f"train_dataset.arithmetic.size={STEPS * BATCH}", "scheduler.startup_timeout_s=600"),
+    "rollout.startup_timeout_s=600",
 )
 LOGS = {"trainer rank": "actor-1.log", "server": "server-0.log"}
+STARTING_S, TRAINING_S = 45.0, 12.0  # from an attempt's start, or from its first step, to a kill at the latest
 LONGEST_S = 900.0  # of one attempt: hung
 
 
@@ -58,13 +64,22 @@ class Attempt:
         )
         self.started = time.time()
 
-    def wait(self, seconds: float) -> bool:
-        """Whether it ended by itself before that."""
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def outlives(self, seconds: float, *, training: bool = False) -> bool:
+        """Whether it is there after that many seconds, of training where that is asked for, or hangs before."""
+        while self.process.poll() is None:
+            since = self.trains_since() if training else self.started
+            if time.time() - self.started > LONGEST_S or (since is not None and time.time() - since > seconds):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def trains_since(self) -> float | None:
+        """When its first step ended."""
+        return next((event["end"] for event in self._steps()), None)
+
+    def said(self) -> str:
+        """The end of what all attempts printed."""
+        return (self.directory.parents[1] / "output.txt").read_text()[-3000:]
 
     def kill(self, what: str) -> str | None:
         """SIGKILL to a part of it; what it was doing, None where that part is not there."""
@@ -85,9 +100,14 @@ class Attempt:
         """The phase that the last events tell of."""
         if (self.directory / DIRECTORY).is_dir() and any((self.directory / DIRECTORY).glob(".step-*")):
             return "save"
+        steps = self._steps()
+        done = steps[-1]["ids"]["step"] if steps else None
+        return "start-up" if done is None else f"step {done + 1}" if done < STEPS else "end"
+
+    def _steps(self) -> list[dict[str, Any]]:
+        """Its events of the phases of steps that have ended."""
         events = read_lines(self.directory / "events.jsonl") if self.directory.exists() else []
-        steps = [event for event in events if event["start"] > self.started and event["ids"].get("step")]
-        return "training" if steps else "start-up"
+        return [event for event in events if event["start"] > self.started and "step" in event["ids"]]
 
 
 def _output(process: psutil.Process) -> str | None:
@@ -97,30 +117,33 @@ def _output(process: psutil.Process) -> str | None:
         return None
 
 
-def soak(seed: int, kills: int, deadline: float) -> dict[str, Any]:
-    """One run with up to `kills` kills, to its end."""
-    rng, done, began = random.Random(seed), [], time.time()
+def soak(seed: int, kills: int, deadline: float, tell: Callable[[dict[str, Any]], None]) -> None:
+    """One run with up to `kills` kills, to its end; `tell` is told how far it came."""
+    rng, done, began = random.Random(seed), list[dict[str, Any]](), time.time()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         while True:
-            attempt = Attempt(folder, seed)
+            attempt, training = Attempt(folder, seed), rng.random() < 0.6
             wanted = len(done) < kills and time.time() < deadline
-            if attempt.wait(rng.uniform(5, 90) if wanted else LONGEST_S):
+            limit_s = rng.uniform(0, TRAINING_S) if training else rng.uniform(2, STARTING_S)
+            if not attempt.outlives(limit_s if wanted else LONGEST_S, training=wanted and training):
                 break
-            what = rng.choice(["controller", "process group", "trainer rank", "server"])
-            if not wanted:
+            if time.time() - attempt.started > LONGEST_S:
                 attempt.kill("controller")
-                raise SystemExit(f"seed {seed}: an attempt hangs\n{(folder / 'output.txt').read_text()[-3000:]}")
-            killed, doing = time.time(), attempt.kill(what)
-            if not attempt.wait(300):
-                raise SystemExit(f"seed {seed}: it outlives the death of its {what}")
-            if doing is not None:
-                done.append({"what": what, "during": doing, "seconds_lost": _lost(attempt, killed)})
-                print(f"seed {seed}, kill {len(done)}: {done[-1]}", flush=True)
+                raise SystemExit(f"seed {seed}: an attempt hangs\n{attempt.said()}")
+            what = rng.choice(["controller", "process group", "trainer rank", "server"])
+            killed, doing = time.time(), attempt.kill(what) or attempt.kill(what := "controller")
+            if attempt.outlives(300 + killed - attempt.started):
+                raise SystemExit(f"seed {seed}: it outlives the death of its {what}\n{attempt.said()}")
+            ended = time.time()
+            done.append({"what": what, "during": doing, "seconds_lost": _lost(attempt, killed)})
+            done[-1]["seconds_to_end"] = round(ended - killed, 1)
+            print(f"seed {seed}, kill {len(done)}: {done[-1]}", flush=True)
+            tell({"seed": seed, "kills": done})
         if attempt.process.returncode != 0:
-            raise SystemExit(f"seed {seed} failed\n{(folder / 'output.txt').read_text()[-3000:]}")
+            raise SystemExit(f"seed {seed} failed\n{attempt.said()}")
         seconds = time.time() - began
-        return {"seed": seed, "kills": done, "seconds": round(seconds, 1), **_verdict(attempt.directory, seconds)}
+        tell({"seed": seed, "kills": done, "seconds": round(seconds, 1), **_verdict(attempt.directory)})
 
 
 def _lost(attempt: Attempt, killed: float) -> float:
@@ -130,23 +153,26 @@ def _lost(attempt: Attempt, killed: float) -> float:
     return round(killed - since, 1)
 
 
-def _verdict(directory: Path, seconds: float) -> dict[str, Any]:
+def _verdict(directory: Path) -> dict[str, Any]:
     file = directory / DIRECTORY / JOURNAL
     steps = Journal(file, read_header(file)["data"]).steps()
     groups = [group for step in steps for group in step.groups]
     if [step.version for step in steps] != list(range(1, STEPS + 1)) or sorted(groups) != list(range(STEPS * BATCH)):
         raise SystemExit(f"not every group was trained in exactly one step: {steps}")
-    rows = [row for row in read_lines(directory / "metrics.jsonl") if "seconds/step" in row]
-    if [row["step"] for row in rows] != list(range(1, STEPS + 1)):
-        raise SystemExit(f"the record is not that of one run: steps {[row['step'] for row in rows]}")
+    lines = read_lines(directory / "metrics.jsonl")
+    rows = [row for row in lines if "seconds/step" in row]
+    recorded, evaluated = ([row["step"] for row in lines if tag in row] for tag in ("seconds/step", "reward/held_out"))
+    if recorded != list(range(1, STEPS + 1)) or evaluated != recorded[EVALUATES - 1 :: EVALUATES]:
+        raise SystemExit(f"the record is not that of one run: steps {recorded}, evaluated {evaluated}")
     trained = sum(row["seconds/step"] for row in rows)
     rates = [row["train/lr"] for row in rows]
-    falls = {round(before - after, 9) for before, after in pairwise(rates)}
+    falls = [before - after for before, after in pairwise(rates)]
+    if max(falls) - min(falls) > 0.01 * max(falls):
+        raise SystemExit(f"the learning rate does not fall evenly: {rates}")
     return {
         "groups": len(groups),
         "farthest_from_its_place": max(abs(place - group) for place, group in enumerate(groups)),
-        "learning_rate_falls_evenly": len(falls) == 1,
-        "share_of_time_in_committed_steps": round(trained / seconds, 3),
+        "seconds_in_committed_steps": round(trained, 1),
     }
 
 
@@ -157,15 +183,29 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=5, help="of each seed")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further kill is made")
     arguments = parser.parse_args()
-    deadline, runs = time.time() + 60 * arguments.minutes, []
+    deadline, runs = time.time() + 60 * arguments.minutes, dict[int, dict[str, Any]]()
+
+    def tell(run: dict[str, Any]) -> None:
+        runs[run["seed"]] = run
+        RESULT.write_text(json.dumps(_summary(list(runs.values())), indent=1) + "\n")
+
     for seed in range(1, arguments.seeds + 1):
-        if time.time() > deadline:
-            break
-        runs.append(soak(seed, arguments.kills, deadline))
-        kills = [kill for run in runs for kill in run["kills"]]
-        lost = [kill["seconds_lost"] for kill in kills]
-        summary = {"kills": len(kills), "mean_seconds_lost": round(sum(lost) / max(1, len(lost)), 1)}
-        RESULT.write_text(json.dumps({**summary, "cores": os.cpu_count(), "runs": runs}, indent=1) + "\n")
+        if time.time() < deadline:
+            soak(seed, arguments.kills, deadline, tell)
+
+
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    kills = [kill for run in runs for kill in run["kills"]]
+    whole = [run for run in runs if "seconds" in run]
+    seconds, trained = (sum(run[key] for run in whole) for key in ("seconds", "seconds_in_committed_steps"))
+    return {
+        "kills": len(kills),
+        "runs_to_their_end": len(whole),
+        "mean_seconds_lost": round(mean(kill["seconds_lost"] for kill in kills), 1) if kills else None,
+        "share_of_time_in_committed_steps": round(trained / seconds, 3) if whole else None,
+        "cores": os.cpu_count(),
+        "runs": runs,
+    }
 
 
 if __name__ == "__main__":
