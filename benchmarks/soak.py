@@ -147,10 +147,10 @@ def soak(seed: int, kills: int, deadline: float, tell: Callable[[dict[str, Any]]
 
 
 def _lost(attempt: Attempt, killed: float) -> float:
-    """Seconds since the last complete checkpoint, or since the attempt began."""
+    """Seconds since the last complete checkpoint, or since the attempt began; 0 where one was completed after that."""
     found, _ = newest(attempt.directory / DIRECTORY)
     since = max(attempt.started, (found.path / "manifest.json").stat().st_mtime if found else 0.0)
-    return round(killed - since, 1)
+    return round(max(0.0, killed - since), 1)
 
 
 def _verdict(directory: Path) -> dict[str, Any]:
