@@ -390,5 +390,5 @@ def reference_updates(
             for m in made._wrapped
             for p in m.parameters()
         )
-        trainable += hasattr(made, "_optimizer") + hasattr(made, "_scheduler")
+        trainable += sum(part is not None for part in (made._optimizer, made._scheduler))
     return Referred(log_probs, weights if rendezvous.rank == 0 else [], refused, trainable)
