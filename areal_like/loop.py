@@ -11,7 +11,6 @@ answer, so that all answers are of one version.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -94,11 +93,9 @@ async def reinforce(
                 with record.phase("reference update"):
                     await parts.reference.update()
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
-                with record.phase("saving"):
-                    await _save(parts, record.checkpoint(done))
+                await _save(parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
-            stats |= await asyncio.to_thread(describe, trajectories, version)
-            stats |= parts.rewards.statistics() | dict(parts.episodes()) | dict(parts.tokens())
+            stats |= await _statistics(parts, trajectories, version)
             if parts.algorithm.keeps:
                 stats["dropped_groups"] = float(parts.collector.dropped - dropped)
                 dropped = parts.collector.dropped
@@ -118,11 +115,19 @@ def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState
     return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
 
-async def _save(parts: Parts, path: Path) -> None:
-    """The policy at `path` and the critic, if there is one, beside it."""
-    await parts.trainer.save_hf(path)
-    if parts.critic:
-        await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
+async def _save(parts: Parts, record: Record, done: int) -> None:
+    """The policy's checkpoint, and the critic's beside it, if there is one."""
+    path = record.checkpoint(done)
+    with record.phase("saving"):
+        await parts.trainer.save_hf(path)
+        if parts.critic:
+            await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
+
+
+async def _statistics(parts: Parts, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What a step's record gets beside the training's own statistics."""
+    described = await asyncio.to_thread(describe, trajectories, version)
+    return described | parts.rewards.statistics() | dict(parts.episodes()) | dict(parts.tokens())
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+
+from areal_like.trainer.engine import EngineSpec
 
 Bucket = list[tuple[str, Tensor]]
 _SHARD_BYTES = 4 << 30
@@ -29,6 +32,16 @@ def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bu
         size += tensor.nbytes
     if bucket:
         yield bucket
+
+
+def save_together(path: Path, weights: Iterator[tuple[str, Tensor]], spec: EngineSpec) -> None:
+    """Have rank 0 write the weights that all ranks of an engine gather together."""
+    if dist.get_rank() == 0:
+        dtype = spec.config.dtype
+        write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
+    for _ in weights:  # the other ranks take part
+        pass
+    dist.barrier()
 
 
 def write_checkpoint(

@@ -23,7 +23,7 @@ from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
 from areal_like.trainer.fsdp import attention, optimizer
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
-from areal_like.trainer.hf_checkpoint import write_checkpoint
+from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.process import join, prepare_process
 from areal_like.types import Batch, Floats, LossSpec
@@ -82,13 +82,7 @@ class FSDPEngine:
             yield name, parameter.detach().full_tensor().to(self.device, dtype)
 
     def save_hf(self, path: Path) -> None:
-        spec, weights = self._spec, self.weights()
-        if dist.get_rank() == 0:
-            dtype = spec.config.dtype
-            write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
-        for _ in weights:  # the other ranks take part
-            pass
-        dist.barrier()
+        save_together(path, self.weights(), self._spec)
 
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:

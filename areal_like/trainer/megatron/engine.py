@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
-from areal_like.trainer.hf_checkpoint import write_checkpoint
+from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
 from areal_like.trainer.process import prepare_process
@@ -109,13 +108,7 @@ class MegatronEngine:
             del item  # a gathered weight lives on the device until the next one is made
 
     def save_hf(self, path: Path) -> None:
-        spec, weights = self._spec, self.weights()
-        if dist.get_rank() == 0:
-            dtype = spec.config.dtype
-            write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
-        for _ in weights:  # the other ranks take part
-            pass
-        dist.barrier()
+        save_together(path, self.weights(), self._spec)
 
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:
