@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from allocation import ParallelSizes
     from areal_like.config.schema import EngineConfig, OptimizerConfig, TrainerRole
+
+
+type Part = Literal["params", "grads", "optimizer"]
+PARTS: tuple[Part, ...] = ("params", "grads", "optimizer")
 
 
 class NonFiniteError(ArithmeticError):
@@ -89,6 +93,15 @@ class TrainEngine(Protocol):
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote. Raises RoleError as that does, FileNotFoundError when nothing is there."""
+
+    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+        """Move parts of the engine from its device to host memory; gradients, which no call leaves behind, are freed.
+
+        A call that needs an offloaded part has it on the device until it returns, `weights` until its iterator ends.
+        """
+
+    def onload(self, parts: Iterable[Part] = PARTS) -> None:
+        """Move parts back to the device; what is there already stays as it is."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine is of no use from then on."""

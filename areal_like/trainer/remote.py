@@ -1,12 +1,14 @@
 """A trainer as the controller sees it: one object whose ranks are Ray actors."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
+from areal_like.trainer.engine import PARTS, Part
 from areal_like.types import Batch, Floats, LossSpec
 
 CHECKPOINT = "checkpoint"  # the phase that errors name
@@ -62,6 +64,14 @@ class Trainer:
     async def load(self, path: Path) -> None:
         """Continue from what `save` wrote, in whatever layout that was."""
         await self._ranks.call_all("engine", "load", path, phase="loading the checkpoint")
+
+    async def offload(self, parts: Sequence[Part] = PARTS) -> None:
+        """Free the device memory of the parts on every rank; they wait in host memory."""
+        await self._ranks.call_all("engine", "offload", parts, phase="offload")
+
+    async def onload(self, parts: Sequence[Part] = PARTS) -> None:
+        """Move the parts back to the device on every rank."""
+        await self._ranks.call_all("engine", "onload", parts, phase="onload")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """One step of a CollectiveSender on every rank; returns rank 0's answer.

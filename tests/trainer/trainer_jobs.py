@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import psutil
+import torch
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
@@ -27,7 +28,7 @@ from areal_like.config.schema import (
     OptimizerConfig,
     TrainerRole,
 )
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError, TrainEngine
+from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Rendezvous, RoleError, TrainEngine
 from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # before anything else of megatron
 from areal_like.trainer.rank import make_engine
 
@@ -137,6 +138,59 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
         steps.append(made.train(make_batch(2), POLICY))
         weights = exported(made)
     return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """Three steps with offloads between, and the bytes on the device: with everything, less each part, with nothing."""
+
+    outcome: Outcome
+    full: list[int]
+    less: dict[str, int]
+    empty: list[int]
+
+
+def three_steps_with_offloads(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> Offloaded:
+    """`three_steps`; between them parts leave the device, and everything does, for calls of every kind."""
+    with engine(rendezvous, listener, setting) as made:
+        log_probs = made.log_probs(make_batch(), TEMPERATURE)
+        steps, full, empty, less = [], [], [], {}
+        for seed, loss, temperature in (
+            (0, LossSpec(sft), TEMPERATURE),
+            (1, LossSpec(sft), TEMPERATURE),
+            (2, POLICY, 1),
+        ):
+            made.offload()
+            empty.append(device_bytes(made))
+            made.log_probs(make_batch())
+            list(made.weights())
+            if seed == 1:
+                made.save(folder)
+                made.finish_save()
+            assert device_bytes(made) == empty[-1]
+            if seed == 1:  # once in host memory
+                steps.append(made.train(make_batch(seed), loss, temperature))
+                assert device_bytes(made) == empty[-1]
+            made.onload()
+            if seed != 1:
+                steps.append(made.train(make_batch(seed), loss, temperature))
+            full.append(device_bytes(made))
+        for part in PARTS:
+            made.offload([part])
+            less[part] = full[-1] - device_bytes(made)
+            made.onload([part])
+        weights = exported(made)
+    return Offloaded(Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {}), full, less, empty)
+
+
+def device_bytes(made: TrainEngine) -> int:
+    """What the storages of parameters, gradients and optimizer hold; on a GPU all that is allocated there."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated()
+    tensors = (tensor for part in PARTS for tensor in made._memory._tensors[part]())  # type: ignore[attr-defined]
+    return sum(storage.nbytes() for storage in set(made._memory._on_device(tensors)))  # type: ignore[attr-defined]
 
 
 def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, np.ndarray]:

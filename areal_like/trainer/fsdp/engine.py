@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
+from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.fsdp import attention, optimizer
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.logprobs import log_probs_and_entropy
+from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -43,12 +44,16 @@ class FSDPEngine:
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
+        self._memory = DeviceMemory(
+            self.device, {"params": self._model.parameters, "grads": tuple, "optimizer": self._states}
+        )
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
         micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
-        with torch.no_grad():
+        with self._memory.needed("params"), torch.no_grad():
             values = [self._log_probs_at(micro_batch, temperature)[0] for micro_batch in micro_batches]
+            self._model.reshard()  # what only a backward pass would do
         return micro_batches.targets, torch.cat(values).cpu().numpy()
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
@@ -63,23 +68,20 @@ class FSDPEngine:
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not (count := int(trained.sum())):
             raise ValueError("no token of the batch is trained on: loss_mask is 0 wherever a token can be predicted")
-        self._optimizer.zero_grad()
-        parts = []
-        for micro_batch in self._micro_batches(batch, trained):
-            log_probs, entropy = self._log_probs_at(micro_batch, temperature)
-            sequences = Sequences(micro_batch.sequences, len(batch.lengths))  # whole on every rank
-            inputs = LossInputs(log_probs, entropy, micro_batch.fields, sequences)
-            per_token, stats = loss.function(inputs, loss.parameters)
-            weights = micro_batch.fields.get("loss_weights")
-            total = (per_token if weights is None else per_token * weights).sum()
-            (total * (dist.get_world_size() / count)).backward()  # FSDP averages gradients over ranks
-            parts.append({"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}})
-        return {**self._means(parts, count), **self._step(self._spec.optimizer, learning_rate)}
+        with self._memory.needed("params"):
+            parts = [
+                self._backward(micro_batch, batch, loss, temperature, count)
+                for micro_batch in self._micro_batches(batch, trained)
+            ]
+            with self._memory.needed("optimizer"):
+                update = self._step(self._spec.optimizer, learning_rate)
+        return {**self._means(parts, count), **update}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         dtype = getattr(torch, self._spec.config.dtype)
-        for name, parameter in self._model.named_parameters():
-            yield name, parameter.detach().full_tensor().to(self.device, dtype)
+        with self._memory.needed("params"):
+            for name, parameter in self._model.named_parameters():
+                yield name, parameter.detach().full_tensor().to(self.device, dtype)
 
     def save_hf(self, path: Path) -> None:
         save_together(path, self.weights(), self._spec)
@@ -87,13 +89,15 @@ class FSDPEngine:
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:
             raise RoleError(f"the {self._spec.role} has an optimizer")
-        take_weights(self._model, path, decay)
+        with self._memory.needed("params"):
+            take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
         try:
-            distributed_checkpoint.save(self._state(), checkpoint_id=path)
+            with self._memory.needed("params", "optimizer"):
+                distributed_checkpoint.save(self._state(), checkpoint_id=path)
         except CheckpointException as error:
             raise OSError(f"{path} cannot be written: {next(iter(error.failures.values()))[0]}") from error
 
@@ -106,11 +110,18 @@ class FSDPEngine:
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():
             raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no .metadata)")
-        state = self._state()
-        distributed_checkpoint.load(state, checkpoint_id=path)
-        model, optimized = state["model"], state["optimizer"]
-        set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized)
+        with self._memory.needed("params", "optimizer"):
+            state = self._state()
+            distributed_checkpoint.load(state, checkpoint_id=path)
+            model, optimized = state["model"], state["optimizer"]
+            set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized)
         self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
+
+    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+        self._memory.offload(parts)
+
+    def onload(self, parts: Iterable[Part] = PARTS) -> None:
+        self._memory.onload(parts)
 
     def shutdown(self) -> None:
         vars(self).clear()  # process groups end with all that holds them
@@ -121,6 +132,25 @@ class FSDPEngine:
         model, optimized = get_state_dict(self._model, self._optimizer)
         schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}
         return {"model": model, "optimizer": optimized, "schedule": schedule}
+
+    def _states(self) -> Iterator[Tensor]:
+        """What the optimizer remembers of the parameters; nothing where there is none."""
+        if self._spec.optimizer is not None:
+            for state in self._optimizer.state.values():
+                yield from filter(torch.is_tensor, state.values())
+
+    def _backward(
+        self, micro_batch: DeviceBatch, batch: Batch, loss: LossSpec, temperature: float, count: int
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a micro-batch's loss; returns its sums of loss and statistics."""
+        log_probs, entropy = self._log_probs_at(micro_batch, temperature)
+        sequences = Sequences(micro_batch.sequences, len(batch.lengths))  # whole on every rank
+        inputs = LossInputs(log_probs, entropy, micro_batch.fields, sequences)
+        per_token, stats = loss.function(inputs, loss.parameters)
+        weights = micro_batch.fields.get("loss_weights")
+        total = (per_token if weights is None else per_token * weights).sum()
+        (total * (dist.get_world_size() / count)).backward()  # FSDP averages gradients over ranks
+        return {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""
@@ -160,6 +190,7 @@ class FSDPEngine:
             group["lr"] = group["lr"] if learning_rate is None else learning_rate
         lr = float(self._optimizer.param_groups[0]["lr"])
         grad_norm = optimizer.step_if_finite(self._optimizer, section.gradient_clipping)
+        self._optimizer.zero_grad()
         for group, rate in zip(self._optimizer.param_groups, scheduled, strict=True):
             group["lr"] = rate
         finite = math.isfinite(grad_norm)

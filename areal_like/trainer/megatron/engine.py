@@ -1,7 +1,7 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
-from areal_like.trainer.engine import EngineSpec, NonFiniteError, Rendezvous, RoleError
+from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
+from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import prepare_process
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -58,6 +59,7 @@ class MegatronEngine:
                 steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
                 self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
+        self._memory = DeviceMemory(self.device, optimizer.tensors(self._wrapped, self._optimizer))
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
@@ -89,23 +91,24 @@ class MegatronEngine:
             sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
             return total, count, {"loss_tokens": count, **sums}
 
-        with cpu.cpu_as_cuda():
+        with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
             for model in self._wrapped:
                 model.zero_grad_buffer()
-            self._optimizer.zero_grad()
             parts = forward_backward(self._wrapped, micro_batches, token_loss)
-            update = self._step(learning_rate)
+            with self._memory.needed("optimizer"):
+                update = self._step(learning_rate)
             return {**means(parts, self.device), **update}
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        weights = iter(self._bridge.export(self._models))
-        while True:
-            with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
-                item = next(weights, None)
-            if item is None:
-                return
-            yield item
-            del item  # a gathered weight lives on the device until the next one is made
+        with self._memory.needed("params"):
+            weights = iter(self._bridge.export(self._models))
+            while True:
+                with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
+                    item = next(weights, None)
+                if item is None:
+                    return
+                yield item
+                del item  # a gathered weight lives on the device until the next one is made
 
     def save_hf(self, path: Path) -> None:
         save_together(path, self.weights(), self._spec)
@@ -113,16 +116,17 @@ class MegatronEngine:
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:
             raise RoleError(f"the {self._spec.role} has an optimizer")
-        parameters = [parameter.data for model in self._models for parameter in model.parameters()]
-        old = [parameter.clone() for parameter in parameters] if decay else []
-        with cpu.cpu_as_cuda():
-            self._bridge.load(self._models, path)
-        for parameter, before in zip(parameters, old, strict=bool(old)):
-            parameter.lerp_(before, decay)
+        with self._memory.needed("params"):
+            parameters = [parameter.data for model in self._models for parameter in model.parameters()]
+            old = [parameter.clone() for parameter in parameters] if decay else []
+            with cpu.cpu_as_cuda():
+                self._bridge.load(self._models, path)
+            for parameter, before in zip(parameters, old, strict=bool(old)):
+                parameter.lerp_(before, decay)
 
     def save(self, path: Path) -> None:
         self._refuse_without_optimizer()
-        with cpu.cpu_as_cuda():
+        with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler)
 
     def is_saved(self) -> bool:
@@ -135,8 +139,14 @@ class MegatronEngine:
 
     def load(self, path: Path) -> None:
         self._refuse_without_optimizer()
-        with cpu.cpu_as_cuda():
+        with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
+
+    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+        self._memory.offload(parts)
+
+    def onload(self, parts: Iterable[Part] = PARTS) -> None:
+        self._memory.onload(parts)
 
     def shutdown(self) -> None:
         vars(self).clear()  # process groups end with all that holds them
@@ -151,7 +161,7 @@ class MegatronEngine:
     ) -> tuple[NDArray[np.int64], Floats] | None:
         """What `at` makes of every micro-batch and the model's output for it, without gradients."""
         micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
-        with cpu.cpu_as_cuda():
+        with self._memory.needed("params"), cpu.cpu_as_cuda():
             values = forward_backward(self._wrapped, micro_batches, at, forward_only=True)
             if not parallel.is_data_source():
                 return None
@@ -205,6 +215,7 @@ class MegatronEngine:
                 group["lr"] = learning_rate
         lr = float(self._optimizer.param_groups[0]["lr"])
         grad_norm = optimizer.step_if_finite(self._optimizer)
+        self._optimizer.zero_grad()
         finite = math.isfinite(grad_norm)
         self._scheduler.step(1 if finite and learning_rate is None else 0)
         self._skipped = 0 if finite else self._skipped + 1

@@ -1,6 +1,7 @@
 """Megatron's data parallelism, optimizer and learning-rate schedule, from the config's names."""
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import torch
@@ -11,6 +12,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 
 from areal_like.config import schema
+from areal_like.trainer.engine import Part
 
 
 def wrap_models(
@@ -122,3 +124,25 @@ def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig,
         wd_incr_steps=steps,
         wd_incr_style="constant",
     )
+
+
+def tensors(
+    models: list[torch.nn.Module], optimizer: MegatronOptimizer | None
+) -> Mapping[Part, Callable[[], Iterator[torch.Tensor]]]:
+    """The tensors of each part of an engine, of wrapped chunks; float32 copies of the weights are the optimizer's."""
+
+    def params() -> Iterator[torch.Tensor]:
+        return (parameter for model in models for parameter in model.parameters())
+
+    def grads() -> Iterator[torch.Tensor]:
+        wrapped = (model for model in models if isinstance(model, DistributedDataParallel))
+        return (buffer.grad_data for model in wrapped for buffer in (*model.buffers, *model.expert_parallel_buffers))
+
+    def states() -> Iterator[torch.Tensor]:
+        for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
+            for group in part.optimizer.param_groups:
+                yield from group["params"]
+            for state in part.optimizer.state.values():
+                yield from filter(torch.is_tensor, state.values())
+
+    return {"params": params, "grads": grads, "optimizer": states}
