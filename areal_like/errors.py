@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 class RunError(RuntimeError):
@@ -40,8 +41,19 @@ class WorkerError(RunError):
         return f"{self.role} rank {self.rank} failed during {self.phase}: {self.cause}\n  its output: {self.log_file}"
 
 
+Fault = Literal[
+    "refused", "server_error", "connection", "late", "unusable", "wrong_labels", "wrong_version", "half_answer", "stalled",
+    "left",
+]  # fmt: skip
+"""How a server failed, as the step record counts it (`server_faults/...`)."""
+
+
 class ServerError(RunError):
     """A server refused, failed or did not answer in time; the message names it and its words."""
+
+    def __init__(self, message: str, fault: Fault = "refused") -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
 
 
 class WeightUpdateError(RunError):

@@ -46,6 +46,7 @@ class Parts:
     critic: Trainer | None = None
     episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
     tokens: Callable[[], Mapping[str, float]] = dict  # where those are that servers have generated
+    servers: Callable[[], Mapping[str, float]] = dict  # how the servers fared since the last call
     recovery: Recovery | None = None
 
 
@@ -127,7 +128,8 @@ async def _save(parts: Parts, record: Record, done: int) -> None:
 async def _statistics(parts: Parts, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
     """What a step's record gets beside the training's own statistics."""
     described = await asyncio.to_thread(describe, trajectories, version)
-    return described | parts.rewards.statistics() | dict(parts.episodes()) | dict(parts.tokens())
+    counts = (parts.episodes(), parts.tokens(), parts.servers())
+    return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:

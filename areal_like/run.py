@@ -155,6 +155,7 @@ async def _run_on(
                 critic=trainers.get("critic"),
                 episodes=workflows.counts,
                 tokens=lambda: token_account(pool, collector, evaluator.tokens),
+                servers=pool.statistics,
                 recovery=recovery,
             )
             await reinforce(config, parts, job.steps, record, state if checkpoint else None)

@@ -20,14 +20,15 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from areal_like import events
-from areal_like.errors import ServerError
+from areal_like.errors import Fault, ServerError
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, may_pass
+from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, fault_of
 
 AHEAD = 1.25  # times what a server runs at once: what follows is there when a sample ends
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
@@ -58,7 +59,7 @@ class Member:
     resting: bool = False
     queue: list[Ticket] = field(default_factory=list)  # of those who are bound to it
     outbox: list[Entry] = field(default_factory=list)  # to be sent together
-    lost: asyncio.Future[str] = field(default_factory=asyncio.Future)  # why it gives its samples back
+    lost: asyncio.Future[tuple[str, Fault]] = field(default_factory=asyncio.Future)  # why it gives its samples back
     work_done: Any = None
     progressed: float = 0.0  # when it did something, and when it was last asked; on time.monotonic's clock
     asked: float = 0.0
@@ -70,11 +71,11 @@ class Member:
             return False
         return not self.in_flight or (not self.failures and self.in_flight < self.room)
 
-    def lose(self, cause: str, *, for_good: bool) -> None:
-        """Give all samples back, and with `for_good` those too that are on their way to it."""
+    def lose(self, cause: str, fault: Fault) -> None:
+        """Give all samples back, and if it has `left` those too that are on their way to it."""
         if not self.lost.done():
-            self.lost.set_result(f"{self.server.name} at {self.server.url} {cause}")
-            self.lost = self.lost if for_good else asyncio.Future()
+            self.lost.set_result((f"{self.server.name} at {self.server.url} {cause}", fault))
+            self.lost = self.lost if fault == "left" else asyncio.Future()
 
 
 @dataclass(eq=False)
@@ -91,6 +92,7 @@ class Fleet:
     def __init__(self, stall_s: float) -> None:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
+        self.waited: list[float] = []  # seconds that samples waited for a server
         self.hung: Callable[[Server], object] = lambda server: None
         self._stall_s = stall_s
         self._members: list[Member] = []
@@ -126,7 +128,7 @@ class Fleet:
             self._members.remove(member)
             for ticket in member.queue:
                 heapq.heappush(self._queue, ticket)
-            member.lose(why, for_good=True)
+            member.lose(why, "left")
         self._dispatch()
 
     async def close(self, deadline: Deadline) -> None:
@@ -186,8 +188,10 @@ class Fleet:
         bound = near.member if near and near.bound and near.member in self._members else None
         heapq.heappush(bound.queue if bound else self._queue, Ticket(priority, next(self._arrivals), near, turn))
         self._dispatch()
+        came = time.monotonic()
         try:
             member = await turn
+            self.waited.append(time.monotonic() - came)
             yield member
         except Unavailable:
             self._rest(member)
@@ -238,12 +242,12 @@ class Fleet:
     async def _call(self, member: Member, entries: Sequence[Entry]) -> None:
         """Have a server generate as long as it does anything; every entry ends, or has an exception."""
         lost = member.lost
-        error: ServerError = Unavailable(f"{member.server.name} ended its answer early")
+        error: ServerError = Unavailable(f"{member.server.name} ended its answer early", "half_answer")
         reading = asyncio.ensure_future(self._read(member, entries))
         try:
             while not reading.done():
                 if lost.done():
-                    raise Unavailable(lost.result())
+                    raise Unavailable(*lost.result())
                 await self._look_after(member)
                 await asyncio.wait((reading, lost), timeout=self._stall_s / 4, return_when=asyncio.FIRST_COMPLETED)
             reading.result()
@@ -257,7 +261,7 @@ class Fleet:
                     self._keep(asyncio.create_task(self._call(member, [entry])))
             else:
                 for _, ended in left:
-                    ended.set_exception(type(error)(*error.args))
+                    ended.set_exception(copy(error))
 
     async def _read(self, member: Member, entries: Sequence[Entry]) -> None:
         first, name = self.version, member.server.name
@@ -279,7 +283,7 @@ class Fleet:
                         raise _refusal(name, event["error"])
                     (sample, ended), info = entries[event["index"]], event["meta_info"]
                 except (TypeError, LookupError) as error:
-                    raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}") from error
+                    raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}", "unusable") from error
                 if not ended.done():
                     self._extend(member, sample, ended, info, first)
 
@@ -334,7 +338,7 @@ class Fleet:
             if done != member.work_done:
                 member.work_done, member.progressed = done, time.monotonic()
         if not self._excused and time.monotonic() - member.progressed >= self._stall_s:
-            member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", for_good=False)
+            member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", "stalled")
             self.hung(member.server)
 
 
@@ -348,5 +352,6 @@ def _head(queue: list[Ticket]) -> Ticket | None:
 def _refusal(name: str, error: Any) -> ServerError:
     """What a server says of a request in an event."""
     code = error.get("code") if isinstance(error, dict) else None
-    kind = ServerError if isinstance(code, int) and not may_pass(code) else Unavailable
-    return kind(f"{name} refused a request: {error.get('message') if isinstance(error, dict) else error}")
+    fault = fault_of(code) if isinstance(code, int) else "server_error"
+    kind = ServerError if fault == "refused" else Unavailable
+    return kind(f"{name} refused a request: {error.get('message') if isinstance(error, dict) else error}", fault)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import aiohttp
 import numpy as np
 
+from areal_like.errors import Fault
 from areal_like.events import span
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
@@ -51,6 +52,7 @@ class ServerPool:
         self._requests = requests
         self._prefill_once = prefill_once
         self._sessions: dict[Hashable, Near] = {}
+        self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
         self.pause_s = 0.0  # for how long the last update held the servers
         for url in urls:
@@ -72,6 +74,18 @@ class ServerPool:
     def tokens_generated(self) -> int:
         """All tokens that servers have answered: those in `tokens`, and of samples that are on their way."""
         return self._fleet.generated
+
+    def statistics(self) -> dict[str, float]:
+        """How long the last update held requests; since the last call: how long they waited, and faults."""
+        waited, faults = self._fleet.waited or [0.0], self._faults
+        self._fleet.waited, self._faults = [], Counter()
+        return {
+            "rollout/pause_seconds": self.pause_s,
+            "rollout/queue_seconds_mean": float(np.mean(waited)),
+            "rollout/queue_seconds_max": max(waited),
+            "rollout/servers": float(len(self.serving)),
+            **{f"server_faults/{fault}": float(times) for fault, times in faults.items()},
+        }
 
     @property
     def servers(self) -> list[Server]:
@@ -156,11 +170,14 @@ class ServerPool:
                 before = len(response.tokens)
                 try:
                     await self._fleet.generate(sample, priority, near)
-                except Unavailable as error:
+                except ServerError as error:
+                    self._faults[error.fault] += 1
+                    if not isinstance(error, Unavailable):
+                        raise
                     causes = [*causes, str(error)] if len(response.tokens) == before else [str(error)]
                     if len(causes) == MOST_TRIES:
                         told = "\n  ".join(causes)
-                        raise ServerError(f"a request failed {MOST_TRIES} times:\n  {told}") from error
+                        raise ServerError(f"a request failed {MOST_TRIES} times:\n  {told}", error.fault) from error
             outcome = "delivered"
             return response
         except ServerError:

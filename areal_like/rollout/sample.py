@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.rollout.sglang.http import ServerError, Unavailable, may_pass
-from areal_like.rollout.sglang.versions import token_versions
+from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
+from areal_like.rollout.sglang.versions import WrongLabels, token_versions
 from areal_like.types import FinishReason, Floats, Ints
 
 CHUNK = 256  # tokens after which a server says what it has: as much is lost with it at most
@@ -86,16 +86,24 @@ class Sample:
             reason = info["finish_reason"] or {}
             if status := reason.get("status_code"):
                 kind = Unavailable if may_pass(int(status)) else ServerError
-                raise kind(f"{server} gave up on a request: {reason.get('message')}")
+                raise kind(f"{server} gave up on a request: {reason.get('message')}", fault_of(int(status)))
             scored = info["output_token_logprobs"]
             logprobs, tokens = (_column(scored, place, dtype) for place, dtype in enumerate(("f4", "i4")))
             versions = token_versions(info, len(tokens))
             ended = FinishReason(reason["type"]) if reason else None
+            if not np.isfinite(logprobs).all():
+                raise ValueError("a log-prob that is no number")
+        except WrongLabels as error:
+            raise Unavailable(f"{server} {error}", "wrong_labels") from error
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise Unavailable(f"{server} gave an answer that cannot be used: {error!r}") from error
+            raise Unavailable(f"{server} gave an answer that cannot be used: {error!r}", "unusable") from error
+        if len(self.response.tokens) + len(tokens) > self.sampling.max_new_tokens:
+            raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
         if len(versions) and not (first <= versions[0] and versions[-1] <= last and (np.diff(versions) >= 0).all()):
             made = ", ".join(map(str, dict.fromkeys(versions.tolist())))
-            raise WrongVersion(f"{server} generated with weights {made}, where {first} to {last} were possible")
+            raise WrongVersion(
+                f"{server} generated with weights {made}, where {first} to {last} were possible", "wrong_version"
+            )
         self._add(tokens, logprobs, versions)
         if ended is None and len(self.response.tokens) >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do

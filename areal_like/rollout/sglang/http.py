@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from areal_like.errors import ServerError
+from areal_like.errors import Fault, ServerError
 
 # A request to a dying server breaks before the server's watcher has said why: let that be heard first.
 AFTERMATH_S = 3.0
@@ -107,7 +107,7 @@ class Server:
             yield
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             where = f"{self.name} at {self.url}{path}"
-            raise Unavailable(f"{where} gave an answer that cannot be used: {error!r}") from error
+            raise Unavailable(f"{where} gave an answer that cannot be used: {error!r}", "unusable") from error
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
         async with self._reply(method, path, body, timeout_s) as reply:
@@ -129,15 +129,15 @@ class Server:
                 if reply.status != 200:
                     answer = (await reply.read()).decode(errors="replace")
                     error = Unavailable if may_pass(reply.status) else ServerError
-                    raise error(f"{where} answered {reply.status}: {answer[:500]}")
+                    raise error(f"{where} answered {reply.status}: {answer[:500]}", fault_of(reply.status))
                 yield reply
         except TimeoutError:
-            raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s") from None
+            raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s", "late") from None
         except orjson.JSONDecodeError as error:
-            raise Unavailable(f"{where} answered what is not JSON: {error}") from error
+            raise Unavailable(f"{where} answered what is not JSON: {error}", "unusable") from error
         except aiohttp.ClientError as error:
             await asyncio.sleep(AFTERMATH_S)
-            raise Unavailable(f"{where} failed: {error}") from error
+            raise Unavailable(f"{where} failed: {error}", "connection") from error
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
@@ -150,3 +150,8 @@ def _encoded(body: dict[str, Any]) -> bytes:
 def may_pass(status: int) -> bool:
     """Whether an HTTP status is the server's trouble of the moment; others find fault with the request itself."""
     return status >= 500 or status in (408, 429)
+
+
+def fault_of(status: int) -> Fault:
+    """What an HTTP status is counted as."""
+    return "server_error" if may_pass(status) else "refused"

@@ -21,18 +21,22 @@ from areal_like.types import Ints
 LABELS = "token_weight_versions"
 
 
+class WrongLabels(ValueError):
+    """A server did not label each of an answer's tokens with a version."""
+
+
 def token_versions(info: Mapping[str, Any], tokens: int) -> Ints:
     """The version of each of an answer's `tokens`, `[tokens]`; `info` is its `meta_info`.
 
-    Raises ValueError where the labels are not that many whole numbers.
+    Raises WrongLabels where the labels are not that many whole numbers.
     """
     labels = info.get(LABELS, [])
     try:
         versions = np.array([int(label) for label in labels], np.int32)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"labelled tokens with {str(labels)[:80]}, which are not weight versions") from None
+        raise WrongLabels(f"labelled tokens with {str(labels)[:80]}, which are not weight versions") from None
     if len(versions) != tokens:
-        raise ValueError(f"labelled {len(versions)} tokens of {tokens} with their weight version")
+        raise WrongLabels(f"labelled {len(versions)} tokens of {tokens} with their weight version")
     return versions
 
 
