@@ -5,7 +5,7 @@ PYTEST_ARGS ?= tests
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-long soak lint format lock clean
+.PHONY: help setup setup-gpu demo test test-long soak docs lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
 	@echo "make soak    kill runs at random moments and go on with them, for an hour"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    build the pages of docs/ as a site in docs/site"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
 
 setup: $(VENV)/.cpu-installed
@@ -23,6 +24,9 @@ $(VENV)/.cpu-installed: requirements/cpu.lock requirements/uv.txt requirements/i
 $(VENV)/.dev-installed: $(VENV)/.cpu-installed requirements/dev.lock
 	@requirements/install dev && touch $@
 
+$(VENV)/.docs-installed: $(VENV)/.cpu-installed requirements/docs.lock
+	@requirements/install docs && touch $@
+
 setup-gpu: $(VENV)/.gpu-installed
 
 $(VENV)/.gpu-installed: $(VENV)/.cpu-installed requirements/gpu.txt
@@ -31,14 +35,18 @@ $(VENV)/.gpu-installed: $(VENV)/.cpu-installed requirements/gpu.txt
 demo: setup
 	@$(RUN) python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml $(ARGS)
 
-test: $(VENV)/.dev-installed
+test: $(VENV)/.dev-installed $(VENV)/.docs-installed
 	@$(RUN) $(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
-test-long: $(VENV)/.dev-installed
+test-long: $(VENV)/.dev-installed $(VENV)/.docs-installed
 	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)
 
 soak: $(VENV)/.dev-installed
 	@$(RUN) PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 python benchmarks/soak.py $(ARGS)
+
+docs: $(VENV)/.docs-installed
+	@$(RUN) sphinx-build -q -W --keep-going docs docs/site
+	@echo "docs/site/index.html"
 
 lint: $(VENV)/.dev-installed
 	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed
@@ -49,10 +57,10 @@ format: $(VENV)/.dev-installed
 
 # Pins to pins with hashes: resolves nothing. Then what the pinned libraries take, against which configurations are checked.
 lock: $(VENV)/.cpu-installed
-	@for set in cpu dev; do $(RUN) python -m uv pip compile -q --generate-hashes --no-deps --no-annotate --no-header \
+	@for set in cpu dev docs; do $(RUN) python -m uv pip compile -q --generate-hashes --no-deps --no-annotate --no-header \
 		--python-version 3.12 requirements/$$set.txt -o requirements/$$set.lock; done
 	@$(MAKE) -s setup && $(RUN) python -W ignore requirements/option_tables.py && \
 		$(RUN) python -W ignore requirements/bridge_registry.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) docs/site .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -178,9 +178,11 @@ def check(
       allocation check megatron:d2t4 --model qwen3-8b --gpu h200
       allocation check run.yaml actor.backend=megatron:t2
     """
+    with _usage(ModelError, "--model"):
+        shape = load_model(model) if model else None
     with _usage(UsageError):
         memory = MemorySettings(gpu.memory) if gpu else None
-        checked = cases(words, model=model, cluster=cluster, batch=batch, order=order, memory=memory)
+        checked = cases(words, model=shape, cluster=cluster, batch=batch, order=order, memory=memory)
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:
@@ -211,9 +213,10 @@ def explain(
     from allocation.views import terminal
 
     with _usage(KeyError, "--by"):
-        _console().print(terminal.explain(plan, by))
+        shown = terminal.explain(plan, by)
     if svg:
         _write(svg, drawn.plan_svg(plan, by))
+    _console().print(shown)
 
 
 @app.command()
@@ -243,7 +246,7 @@ def memory(
     Examples:
       allocation memory megatron:d8t2 --model qwen3-8b --recompute full
       allocation memory 'sglang:d4t2+megatron:(attn:d2t4|ffn:e8)' -m qwen3-30b-a3b -g h100
-      allocation memory sglang:d1|megatron:d1 -m qwen3-0.6b -g 24GiB --mem-fraction-static 0.4
+      allocation memory 'sglang:d1|megatron:d1' -m qwen3-0.6b -g h200 --offload
     """
     if model is None:
         raise typer.BadParameter("the sizes are the model's", param_hint="--model")
@@ -258,16 +261,14 @@ def memory(
         shape = load_model(model)
     plan = _single(words, model=shape, cluster=cluster, megatron=settings)
     found = estimate(plan, Workload(shape, settings, limits, spec))
+    from allocation.views import memory as drawn
+
+    if svg:
+        _write(svg, drawn.svg(found))
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
     else:
-        from allocation.views import memory as drawn
-
         _console().print(drawn.terminal(found))
-    if svg:
-        from allocation.views import memory as drawn
-
-        _write(svg, drawn.svg(found))
     if gpu:
         checked = allocation.check(
             plan.allocation, model=shape, cluster=cluster, batch=spec, megatron=settings, memory=limits
@@ -294,13 +295,16 @@ def plan(
 
     \b
     Examples:
-      allocation plan --model qwen3-30b-a3b --cluster 4x8 --batch 256x8 --response 8192
+      allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
     if model is None or cluster is None:
         raise typer.BadParameter("both are needed", param_hint="--model and --cluster")
     from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts
+    from allocation.views.facts import MOST_RANKS
 
+    if cluster.n_gpus > MOST_RANKS:
+        raise typer.BadParameter(f"{cluster} is {cluster.n_gpus:,} GPUs; at most {MOST_RANKS:,} can be planned for")
     with _usage(ModelError, "--model"):
         shape = load_model(model)
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)

@@ -244,6 +244,9 @@ def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:
                 yield f"{name} must be a positive integer, not {value!r}"
 
 
+_HUB_NAME = re.compile(r"(?!.*\.json$)\w[\w.-]*/\w[\w.-]*")  # ORGANISATION/NAME, not a file's path
+
+
 def known_models() -> dict[str, dict[str, Any]]:
     """The offline table: name to the fields of its config."""
     table: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text())
@@ -261,7 +264,7 @@ def load_model(model: str | os.PathLike[str]) -> ModelSpec:
     for known, config in table.items():
         if name.lower() in (known.lower(), known.rpartition("/")[2].lower()):
             return from_config(config, known)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.is_dir():
+    if not _HUB_NAME.fullmatch(name) or path.is_dir():
         close = get_close_matches(name.lower(), {known.rpartition("/")[2].lower(): 0 for known in table}, n=2)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"{name}: no such file, and not a model's name{hint}")

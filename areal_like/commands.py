@@ -33,7 +33,8 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`", file=sys.stderr)
+        way = "run `make setup`, or `uv sync --extra cpu`, in the folder of the sources"
+        print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: {way}", file=sys.stderr)
         sys.exit(UNREADABLE)
 
 

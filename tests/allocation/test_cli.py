@@ -193,13 +193,43 @@ def test_help_teaches_by_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text((ROOT / "examples/math/gsm8k_grpo_cpu.yaml").read_text())
     Path("run.sh").write_text(ask("convert", FOLDED, "--to", "megatron").stdout)
-    for command in ("check", "explain", "count", "groups", "convert", "format"):
+    for command in ("check", "explain", "memory", "plan", "count", "groups", "convert", "format"):
         text = ask(command, "--help").stdout
         examples = re.findall(r"^ +allocation (.+?) *$", text.partition("Examples:")[2].partition("╭")[0], re.MULTILINE)
         assert len(examples) >= 2, text
         for example in examples:
             result = ask(*shlex.split(example))
             assert result.exit_code == 0, (example, result.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("check megatron:d4 --model nosuch", "nosuch: no such file, and not a model's name"),
+        ("check megatron:d4 --model qwen3-8", "did you mean qwen3-8b"),
+        ("check megatron:d4 --model ./none.json", "./none.json: no such file"),
+        ("check megatron:d4 --model models/none.json", "models/none.json: no such file"),
+        ("check megatron:d4 --model half.json", "half.json cannot be read as JSON"),
+        ("check megatron:d4 --model nosuch/model", "HF_HUB_OFFLINE"),
+        ("memory megatron:d4 --model nosuch --svg new.svg", "nosuch: no such file"),
+        ("plan --model nosuch --cluster 1x8", "nosuch: no such file"),
+        ("plan --model qwen3-0.6b --cluster 99999999x8", "at most 131,072 can be planned for"),
+        ("plan --model qwen3-0.6b --cluster 0x8", "a cluster has at least one node with one GPU, not 0x8"),
+        ("check megatron:d4 --cluster 4xx", "a cluster is written NODESxGPUS"),
+        ("explain megatron:d4 --cluster -1x8 --svg new.svg", "a cluster is written NODESxGPUS"),
+        ("explain megatron:d4 --svg none/new.svg", "none/new.svg cannot be written"),
+        ("memory megatron:d4 --model qwen3-8b --gpu foo", "unknown GPU 'foo'"),
+        ("check none.yaml", "none.yaml cannot be read"),
+        ("convert none.sh --from megatron", "none.sh cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_one_message_and_writes_nothing(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    Path("half.json").write_text('{"hidden_size": 10')
+    result = ask(*shlex.split(words), HF_HUB_OFFLINE="1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in re.sub(r"[\s│]+", " ", result.stderr)
+    assert os.listdir() == ["half.json"]
 
 
 def test_completion():
