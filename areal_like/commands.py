@@ -6,6 +6,7 @@ installed where only the compiler is.
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -19,8 +20,16 @@ UNREADABLE = 2
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Asynchronous reinforcement learning of language models.\n\nBegin with `areal-like check FILE`, which starts "
-    "nothing; then `areal-like run FILE`. What a run has left is shown by `samples` and `report`.",
+    help="""Asynchronous reinforcement learning of language models.
+
+    Begin with check, which starts nothing; then run. What a run has left is shown by samples and report.
+
+    \b
+    Examples:
+      areal-like check examples/math/gsm8k_grpo_cpu.yaml
+      areal-like run examples/math/gsm8k_grpo_cpu.yaml
+      areal-like report runs/gsm8k/first
+    """,
 )
 Config = Annotated[Path, typer.Argument(metavar="FILE", help="The run's YAML.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...", help="Changes to it.")]
@@ -44,7 +53,10 @@ def run(config: Config, overrides: Overrides = None) -> None:
 
     Exit code 2: the configuration is wrong; 1: the run failed; 130: interrupted.
 
-    Example: areal-like run examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
+    \b
+    Examples:
+      areal-like run examples/math/gsm8k_grpo_cpu.yaml
+      areal-like run examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2
     """
     from areal_like.cli import main as script
 
@@ -55,7 +67,10 @@ def run(config: Config, overrides: Overrides = None) -> None:
 def check(config: Config, overrides: Overrides = None) -> None:
     """Check all that a run needs and print its configuration and layout; start and write nothing.
 
-    Example: areal-like check examples/math/gsm8k_grpo_cpu.yaml rollout.backend=sglang:d2
+    \b
+    Examples:
+      areal-like check examples/math/gsm8k_grpo_cpu.yaml
+      areal-like check examples/math/gsm8k_grpo_cpu.yaml rollout.backend=sglang:d2
     """
     from areal_like.cli import main as script
 
@@ -75,11 +90,17 @@ def samples(
 ) -> None:
     """Show what the model said: prompts, responses, rewards; five of a step, or as many as --worst and --best say.
 
-    Example: areal-like samples runs/gsm8k/first --step 40 --worst 5
+    \b
+    Examples:
+      areal-like samples runs/gsm8k/first --step 40 --worst 5
+      areal-like samples runs/gsm8k/first --evaluation valid_dataset --json
     """
+    from areal_like.errors import RecordError
     from areal_like.metrics.lines import as_json
     from areal_like.metrics.samples import by_reward, picked, read_samples, recorded
 
+    if not directory.is_dir():
+        _refuse(f"{directory} is not the directory of a run")
     there = [number for number, name in recorded(directory) if name == evaluation]
     if not there:
         what = f"evaluation of {evaluation}" if evaluation else "training step"
@@ -89,6 +110,8 @@ def samples(
         _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
     try:
         found = read_samples(directory, step, evaluation)
+    except RecordError as error:
+        _refuse(str(error))
     except OSError as error:
         _refuse(f"{error.filename or directory} cannot be read: {error.strerror or error}")
     chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
@@ -96,7 +119,7 @@ def samples(
     if json_lines:
         typer.echo("\n".join(map(as_json, chosen)))
         return
-    judged = [sample["reward"] for sample in by_reward(found)]
+    judged = [sample["reward"] or 0.0 for sample in by_reward(found)]
     mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
     typer.echo(f"step {step}: {len(found)} samples, {mean}")
     for sample in chosen:
@@ -116,18 +139,28 @@ def report(
     A run writes its own report.html as it goes; this makes it anew from the run's files. The default is report.html in
     the run's directory, and comparison.html here for several.
 
-    Examples: areal-like report runs/gsm8k/first --trace trace.json; areal-like report runs/gsm8k/a runs/gsm8k/b
+    \b
+    Examples:
+      areal-like report runs/gsm8k/first --trace trace.json
+      areal-like report runs/gsm8k/a runs/gsm8k/b --output both.html
     """
     from areal_like.errors import RecordError
+    from areal_like.metrics.lines import replacing
     from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
 
     if trace is not None and len(runs) > 1:
         _refuse("--trace is of one run")
     output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
+    for file in filter(None, (output, trace)):
+        if file.is_dir() or not file.parent.is_dir():
+            _refuse(
+                f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory is not there'}"
+            )
     try:
-        write_report(runs, output)
-        if trace is not None:
-            trace.write_text(json.dumps(chrome_trace(runs[0])))
+        with ExitStack() as whole:  # nothing is replaced unless all could be read and written
+            if trace is not None:
+                whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
+            write_report(runs, output)
     except RecordError as error:
         _refuse(str(error))
     except OSError as error:
@@ -140,10 +173,14 @@ def _described(sample: "Sample") -> str:
     from areal_like.metrics.samples import shown
 
     versions = ", ".join(str(version) for version, _ in sample["versions"])
-    parts = "".join(f" · {name} {value:g}" for name, value in sample["parts"].items())
+    parts = "".join(f" · {name} {_number(value)}" for name, value in sample["parts"].items())
     about = f"group {sample['group']} · {sample['tokens']} tokens · {sample['finish_reason']} · versions {versions}"
-    head = f"\n--- reward {sample['reward']:g}{parts} · {about}"
+    head = f"\n--- reward {_number(sample['reward'])}{parts} · {about}"
     return f"{head}\nprompt:   {shown(sample['prompt'])}\nresponse: {shown(sample['response'])}"
+
+
+def _number(value: float | None) -> str:
+    return "missing" if value is None else f"{value:g}"
 
 
 def _refuse(message: str) -> NoReturn:
@@ -163,7 +200,10 @@ def migrate(
     What changed its meaning, is not needed or is lost is told on standard error. Exit code 1: something that a run
     needs could not be read from it.
 
-    Example: areal-like migrate run_qwen3_grpo.sh > run.yaml
+    \b
+    Examples:
+      areal-like migrate run_qwen3_grpo.sh > run.yaml
+      areal-like migrate gsm8k_grpo_megatron.yaml --system areal
     """
     from areal_like.migrate import SYSTEMS
     from areal_like.migrate import migrate as read

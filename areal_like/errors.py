@@ -85,7 +85,7 @@ class RewardsMissing(RunError):
 
 
 class RecordError(RunError):
-    """A file of the run's record cannot be written; the message names it and gives the system's reason."""
+    """A file of the run's record cannot be written, or is not what a run writes; the message names it and says why."""
 
 
 class CheckpointError(RunError):

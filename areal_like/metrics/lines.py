@@ -3,11 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import writing
+from pydantic import TypeAdapter, ValidationError
+
+from areal_like.errors import RecordError, writing
 
 _END_OF_LINE = re.compile("[\x85\u2028\u2029]")
 
@@ -53,6 +56,42 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     return rows
+
+
+def read_rows[T](path: Path, kind: type[T]) -> list[T]:
+    """The rows of a file as what they are; [] where there is none. Lines that a kill cut off are left out.
+
+    Raises OSError, and RecordError where a line is something else, or all of several lines are cut off.
+    """
+    adapter, rows = TypeAdapter(kind), []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(adapter.validate_json(line, strict=True))
+        except ValidationError as error:
+            if error.errors()[0]["type"] != "json_invalid":
+                raise RecordError(f"{path} is not what a run writes: line {number}: {first_of(error)}") from error
+    if len(lines) > 2 and not rows:
+        raise RecordError(f"{path} is not what a run writes: no line of it is JSON")
+    return rows
+
+
+def first_of(error: ValidationError) -> str:
+    """The first thing that is wrong, and where."""
+    found = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to be written, which takes its place when the body has ended without an exception."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

@@ -4,14 +4,15 @@ Each entry is a script of its own after the page's code (`report.template.html`)
 every one of them, however the run ends.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from areal_like.errors import writing
+from pydantic import TypeAdapter, ValidationError
+
+from areal_like.errors import RecordError, writing
 from areal_like.events import Event
-from areal_like.metrics.lines import as_json, read_lines
+from areal_like.metrics.lines import as_json, first_of, read_rows, replacing
 from areal_like.metrics.samples import Sample, picked, read_samples, recorded
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
@@ -39,7 +40,7 @@ class Report:
         """What is known before the run: see `run.json`."""
         self._add("about", about)
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+    def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """See StatsSink."""
         self._add("scalars", [step, {name: _short(value) for name, value in scalars.items()}])
 
@@ -58,9 +59,8 @@ class Report:
         """Show some of a step's samples, of fewer and fewer steps: all up to 99, then every tenth, every hundredth."""
         if name is None and step % 10 ** max(0, len(str(step)) - 2):
             return
-        cut = ("prompt", "response")
         some = [
-            {key: _cut(value) if key in cut else value for key, value in sample.items()}
+            {**sample, "prompt": _cut(sample["prompt"]), "response": _cut(sample["response"])}
             for sample in picked(samples, MOST_SAMPLES)
         ]
         self._add("samples", [step, name, some])
@@ -78,33 +78,48 @@ class Report:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Make the page anew from what runs have left in their directories. Raises OSError, RecordError."""
-    abouts = [read_about(directory) for directory in runs]
-    output.unlink(missing_ok=True)
-    report = Report(output)
-    for number, (directory, about) in enumerate(zip(runs, abouts, strict=True)):
-        report.run = number
-        report.about(about)
-        for row in read_lines(directory / METRICS_FILE):
-            report.log(row.pop("step", 0), row)
-        report.events(read_events(directory))
-        for step, name in recorded(directory):
-            report.samples(step, name, read_samples(directory, step, name))
-    report.close()
+    """Make the page anew from what runs have left in their directories; an old one stays until it is whole.
+
+    Raises OSError, RecordError.
+    """
+    with replacing(output) as partial:
+        report = Report(partial)
+        for report.run, directory in enumerate(runs):
+            report.about(read_about(directory))
+            for row in read_rows(directory / METRICS_FILE, dict[str, int | float | None]):
+                report.log(int(row.pop("step", 0) or 0), row)
+            report.events(read_events(directory))
+            for step, name in recorded(directory):
+                report.samples(step, name, read_samples(directory, step, name))
+        report.close()
 
 
-def read_about(directory: Path) -> dict[str, Any]:
-    """What `run.json` says. Raises OSError where the directory is not a run's."""
+class About(TypedDict):
+    """What is known before a run."""
+
+    title: str
+    started: NotRequired[float]
+    steps: NotRequired[int]
+    layout: NotRequired[str]
+    staleness: NotRequired[int]
+    max_logprob_diff: NotRequired[float | None]
+    config: NotRequired[str]
+    plan: NotRequired[str]
+    findings: NotRequired[list[str]]
+
+
+def read_about(directory: Path) -> About:
+    """What `run.json` says. Raises OSError, and RecordError where it was not written to its end, or by a run."""
+    file = directory / ABOUT_FILE
     try:
-        about = json.loads((directory / ABOUT_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OSError(f"{directory / ABOUT_FILE} was not written to its end") from error
-    return about if isinstance(about, dict) else {}
+        return TypeAdapter(About).validate_json(file.read_bytes(), strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{file} is not what a run writes: {first_of(error)}") from error
 
 
 def read_events(directory: Path) -> list[Event]:
-    """What `events.jsonl` says."""
-    return [Event(**row) for row in read_lines(directory / EVENTS_FILE) if row.keys() == Event.__annotations__.keys()]
+    """What `events.jsonl` says. Raises OSError, RecordError."""
+    return read_rows(directory / EVENTS_FILE, Event)
 
 
 def chrome_trace(directory: Path) -> dict[str, Any]:

@@ -2,23 +2,36 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from areal_like.metrics.lines import Lines, read_lines
+from areal_like.metrics.lines import Lines, read_rows
 from areal_like.types import Ints, Trajectory
 
 FOLDER = "samples"
-type Sample = dict[str, Any]
 type Decode = Callable[[Sequence[int]], str]
 
 
-def sample_of(item: Trajectory, decode: Decode) -> Sample:
-    """A trajectory in words: what came before the first generated token is the prompt.
+class Sample(TypedDict):
+    """A trajectory in words; what is null was not finite, or is missing.
 
     `versions` has [weight version, tokens] for each stretch, -1 where no model generated, as in tool output.
     """
+
+    group: int
+    sample_id: int
+    reward: float | None
+    parts: dict[str, float | None]
+    finish_reason: str
+    tokens: int
+    versions: list[list[int]]
+    prompt: str
+    response: str
+
+
+def sample_of(item: Trajectory, decode: Decode) -> Sample:
+    """A trajectory in words: what came before the first generated token is the prompt."""
     start = int(np.argmax(item.generated))
     return {
         "group": item.group_id,
@@ -41,8 +54,8 @@ def write_samples(directory: Path, step: int, name: str | None, samples: Iterabl
 
 
 def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:
-    """What `write_samples` wrote; [] where there is nothing. Raises OSError."""
-    return read_lines(_path(directory, step, name))
+    """What `write_samples` wrote; [] where there is nothing. Raises OSError, RecordError."""
+    return read_rows(_path(directory, step, name), Sample)
 
 
 def recorded(directory: Path) -> list[tuple[int, str | None]]:
@@ -58,8 +71,8 @@ def recorded(directory: Path) -> list[tuple[int, str | None]]:
 def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
     """In order of reward, the worst first unless told; those without one last."""
     sign = -1 if best_first else 1
-    judged = [sample for sample in samples if sample.get("reward") is not None]
-    return sorted(judged, key=lambda sample: sign * sample["reward"])
+    judged = [(sample["reward"], sample) for sample in samples if sample["reward"] is not None]
+    return [sample for _, sample in sorted(judged, key=lambda pair: sign * pair[0])]
 
 
 def picked(samples: Sequence[Sample], most: int) -> list[Sample]:

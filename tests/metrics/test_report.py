@@ -208,17 +208,72 @@ def test_a_trace_has_every_event_in_its_lane(finished: Path, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("command", ["report", "samples"])
-@pytest.mark.parametrize("contents", [None, "{", "[]"])
-def test_a_directory_that_is_not_a_run_s_is_refused(tmp_path: Path, command: str, contents: str | None) -> None:
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("file", "contents", "commands_that_read_it"),
+    [
+        ("run.json", None, ["report"]),
+        ("run.json", '{"title": "a ti', ["report"]),
+        ("run.json", "[]", ["report"]),
+        ("run.json", "{}", ["report"]),
+        ("run.json", '{"title": "a", "plan": 3}', ["report"]),
+        ("metrics.jsonl", '{"step": "two", "loss": 1}\n', ["report"]),
+        ("metrics.jsonl", '{"step": 1, "loss": [1]}\n', ["report"]),
+        ("metrics.jsonl", "[1]\n", ["report"]),
+        ("metrics.jsonl", "\0\xff\n\0\n\0\n", ["report"]),
+        ("events.jsonl", '{"lane": "actor 0", "name": "training", "start": "now", "end": 1, "ids": {}}\n', ["report"]),
+        ("events.jsonl", '{"lane": "actor 0"}\n', ["report"]),
+        ("samples/step-000012.jsonl", "{}\n", ["report", "samples"]),
+        ("samples/step-000012.jsonl", '{"step": 12, "reward": "good"}\n', ["report", "samples"]),
+        (".", None, ["report", "samples"]),
+    ],
+)
+def test_a_directory_that_no_run_left_is_one_message_and_nothing_is_written(
+    finished: Path, tmp_path: Path, file: str, contents: str | None, commands_that_read_it: list[str]
+) -> None:
+    run, trace = tmp_path / "run", tmp_path / "trace.json"
+    shutil.copytree(finished, run)
     if contents is not None:
-        (tmp_path / "run.json").write_text(contents)
-    result = CliRunner().invoke(commands.app, [command, str(tmp_path)])
-    if (command, contents) == ("report", "[]"):  # a page without anything
-        return
-    assert result.exit_code == commands.UNREADABLE, result.output
-    assert str(tmp_path) in result.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ([] if contents is None else ["run.json"])
+        (run / file).write_text(contents)
+    elif file == ".":
+        shutil.rmtree(run)
+    else:
+        (run / file).unlink()
+    before = files(tmp_path)
+    for command in commands_that_read_it:
+        options = ["--trace", str(trace)] if command == "report" else []
+        result = CliRunner().invoke(commands.app, [command, str(run), *options])
+        assert (result.exit_code, result.stdout) == (commands.UNREADABLE, ""), result.output
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert str(run / file) in result.stderr
+    assert files(tmp_path) == before
+
+
+def test_lines_that_a_kill_cut_off_are_left_out(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    for file in ("metrics.jsonl", "events.jsonl", "samples/step-000012.jsonl"):
+        with (run / file).open("a") as opened:
+            opened.write('{"step": 13, "lo')
+    assert CliRunner().invoke(commands.app, ["report", str(run)]).exit_code == 0
+    assert drawn(run / "report.html") == drawn(finished / "report.html")
+    assert CliRunner().invoke(commands.app, ["samples", str(run)]).stdout.startswith("step 12: 3 samples")
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("place", ["none/file", "folder"])
+def test_a_file_that_cannot_be_written_is_told_before_another_is(
+    finished: Path, tmp_path: Path, option: str, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    before = files(finished)
+    result = CliRunner().invoke(commands.app, ["report", str(finished), option, str(tmp_path / place)])
+    assert result.exit_code == commands.UNREADABLE
+    assert f"{tmp_path / place} cannot be written" in result.stderr
+    assert files(finished) == before and files(tmp_path) == {}
 
 
 def test_samples_are_shown_from_the_worst(finished: Path) -> None:
