@@ -40,6 +40,7 @@ GRAPHS = 2 << 30
 # Reserved by torch's allocator beyond what is allocated at the peak.
 FRAGMENTATION = 0.03
 CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
+CAPTURED = "CUDA graphs and prefill"
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
 
 
@@ -87,6 +88,11 @@ class Footprint:
         """Bytes that stay while engines on the same GPUs work; a server works all the time."""
         names = ("optimizer step", "rollout", "load")
         return next(phase.bytes for name in names for phase in self.phases if phase.name == name)
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that stay even where an engine gives back what it can, for those that take turns with it."""
+        return sum(item.bytes for item in self.peak.items if item.name in (CUDA, NCCL, CAPTURED))
 
     def phase(self, name: str) -> Phase:
         """Raises `StopIteration` for a phase that the engine does not have."""
@@ -390,7 +396,7 @@ def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         room = cache // per_token if per_token else 0
     elif work.batch is not None and work.batch.max_length is not None:
         cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
-    graphs, kv = Item("CUDA graphs and prefill", GRAPHS), Item("KV cache", cache)
+    graphs, kv = Item(CAPTURED, GRAPHS), Item("KV cache", cache)
     named = {
         "load": [Item("weights", weights)],
         "rollout": [Item("weights", weights), kv, graphs],
@@ -417,5 +423,5 @@ def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
 
 def needed(prints: Sequence[Footprint], *, offload: bool) -> int:
     """Bytes that engines need together on a GPU that they share: the worst peak, and what the others leave there."""
-    kept = 0 if offload else sum(one.idle for one in prints)
-    return max(one.peak.bytes + (0 if offload else kept - one.idle) for one in prints)
+    kept = {one.role: one.fixed if offload else one.idle for one in prints}
+    return max(one.peak.bytes + sum(kept.values()) - kept[one.role] for one in prints)

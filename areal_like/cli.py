@@ -42,6 +42,8 @@ def main(
         raise typer.Exit(INVALID) from error
     typer.echo(dump(loaded.config))
     Console().print(_describe_plan(job))
+    if job.sharing:
+        typer.echo(job.sharing)
     typer.echo("everything was checked: the run may start")
 
 

@@ -46,7 +46,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
         seed=job.config.seed,
         total_steps=job.steps * job.config.actor.ppo_n_minibatches,
     )
-    await ranks.call_all("build", address, port, limit, engine, phase="start-up")
+    await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
     return Trainer(ranks)
 
 

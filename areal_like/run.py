@@ -32,6 +32,7 @@ from areal_like.rollout.collector import Collector
 from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.tokens import token_account
+from areal_like.sharing import shared
 from areal_like.trainer.remote import Trainer
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
@@ -112,7 +113,8 @@ async def _run_on(
 ) -> None:
     config, checkpoint, state, record = job.config, opened.checkpoint, opened.state, opened.record
     async with asyncio.TaskGroup() as tasks:
-        starting = tasks.create_task(start_servers(cluster, job, models["actor"]))
+        start, alternates = partial(start_servers, cluster, job, models["actor"]), config.rollout.alternates
+        starting = None if alternates else tasks.create_task(start())
         with record.doing("starting the trainer"):
             trainers = await _trainers(cluster, job, models)
         trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
@@ -126,7 +128,9 @@ async def _run_on(
             if reference and config.warm_start and config.ref and config.ref.path is None:
                 await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
         with record.doing("starting the servers"):
-            servers, urls = await starting
+            if starting is None:  # servers take what memory they find
+                await asyncio.gather(*(each.offload() for each in trainers.values()))
+            servers, urls = await (starting or start())
         rollout = config.rollout
         async with (
             ServerPool(
@@ -140,10 +144,12 @@ async def _run_on(
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
-            keeper = Keeper(servers, pool, rollout.max_restarts, rollout.min_servers, view.say)
+            keeper = Keeper(servers, pool, 0 if alternates else rollout.max_restarts, rollout.min_servers, view.say)
             watching = tasks.create_task(keeper.keep())
-            sync = weight_sync(cluster, job, trainer, pool)
+            transport = weight_sync(cluster, job, trainer, pool)
+            turns, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)
             with record.doing("connecting trainer and servers"):
+                await turns.to_trainer(None)
                 await sync.connect()
                 await publish(sync, state.version, config.weight_update.timeout_s)
             parts = _parts(job, state, trainer, sync, rewards, workflows, groups)
@@ -157,6 +163,7 @@ async def _run_on(
                 tokens=lambda: token_account(pool, collector, evaluator.tokens),
                 servers=pool.statistics,
                 recovery=recovery,
+                turns=turns,
             )
             await reinforce(config, parts, job.steps, record, state if checkpoint else None)
         watching.cancel()

@@ -11,18 +11,21 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_like.weights.collective.rank import CollectiveSender
+from areal_like.weights.sync import make_sender
 
 
 class LocalTrainer:
-    def __init__(self, model: Path, device: str = "cpu") -> None:
+    def __init__(self, model: Path, device: str = "cpu", mode: str = "collective") -> None:
         self.model = model
         self._device = device
         self.saved: list[Path] = []
-        self._sender = CollectiveSender(self, 0, "127.0.0.1")
+        self._sender = make_sender(mode, self, 0, "127.0.0.1")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         return await asyncio.to_thread(getattr(self._sender, step), *arguments)
+
+    async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        return [await self.transfer(step, *arguments, timeout_s=timeout_s)]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from load_file(self.model / "model.safetensors", device=self._device).items()

@@ -139,11 +139,19 @@ def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
         )
     smaller = list(_smaller(group))
     yield from smaller
+    if _same_gpus(group):
+        yield "offload=true", lambda work: replace(work, memory=replace(work.memory, offload=True))
     if any(work.megatron.recompute_granularity != "full" for work in trainers):
         words = " ".join(f"{name}={value}" for name, value in _FULL.items())
         yield words, anew
         for more, change in smaller:
             yield f"{words} {more}", lambda work, change=change: change(anew(work))  # type: ignore[misc]
+
+
+def _same_gpus(group: Sequence[Planned]) -> bool:
+    """Whether trainers and servers are on all of each other's GPUs, and so can take turns on them."""
+    kinds = {one.plan.kind for one in group}
+    return len(kinds) > 1 and SERVER in kinds and len({one.plan.gpus for one in group}) == 1
 
 
 def _smaller(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:

@@ -386,7 +386,7 @@ AREAL: Table = {
     "cluster.name_resolve": _un("there is no such service"),
     "cluster.cluster_name": _un("Ray knows it"),
     "perf_tracer": _un("the report shows it"),
-    "enable_offload": _OFFLOAD,
+    "enable_offload": _lost("write rollout.sharing=alternate where trainer and servers share GPUs"),
     "total_train_n_seqs": _lost("write total_train_steps"),
     "server_only": _lost("a run has a trainer"),
 }

@@ -538,6 +538,12 @@ class RolloutConfig(Section):
     max_head_offpolicyness: int = Field(
         0, ge=0, description="Staleness bound η in weight versions, kept for every trajectory; 0 is synchronous."
     )
+    sharing: Literal["resident", "alternate"] = Field(
+        "resident",
+        description="How servers share GPUs with the trainer, where the layout has them do so. `resident`: both stay on "
+        "them; `alternate`: they take turns, and the other one's memory is free (`weight_update.requests` says what becomes "
+        "of requests that run then).",
+    )
     max_concurrent_rollouts: int | None = Field(
         None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
     )
@@ -564,6 +570,11 @@ class RolloutConfig(Section):
         description="Largest mean distance between the trainer's and the servers' log-probs of the same responses at "
         "version 0; beyond it the run ends before its first step; null: 0.001 in float32, 0.1 in bfloat16.",
     )
+
+    @property
+    def alternates(self) -> bool:
+        """Whether trainer and servers take turns on GPUs."""
+        return self.sharing == "alternate"
 
 
 class SGLangConfig(Section):
@@ -597,8 +608,10 @@ class SGLangConfig(Section):
 class WeightUpdateConfig(Section):
     """How new weights reach the servers."""
 
-    mode: Literal["disk", "collective"] = Field(
-        "collective", description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl, gloo on CPU)."
+    mode: Literal["disk", "collective", "ipc"] = Field(
+        "collective",
+        description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl; gloo on CPU, and where trainer "
+        "and servers share GPUs); `ipc`: servers read out of the memory of the trainer on the same GPUs.",
     )
     requests: Literal["in_place", "recompute", "drain"] = Field(
         "in_place",

@@ -25,6 +25,7 @@ from areal_like.preflight.options import check_options
 from areal_like.preflight.resume import check_resume
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
+from areal_like.preflight.sharing import check_sharing, described
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.workflow import check_workflow
 from areal_like.types import Prompt
@@ -43,6 +44,7 @@ class Job:
     evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
     steps: int
     warnings: Sequence[Finding] = ()
+    sharing: str | None = None  # how trainer and servers share GPUs, in words
 
     @property
     def valid_prompts(self) -> Sequence[Prompt]:
@@ -91,6 +93,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_rewards(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
+        *check_sharing(config, device, plan),
         *check_workflow(config),
         *check_resume(config, prompts["train_dataset"]),
         *check_unused(config, device),
@@ -102,5 +105,6 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
             key.rpartition(".")[2]: of_it for key, of_it in prompts.items() if key != "train_dataset" and of_it
         }
         steps = training_steps(config, len(train))
-        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located)
+        sharing = described(config, plan, spec) if device == "cuda" else None
+        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located, sharing)
     return Preflight(located, job)

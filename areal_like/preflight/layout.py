@@ -14,7 +14,7 @@ from allocation import Finding, Plan, RoleSettings, Source
 from allocation.diagnostics import has_errors
 from allocation.language.reading import read
 from allocation.model_spec import ModelSpec
-from allocation.settings import BatchSpec, MegatronSettings
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
 from areal_like.config.schema import SERVER_RESERVE, RunConfig, TrainerRole
 from areal_like.preflight.memory import memory_settings, with_keys
@@ -74,6 +74,12 @@ def find_plan(
     said = {(found.code, found.message) for found in findings}  # of the actor, in the same layout
     findings += [found for found in of_shared if (found.code, found.message) not in said]
     return None if has_errors(findings) else plan, findings
+
+
+def workload(config: RunConfig, model: ModelSpec) -> Workload:
+    """What the memory model is told of the actor and its servers."""
+    memory = memory_settings(config) or MemorySettings()
+    return Workload(model, _megatron(config)[0], memory, _batch(config))
 
 
 def _backends(config: RunConfig) -> dict[str, str]:

@@ -22,7 +22,7 @@ Device = Literal["cpu", "cuda"]
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
     """What `device: auto` means here: CUDA where this host has an NVIDIA GPU."""
     if device == "auto":
-        return "cuda" if _gpu_count() else "cpu"
+        return "cuda" if gpu_count() else "cpu"
     return device
 
 
@@ -37,7 +37,7 @@ def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_r
         yield from _ports(config, plan)
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
     """NVIDIA GPUs that a process of this host would see; CUDA reads its list up to the first entry that is no GPU."""
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -65,7 +65,7 @@ def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     needed += [(f"stats_logger.{name}", name, name) for name, how in wanted.items() if how not in (None, "disabled")]
     if config.stats_logger.tensorboard:
         needed.append(("stats_logger.tensorboard", "tensorboard", "tensorboard"))
-    if device == "cuda" and _gpu_count():  # a controller without GPUs has no need of it
+    if device == "cuda" and gpu_count():  # a controller without GPUs has no need of it
         needed.append(("device", "transformer_engine", "transformer-engine"))
     for key, module, package in needed:
         if not _installed(module):
@@ -134,7 +134,7 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
         yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
-    elif device == "cuda" and plan is not None and plan.n_gpus > (present := _gpu_count()):
+    elif device == "cuda" and plan is not None and plan.n_gpus > (present := gpu_count()):
         named = ["actor", "rollout", *(role for role, section in config.further_roles.items() if section.backend)]
         fields = " + ".join(f"{role}.backend" for role in named)
         key = "allocation_mode" if config.allocation_mode else fields

@@ -29,6 +29,7 @@ def memory_settings(config: RunConfig) -> MemorySettings | None:
         dtype=config.actor.dtype,
         mem_fraction_static=config.sglang.mem_fraction_static,
         bucket_bytes=config.weight_update.bucket_mb << 20,
+        offload=config.rollout.alternates,
         gradient_checkpointing=config.actor.fsdp.gradient_checkpointing,
         offload_params=config.actor.fsdp.offload_params,
     )
@@ -49,4 +50,5 @@ def gpu_bytes() -> int | None:
 
 def with_keys(help: str) -> str:
     """A help whose options are named as the configuration's keys."""
+    help = help.replace("offload=true", "rollout.sharing=alternate")
     return re.sub(r"\b(\w+)=", lambda match: f"{_KEYS[match[1]]}.{match[0]}" if match[1] in _KEYS else match[0], help)

@@ -198,6 +198,11 @@ RULES = (
     ),
     Rule(("ref.megatron.use_distributed_optimizer",), lambda _: True, "a reference has no optimizer"),
     *_strategies(),
+    Rule(
+        ("rollout.max_restarts", "rollout.min_servers"),
+        lambda run: run.rollout.alternates,
+        "a server that died in the trainer's turn finds no memory to start again in (rollout.sharing: alternate)",
+    ),
     Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
     Rule(
         tuple(f"stats_logger.wandb.{name}" for name in ("project", "entity", "group")),

@@ -99,7 +99,8 @@ class Fleet:
         self._queue: list[Ticket] = []
         self._arrivals = itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_open = self._excused = self._is_stopped = False
+        self._is_open = self._is_stopped = False
+        self._excused = 0  # how many have asked for that
         self._idle = asyncio.Event()  # nothing is on its way
         self._idle.set()
 
@@ -147,11 +148,11 @@ class Fleet:
     @contextmanager
     def excused(self) -> Iterator[None]:
         """Do not take it for a fault that servers do nothing while the body runs."""
-        self._excused = True
+        self._excused += 1
         try:
             yield
         finally:
-            self._excused = False
+            self._excused -= 1
             for member in self._members:
                 member.progressed = time.monotonic()
 

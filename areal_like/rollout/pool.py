@@ -5,7 +5,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Literal, Self
 
 import aiohttp
@@ -54,6 +54,8 @@ class ServerPool:
         self._sessions: dict[Hashable, Near] = {}
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
+        self._held: Sequence[Server] = ()
+        self._holding = ExitStack()
         self.pause_s = 0.0  # for how long the last update held the servers
         for url in urls:
             self.join(url)
@@ -201,14 +203,42 @@ class ServerPool:
             await self._fleet.close(deadline)
         started = time.monotonic()
         with self._fleet.excused(), span("weights", "pause", version=version):
-            mode = "retract" if self._requests == "recompute" else "in_place"
-            await _tell(servers, "/pause_generation", {"mode": mode}, deadline)
+            await self._pause([server for server in servers if server not in self._held], deadline)
             yield servers
             await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
             self._fleet.version = version
-            await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
+            await self._continue([server for server in servers if server not in self._held], deadline)
         self.pause_s = time.monotonic() - started
         await self._fleet.open(servers, deadline)
+
+    async def hold(self, deadline: Deadline) -> None:
+        """Pause all servers until `release_hold`, and have them give back their GPUs' memory; updates may come then.
+
+        What running requests have in the KV cache waits in host memory, or is made anew afterwards where `requests` is
+        `recompute`. Raises ServerError.
+        """
+        self._held = self.servers
+        self._holding.enter_context(self._fleet.excused())
+        await self._pause(self._held, deadline)
+        await _tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
+
+    async def take_weights_back(self, deadline: Deadline) -> None:
+        """Give servers on hold their memory for weights, in which nothing is until an update."""
+        await _tell(self._held, "/resume_memory_occupation", {"tags": ["weights"]}, deadline)
+
+    async def release_hold(self, deadline: Deadline) -> None:
+        """Give servers on hold, which were updated since, the rest of their memory, and go on."""
+        await _tell(self._held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
+        await self._continue(self._held, deadline)
+        self._held = ()
+        self._holding.close()
+
+    async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
+        mode = "retract" if self._requests == "recompute" else "in_place"
+        await _tell(servers, "/pause_generation", {"mode": mode}, deadline)
+
+    async def _continue(self, servers: Sequence[Server], deadline: Deadline) -> None:
+        await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
 
     async def _acknowledge(self, server: Server, version: int, deadline: Deadline) -> None:
         """Have a server say that it holds `version`; raises ServerError where it holds another."""

@@ -64,7 +64,7 @@ class TrainEngine(Protocol):
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole, under their Hugging Face names, in the same order on every rank; rank 0's values count.
+        """All weights, whole on every rank, under their Hugging Face names and in the same order.
 
         Tensors may share the model's memory: use each before the next training step.
         """

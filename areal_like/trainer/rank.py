@@ -22,20 +22,20 @@ class TrainerRank:
         self._listener = listen(self._address)
         return self._address, self._listener.getsockname()[1]
 
-    def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec) -> None:
+    def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, transport: str) -> None:
         """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
-        from areal_like.weights.collective.rank import CollectiveSender
+        from areal_like.weights.sync import make_sender
 
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
         self._engine = make_engine(spec, rendezvous)
-        self._sender = CollectiveSender(self._engine, self._rank, self._address)
+        self._sender = make_sender(transport, self._engine, self._rank, self._address)
 
     def engine(self, method: str, *arguments: Any) -> Any:
         """One method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
     def transfer(self, step: str, *arguments: Any) -> Any:
-        """One step of the CollectiveSender."""
+        """One step of the transport's sender."""
         return getattr(self._sender, step)(*arguments)
 
 

@@ -74,9 +74,13 @@ class Trainer:
         await self._ranks.call_all("engine", "onload", parts, phase="onload")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
-        """One step of a CollectiveSender on every rank; returns rank 0's answer.
+        """One step of the transport's sender on every rank; returns rank 0's answer.
 
         Raises WorkerError, which names the ranks that did not end it in time.
         """
+        return (await self.transfers(step, *arguments, timeout_s=timeout_s))[0]
+
+    async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        """As `transfer`; returns what each rank answers, in rank order."""
         phase = f"weight update ({step})"
-        return (await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s))[0]
+        return await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s)

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
@@ -19,9 +19,14 @@ from areal_like.rollout.sglang.http import AFTERMATH_S
 
 if TYPE_CHECKING:
     from areal_like.rollout.pool import ServerPool
+    from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
 
-TRANSPORTS = {"collective": "CollectiveSync", "disk": "DiskSync"}
+TRANSPORTS = {  # by `weight_update.mode`: the controller's class, and that of the trainer's ranks if they have a part
+    "collective": ("CollectiveSync", "CollectiveSender"),
+    "disk": ("DiskSync", None),
+    "ipc": ("IpcSync", "IpcSender"),
+}
 MARGIN_S = 2 * AFTERMATH_S + 2  # the steps' own limits, which name who is late, speak first
 
 
@@ -52,7 +57,13 @@ class SyncSpec:
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:
     """The transport that `weight_update.mode` names."""
-    return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode])(trainer, pool, spec)
+    return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode][0])(trainer, pool, spec)
+
+
+def make_sender(mode: str, engine: TrainEngine, rank: int, address: str) -> Any:
+    """A trainer rank's end of the transport, whose methods `Trainer.transfer` calls; None where it has none."""
+    name = TRANSPORTS[mode][1]
+    return name and getattr(import_module(f"areal_like.weights.{mode}.rank"), name)(engine, rank, address)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def test_gpus_are_counted_as_cuda_counts_them(monkeypatch, visible, count):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert module._gpu_count() == count
+    assert module.gpu_count() == count
 
 
 def test_a_warm_start_needs_examples_that_fit(write, tmp_path):
@@ -338,14 +338,14 @@ def test_a_warm_start_needs_answers_that_the_tokenizer_takes(write, tmp_path):
 
 
 def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):
-    with mock.patch.object(module, "_gpu_count", return_value=0):
+    with mock.patch.object(module, "gpu_count", return_value=0):
         assert check(write(), "device=auto").job.device == "cpu"
         found = errors(write(), "device=cuda", "actor.dtype=bfloat16")
     assert [f.code for f in found] == ["RUN-MACHINE"]
 
 
 def test_with_gpus_auto_means_cuda(write):
-    with mock.patch.object(module, "_gpu_count", return_value=2):
+    with mock.patch.object(module, "gpu_count", return_value=2):
         with mock.patch.object(module, "_installed", return_value=True):
             (finding,) = errors(write(), "device=auto")
         assert "3 GPUs are asked for, this host has 2" in finding.message
@@ -353,7 +353,7 @@ def test_with_gpus_auto_means_cuda(write):
 
 def test_transformer_engine_is_needed_where_there_are_gpus(write):
     with (
-        mock.patch.object(module, "_gpu_count", return_value=3),
+        mock.patch.object(module, "gpu_count", return_value=3),
         mock.patch.object(module, "_installed", lambda name: name != "transformer_engine"),
     ):
         (finding,) = errors(write(), "device=cuda")

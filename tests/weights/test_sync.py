@@ -51,9 +51,9 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
                 await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, 60)
 
 
-@pytest.mark.parametrize("mode", ["disk", "collective"])
+@pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
 def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, models, tmp_path, mode):
-    trainer = LocalTrainer(models[0])
+    trainer = LocalTrainer(models[0], mode=mode)
     (tmp_path / "config.yaml").write_text("the run's")
 
     async def run() -> None:
@@ -69,11 +69,11 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
                 assert np.abs(expected[version] - expected[version - 1]).max() > 0.1
 
     asyncio.run(run())
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.yaml"]
     assert len(trainer.saved) == (len(models) if mode == "disk" else 0)
 
 
-@pytest.mark.parametrize("mode", ["disk", "collective"])
+@pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
 def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, tmp_path, mode):
     """A missing file, and a tensor of another shape. (SGLang 0.5.17 dies of a wrong shape on disk.)"""
     broken = real.peaked_model(sglang_server.model, tmp_path / "broken", 0)
@@ -85,7 +85,7 @@ def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, 
         save_file(weights, broken / "model.safetensors", {"format": "pt"})
 
     async def run() -> None:
-        async with connected(mode, LocalTrainer(broken), sglang_server, tmp_path) as (bound, _):
+        async with connected(mode, LocalTrainer(broken, mode=mode), sglang_server, tmp_path) as (bound, _):
             await publish(bound, 1, 60)
 
     with pytest.raises(

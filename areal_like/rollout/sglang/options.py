@@ -59,6 +59,7 @@ _OWNED = frozenset(  # the run's own
             "weight_version",
             "random_seed",
             "enable_deterministic_inference",
+            "enable_memory_saver",
             "preferred_sampling_params",
         ),
         *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
@@ -149,6 +150,7 @@ def server_arguments(
         }
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
+        options |= {"enable-memory-saver": config.rollout.alternates}
     options |= {name.replace("_", "-"): value for name, value in sglang.extra_args.items()}
     flags: list[str] = []
     for name, value in options.items():

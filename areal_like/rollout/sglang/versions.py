@@ -3,7 +3,9 @@
 SGLang can pause between two passes (`/pause_generation`), take new weights and go on with the same requests. Added:
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
-- a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang.
+- a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
+- weights out of memory that a trainer rank lends (`ipc.py`), and GPU memory that is given back while requests wait
+  (`memory.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
 on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `token_versions` reads those.
@@ -98,9 +100,34 @@ def labelling_scheduler() -> type:
 
 def labelling_updater() -> type:
     """SGLang's weight updater, which tells the scheduler of a new version once all of its weights are there."""
+    from sglang.srt.managers.io_struct import UpdateWeightsFromIPCReqOutput
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
+    from areal_like.rollout.sglang.ipc import receive
+    from areal_like.rollout.sglang.memory import as_if_idle, keep
+
     class LabellingUpdater(SchedulerWeightUpdaterManager):
+        bring_back: Any = None  # of `keep`, while the memory is given back
+
+        def release_memory_occupation(self, request: Any) -> Any:
+            if "kv_cache" in request.tags:
+                self.bring_back = keep(self.scheduler)
+            with as_if_idle(self):
+                return super().release_memory_occupation(request)
+
+        def resume_memory_occupation(self, request: Any) -> Any:
+            answer = super().resume_memory_occupation(request)
+            if "kv_cache" in request.tags and self.bring_back:
+                self.bring_back()
+                self.bring_back = None
+            return answer
+
+        def update_weights_from_ipc(self, request: Any) -> Any:
+            done, told = receive(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
+            if done:
+                self.flush_cache_after_weight_update(request)
+            return UpdateWeightsFromIPCReqOutput(success=done, message=told)
+
         def flush_cache_after_weight_update(self, request: Any) -> None:
             super().flush_cache_after_weight_update(request)
             if request.weight_version is not None:  # the last of an update's requests, whichever kind they are

@@ -5,26 +5,23 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from torch import Tensor
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast, destroy_process_group
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.engine import TrainEngine
-from areal_like.weights.sync import TensorSpec
+from areal_like.weights.buckets import Buckets
 
 
-class CollectiveSender:
+class CollectiveSender(Buckets):
     """Rank 0 of the process group through which SGLang's `/update_weights_from_distributed` receives.
 
-    The trainer's other ranks take part in gathering. Beyond the model there is one bucket and one tensor at a time.
+    The trainer's other ranks take part in gathering.
     """
 
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
-        self._engine, self._rank, self._address = engine, rank, address
-        self._buckets: list[list[TensorSpec]] = []
-        self._weights: Iterator[tuple[str, Tensor]] = iter(())
-        self._flat: Tensor | None = None
+        super().__init__(engine, rank)
+        self._address = address
 
     def open(self, world_size: int, group: str, timeout_s: float) -> tuple[str, int] | None:
         """Listen on this rank's address, and on no other, for the servers; returns address and port."""
@@ -62,37 +59,6 @@ class CollectiveSender:
             )
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
         self._group = group
-
-    def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
-        """Which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
-        self._buckets, room = [], 0
-        for name, tensor in self._engine.weights():
-            if tensor.nbytes > room:
-                self._buckets.append([])
-                room = bucket_mb << 20
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self._buckets[-1].append(TensorSpec(name, dtype, tuple(tensor.shape), tensor.nbytes))
-            room -= tensor.nbytes
-            del tensor  # before the next is gathered
-        return self._buckets
-
-    def prepare(self, number: int) -> None:
-        """Gather a bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format; they come in turn from 0."""
-        if number == 0:
-            self._weights, self._flat = self._engine.weights(), None
-        place = 0
-        for spec in self._buckets[number]:
-            _, tensor = next(self._weights)
-            if self._rank == 0:
-                if self._flat is None:
-                    size = sum(spec.nbytes for spec in self._buckets[number])
-                    self._flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-                self._flat[place : place + spec.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
-            place += spec.nbytes
-            del tensor
-        if number + 1 == len(self._buckets):
-            for _ in self._weights:  # nothing more comes; a generator that waits would hold the last tensor
-                pass
 
     def send(self) -> None:
         """Broadcast what was prepared, and let go of it."""

@@ -1,0 +1,69 @@
+"""Trainer and servers on the same GPUs: whether they may take turns, and whether weights may go over the device."""
+
+import importlib.util
+from collections.abc import Iterator
+
+from allocation import Finding, Plan
+from allocation.hardware import GIB
+from allocation.memory import footprints, needed
+from allocation.model_spec import ModelSpec
+from areal_like.config.findings import finding, missing_package
+from areal_like.config.schema import RunConfig
+from areal_like.preflight.layout import workload
+from areal_like.preflight.machine import Device, gpu_count
+
+_KEY = "rollout.sharing"
+_STAY = f"write {_KEY}=resident"
+
+
+def check_sharing(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
+    """What has to be so that trainer and servers share GPUs in the way that the configuration says."""
+    if plan is None:
+        return
+    if config.weight_update.mode == "ipc":
+        yield from _lent(plan)
+    if config.rollout.alternates:
+        yield from _turns(config, device, plan)
+
+
+def _lent(plan: Plan) -> Iterator[Finding]:
+    """Weights are lent on the device alone: some trainer rank is on every GPU of every server."""
+    trainer = set(plan.engine("actor").devices)
+    alone = [(server, set(it.devices) - trainer) for server, it in enumerate(plan.engine("rollout").servers)]
+    if alone := [(server, devices) for server, devices in alone if devices]:
+        server, devices = alone[0]
+        message = f"no rank of the actor is on {len(devices)} of the GPUs of server {server}, to lend its weights there"
+        help = "write weight_update.mode=collective, or a layout in which servers and actor share all GPUs, such as "
+        yield finding("RUN-SHARING", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
+
+
+def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
+    actor, rollout = plan.engine("actor"), plan.engine("rollout")
+    if device == "cpu":
+        yield finding("RUN-SHARING", _KEY, "memory that processes could take turns on is that of GPUs", _STAY)
+    elif gpu_count() and importlib.util.find_spec("torch_memory_saver") is None:
+        yield missing_package(_KEY, "torch-memory-saver")
+    if set(actor.devices) != set(rollout.devices):
+        message = f"{actor.text} and {rollout.text} are not on the same GPUs, so that some would do nothing in a turn"
+        yield finding("RUN-SHARING", _KEY, message, f"{_STAY}, or have both on all GPUs: sglang:…|megatron:…")
+    if config.weight_update.requests == "drain":
+        message = "a turn of the trainer begins while requests run, and drain waits for these"
+        yield finding("RUN-SHARING", "weight_update.requests", message, nearest=["in_place", "recompute"])
+
+
+def described(config: RunConfig, plan: Plan, model: ModelSpec | None) -> str | None:
+    """How trainer and servers share GPUs, and what that needs of them; None where they do not."""
+    actor, rollout = plan.engine("actor"), plan.engine("rollout")
+    if not set(actor.devices) & set(rollout.devices):
+        return None
+    how = "take turns on" if config.rollout.alternates else "stay together on"
+    said = f"trainer and servers {how} the GPUs that they share ({_KEY}: {config.rollout.sharing})"
+    work = workload(config, model) if model else None
+    if work is None or work.memory.gpu_bytes is None:
+        return said
+    together, apart = (
+        needed([each for each in footprints(plan, work) if each.role in ("actor", "rollout")], offload=turns) / GIB
+        for turns in (False, True)
+    )
+    room = work.memory.gpu_bytes / GIB
+    return f"{said}: of {room:.0f} GiB they need about {together:.0f} together, {apart:.0f} in turns"

@@ -1,0 +1,81 @@
+"""Weights out of memory that a trainer rank lends to the server's rank on the same device, without a copy on the way.
+
+A loan is JSON: CUDA's handle of the memory (`cudaIpcGetMemHandle`, as torch 2.11 shares storages between processes), or
+on CPU the name of a file that both map. Nothing is unpickled, unlike in SGLang's `/update_weights_from_tensor`, and
+its `/update_weights_from_ipc` carries a text for each device, which is otherwise a socket of checkpoint-engine's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_like.rollout.sglang import LOAN_LAYOUT
+
+
+def device_name(device: torch.device) -> str:
+    """What trainer and server both call a device, whichever GPUs each of them sees."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
+
+
+def lend(flat: Tensor, file: Path) -> str:
+    """A loan of `flat`, `[bytes]`; it has to live until all who borrow it are done. `file` is used on CPU alone."""
+    if not flat.is_cuda:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.from_file(str(file), shared=True, size=len(flat), dtype=torch.uint8).copy_(flat)
+        return json.dumps({"file": str(file), "bytes": len(flat)})
+    torch.cuda.synchronize(flat.device)
+    _, *shared = flat.untyped_storage()._share_cuda_()
+    words = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in shared]
+    return json.dumps({"cuda": words, "bytes": len(flat)})
+
+
+def borrow(loan: str, device: torch.device) -> Tensor:
+    """The memory of a loan, `[bytes]`; it is given back when nothing refers to it any more."""
+    terms = json.loads(loan)
+    if "file" in terms:
+        return torch.from_file(terms["file"], shared=True, size=terms["bytes"], dtype=torch.uint8)
+    parts = [base64.b64decode(part) if isinstance(part, str) else part for part in terms["cuda"]]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    storage = torch.UntypedStorage._new_shared_cuda(index, *parts)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (terms["bytes"],))
+
+
+def views(flat: Tensor, layout: Sequence[tuple[str, str, Sequence[int]]]) -> list[tuple[str, Tensor]]:
+    """The tensors that lie one after the other in `flat`; `layout` has name, dtype and shape of each."""
+    tensors, place = [], 0
+    for name, dtype, shape in layout:
+        kind = getattr(torch, dtype)
+        end = place + torch.Size(shape).numel() * kind.itemsize
+        tensors.append((name, flat[place:end].view(kind).view(tuple(shape))))
+        place = end
+    return tensors
+
+
+def receive(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
+    """Have every rank of a server (`group`) load the bucket that is lent on its own device; all do, or it failed."""
+    problem = ""
+    try:
+        _load(runner, loans)
+    except (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError) as error:
+        problem = f"failed to load: {type(error).__name__}: {error}"
+    problems: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(problems, problem, group=group)
+    told = [f"rank {rank} {problem}" for rank, problem in enumerate(problems) if problem]
+    return not told, "; ".join(told) or "loaded"
+
+
+def _load(runner: Any, loans: Mapping[str, str]) -> None:
+    device = torch.device(runner.device, runner.gpu_id) if runner.device == "cuda" else torch.device("cpu")
+    name = device_name(device)
+    if name not in loans:
+        raise LookupError(f"no trainer rank lends its weights on {name}")
+    tensors = views(borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]))
+    runner.model.load_weights(tensors)
+    torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards

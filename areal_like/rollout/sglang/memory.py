@@ -1,0 +1,97 @@
+"""What a paused server's requests have in its KV cache, in host memory while others have the GPU's.
+
+SGLang 0.5.17 releases the memory of an idle server alone. Under a pause `in_place` requests hold slots of the cache:
+who holds which stays as it is, and the slots' contents are copied out and in again. Under a pause `retract`, and where
+nothing runs, nobody holds any, so the cache is emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HELP = "write weight_update.requests=recompute"
+ROWS = 8192  # slots that are copied at once; torch keeps the pinned memory of these for the next time
+
+
+def keep(scheduler: Any) -> Callable[[], None] | None:
+    """Copy all slots that requests hold, and which these are; returns what brings them back.
+
+    None where nobody holds any; the cache is empty then. Raises NotImplementedError for a cache of another form than
+    that of plain or latent attention.
+    """
+    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []  # who waits holds no slot
+    try:
+        if scheduler.flush_cache():
+            return None
+    finally:
+        scheduler.waiting_queue = waiting
+    _drop_what_nobody_holds(scheduler.tree_cache)
+    allocator, table = scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool.req_to_token
+    slots, buffers = _held(allocator), _buffers(allocator)
+    parts = [(buffer, rows) for buffer in buffers for rows in slots.split(ROWS)]
+    kept = [_to_host(buffer[rows], ROWS) for buffer, rows in parts]
+    places = _to_host(table, len(table))
+    _synchronize(table)
+
+    def bring_back() -> None:
+        for (buffer, rows), host in zip(parts, kept, strict=True):
+            buffer[rows] = host.to(buffer.device, non_blocking=True)
+        table.copy_(places, non_blocking=True)
+        _synchronize(table)
+
+    return bring_back
+
+
+def _drop_what_nobody_holds(tree: Any) -> None:
+    """Empty the cache but for what running requests hold: after the pause all prefixes are of older weights."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    tree.evict(EvictParams(num_tokens=tree.evictable_size()))
+
+
+def _held(allocator: Any) -> Tensor:
+    """The slots that are not free, `[slots]`."""
+    free = getattr(allocator, "free_pages", None)
+    if type(allocator).__name__ not in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") or free is None:
+        raise NotImplementedError(f"requests cannot wait without GPU memory in a {type(allocator).__name__}; {_HELP}")
+    size = allocator.page_size
+    taken = torch.ones(allocator.size // size + 1, dtype=torch.bool, device=free.device)
+    taken[0] = False  # the page that padding is written to
+    taken[torch.cat([free, allocator.release_pages]).long()] = False
+    first = taken.nonzero().flatten() * size
+    return (first[:, None] + torch.arange(size, device=free.device)).flatten()
+
+
+def _buffers(allocator: Any) -> list[Tensor]:
+    """Keys and values of every layer, or the latent vectors that stand for both, `[slots, ...]`."""
+    cache = allocator.get_kvcache()
+    found = [buffer for name in ("k_buffer", "v_buffer", "kv_buffer") for buffer in getattr(cache, name, None) or ()]
+    if not found or any(len(buffer) != allocator.size + allocator.page_size for buffer in found):
+        raise NotImplementedError(f"requests cannot wait without GPU memory in a {type(cache).__name__}; {_HELP}")
+    return found
+
+
+def _to_host(tensor: Tensor, rows: int) -> Tensor:
+    """A copy on the host, in memory for `rows` rows; not there before the device is synchronized."""
+    host = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.is_cuda)[: len(tensor)]
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _synchronize(tensor: Tensor) -> None:
+    torch.get_device_module(tensor.device).synchronize()
+
+
+@contextmanager
+def as_if_idle(updater: Any) -> Iterator[None]:
+    """Have SGLang's updater release memory although requests wait or run: the caller has seen to what they hold."""
+    idle, flush = updater.is_fully_idle, updater.flush_cache
+    updater.is_fully_idle = updater.flush_cache = lambda *_, **__: True
+    try:
+        yield
+    finally:
+        updater.is_fully_idle, updater.flush_cache = idle, flush

@@ -1,0 +1,39 @@
+"""The trainer's end of weights that are handed over on the device; imported by trainer ranks only."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from areal_like.rollout.sglang.ipc import device_name, lend
+from areal_like.trainer.engine import TrainEngine
+from areal_like.weights.buckets import Buckets
+
+
+class IpcSender(Buckets):
+    """Every rank gathers every bucket and lends it to the servers' ranks on its own GPU; on CPU rank 0 lends to all.
+
+    A bucket is lent until the next one is, and the next one is prepared meanwhile: there are two at a time.
+    """
+
+    def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
+        super().__init__(engine, rank, on_each=True)
+        self._lent: Tensor | None = None
+        self._file: Path | None = None
+
+    def lend(self, directory: Path, number: int) -> tuple[str, str] | None:
+        """Lend what was prepared; returns the device's name and the loan, None where another rank does."""
+        self.end()
+        if self._flat is None:
+            return None
+        self._lent, self._flat = self._flat, None
+        self._file = directory / f"bucket-{number}"
+        return device_name(self._lent.device), lend(self._lent, self._file)
+
+    def end(self) -> None:
+        """Nobody borrows any more."""
+        self._lent = None
+        if self._file:
+            self._file.unlink(missing_ok=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.ipc_collect()
