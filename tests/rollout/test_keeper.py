@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_server import Body, FakeServer, output, serving
 
-from areal_like.errors import WorkerError
+from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout import fleet, keeper
 from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
@@ -139,6 +139,25 @@ class Disk:
 
     async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
         path.mkdir()
+
+
+class Full:
+    """A trainer whose disk has no room."""
+
+    async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+        path.mkdir()
+        cause = "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)"
+        raise WorkerError("actor", 0, phase, cause, Path("log"), "trace")
+
+
+def test_a_full_disk_is_told_with_what_helps(tmp_path: Path):
+    async def run() -> None:
+        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+            await publish(DiskSync(Full(), pool, SyncSpec(20, tmp_path, 1, "gloo", 1)), 1, 20)
+
+    with pytest.raises(WeightUpdateError, match=r"weights of version 1 do not fit .* write weight_update\.mode=coll"):
+        asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_during_which_a_server_dies_goes_on_with_the_others(tmp_path: Path):

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal_like.errors import WorkerError
+from areal_like.errors import ServerError, WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
 from areal_like.trainer.remote import Trainer
@@ -27,46 +28,55 @@ class CollectiveSync:
     pool: ServerPool
     spec: SyncSpec
     _joined: list[Server] = field(default_factory=list, init=False)
+    _attempted: list[Server] = field(default_factory=list, init=False)  # some of them may be in a group, some not
     _buckets: Sequence[Sequence[TensorSpec]] = field(default=(), init=False)
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
         async with limited(f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s):
-            await self._disconnect()
-            servers, limit = self.pool.servers, Deadline(self.spec.timeout_s)
-            world_size = 1 + self.spec.ranks_per_server * len(servers)
-            address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
-            body = {
-                "master_address": address,
-                "master_port": port,
-                "world_size": world_size,
-                "group_name": GROUP,
-                "backend": self.spec.backend,
-            }
-            await _together(
-                self.trainer.transfer("join", self.spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
-                *(
-                    server.update(
-                        "/init_weights_update_group",
-                        body | {"rank_offset": 1 + place * self.spec.ranks_per_server},
-                        limit.left,
-                    )
-                    for place, server in enumerate(servers)
-                ),
-            )
-            self._joined = servers
-            self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit.left)
+            await self._connect()
+
+    async def _connect(self) -> None:
+        await self._disconnect()
+        servers, limit = self.pool.servers, Deadline(self.spec.timeout_s)
+        self._attempted = servers
+        world_size = 1 + self.spec.ranks_per_server * len(servers)
+        address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "world_size": world_size,
+            "group_name": GROUP,
+            "backend": self.spec.backend,
+        }
+        await _together(
+            self.trainer.transfer("join", self.spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
+            *(
+                server.update(
+                    "/init_weights_update_group",
+                    body | {"rank_offset": 1 + place * self.spec.ranks_per_server},
+                    limit.left,
+                )
+                for place, server in enumerate(servers)
+            ),
+        )
+        self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit.left)
+        self._joined = servers
 
     async def send(self, version: int) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
         if self.spec.backend == "gloo":
             await with_those_left(self.pool, lambda: self._send(version))
         else:  # who waits for a server that died in a call of nccl cannot be asked anything
+            await with_those_left(self.pool, self._connect_anew)
             await self._send(version)
 
-    async def _send(self, version: int) -> None:
+    async def _connect_anew(self) -> None:
         if self.pool.servers != self._joined:
-            await self.connect()
+            await self._connect()
+
+    async def _send(self, version: int) -> None:
+        await self._connect_anew()
         deadline = Deadline(self.spec.timeout_s)
         await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
@@ -99,14 +109,15 @@ class CollectiveSync:
         }
 
     async def _disconnect(self) -> None:
-        """End the process group, which has a server too many or too few."""
-        if self._joined:
-            limit = self.spec.timeout_s
+        """End the process group, which has a server too many or too few, or was not formed by all."""
+        attempted, limit = self._attempted, self.spec.timeout_s
+        self._joined, self._attempted = [], []
+        if attempted:
             await self.trainer.transfer("close", timeout_s=limit)
-            for server in self._joined:
-                if server in self.pool.servers:
+        for server in attempted:
+            if server in self.pool.servers:
+                with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
                     await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
-            self._joined = []
 
 
 async def _together(*ends: Awaitable[None]) -> None:

@@ -6,11 +6,13 @@ from datetime import timedelta
 
 import torch
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast, destroy_process_group
-from torch.distributed.distributed_c10d import _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.engine import TrainEngine
 from areal_like.weights.buckets import Buckets
+
+FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died never comes
 
 
 class CollectiveSender(Buckets):
@@ -22,6 +24,8 @@ class CollectiveSender(Buckets):
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
         super().__init__(engine, rank)
         self._address = address
+        self._store: TCPStore | None = None
+        self._group: ProcessGroup | None = None
 
     def open(self, world_size: int, group: str, timeout_s: float) -> tuple[str, int] | None:
         """Listen on this rank's address, and on no other, for the servers; returns address and port."""
@@ -47,17 +51,25 @@ class CollectiveSender(Buckets):
         if self._rank:
             return
         group: ProcessGroup
-        with _unbound_trainer_group():
-            group, _ = _new_process_group_helper(
-                self._world_size,
-                0,
-                [],
-                Backend(backend),
-                PrefixStore(self._group_name, self._store),
-                group_name=self._group_name,
-                timeout=self._timeout,
-            )
+        limit, failure = min(self._timeout, FORMING), ""
+        try:
+            with _unbound_trainer_group():
+                group, _ = _new_process_group_helper(
+                    self._world_size,
+                    0,
+                    [],
+                    Backend(backend),
+                    PrefixStore(self._group_name, self._store),
+                    group_name=self._group_name,
+                    timeout=limit,
+                )
+        except RuntimeError as error:
+            failure = str(error)
+        if failure:  # here no frame holds the store any more: those who came and wait for others are let go
+            self._store = None
+            raise RuntimeError(f"not every server joined the group for weights within {limit}: {failure}")
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
+        _set_pg_timeout(self._timeout, group)
         self._group = group
 
     def send(self) -> None:
@@ -67,9 +79,10 @@ class CollectiveSender(Buckets):
             self._flat = None
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._rank == 0:
+        """Leave the group, if it was formed."""
+        if self._group is not None:
             destroy_process_group(self._group)
+        self._group = self._store = None
 
 
 @contextmanager

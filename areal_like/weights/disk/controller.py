@@ -1,13 +1,19 @@
 """Weights over a directory that trainer and servers share: a Hugging Face checkpoint per version, removed when read."""
 
 import asyncio
+import errno
+import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
+from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, with_those_left
+
+NO_SPACE = os.strerror(errno.ENOSPC)  # Python and safetensors say it alike
 
 
 @dataclass(eq=False)
@@ -26,7 +32,7 @@ class DiskSync:
         deadline = Deadline(self.spec.timeout_s)
         path = self.spec.directory / str(version)
         try:
-            await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
+            await self._write(path, version, deadline)
             body = {"model_path": str(path), "weight_version": str(version), "flush_cache": False}
 
             async def load() -> None:
@@ -38,3 +44,14 @@ class DiskSync:
             await with_those_left(self.pool, load)
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    async def _write(self, path: Path, version: int, deadline: Deadline) -> None:
+        try:
+            await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
+        except WorkerError as error:
+            if NO_SPACE not in error.cause:
+                raise
+            raise WeightUpdateError(
+                f"weights of version {version} do not fit on the disk of {self.spec.directory}: make room there, or"
+                f" write weight_update.mode=collective, which needs no disk ({error.cause.splitlines()[0]})"
+            ) from error

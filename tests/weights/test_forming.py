@@ -1,0 +1,112 @@
+"""A server dies while the group of trainer and servers is formed: the others are let go, and it is formed again."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import FakeServer, serving
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
+
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang import http
+from areal_like.weights.collective import controller
+from areal_like.weights.collective import rank as collective
+from areal_like.weights.collective.controller import GROUP, CollectiveSync
+from areal_like.weights.collective.rank import CollectiveSender
+from areal_like.weights.sync import SyncSpec, publish
+
+HUNG_S = 120
+
+
+class Engine:
+    def weights(self) -> Any:
+        yield "weight", torch.arange(4.0)
+
+
+def joined(address: str, port: int, rank: int, world_size: int) -> ProcessGroupGloo:
+    """What a server's rank does; it would wait for half an hour."""
+    limit = timedelta(minutes=30)
+    store: Store = TCPStore(address, port, world_size, is_master=False, timeout=limit)
+    for prefix in (GROUP, f"{GROUP}/", "cpu/"):  # as torch nests them
+        store = PrefixStore(prefix, store)
+    return ProcessGroupGloo(store, rank, world_size, limit)
+
+
+def received(group: ProcessGroupGloo) -> Tensor:
+    tensor = torch.zeros(16, dtype=torch.uint8)
+    group.broadcast([tensor]).wait()
+    return tensor.view(torch.float32)
+
+
+def test_who_waits_for_a_server_that_never_comes_is_let_go_and_may_join_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collective, "FORMING", timedelta(seconds=2))
+    sender = CollectiveSender(Engine(), 0, "127.0.0.1")  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as threads:
+        address, port = sender.open(3, GROUP, 60)  # type: ignore[misc]
+        waiting: Future[ProcessGroupGloo] = threads.submit(joined, address, port, 1, 3)
+        with pytest.raises(RuntimeError):
+            sender.join("gloo")
+        with pytest.raises(RuntimeError):
+            waiting.result(HUNG_S)
+        sender.close()
+        address, port = sender.open(2, GROUP, 60)  # type: ignore[misc]
+        waiting = threads.submit(joined, address, port, 1, 2)
+        sender.join("gloo")
+        group = waiting.result(HUNG_S)
+        sender.layout(1)
+        sender.prepare(0)
+        getting = threads.submit(received, group)
+        sender.send()
+        assert getting.result(HUNG_S).tolist() == [0, 1, 2, 3]
+        sender.close()
+
+
+class Trainer:
+    """Notes what it is asked for; the first group waits for a server that never comes."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
+        self.steps.append(step)
+        if self.steps.count("join") == 1 and step == "join":
+            await asyncio.sleep(600)
+        if step == "open":
+            return "127.0.0.1", 1
+        return [] if step == "layout" else None
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any, monkeypatch: pytest.MonkeyPatch):
+    for module in (http, controller):
+        monkeypatch.setattr(module, "AFTERMATH_S", 0.1)
+
+    async def run() -> None:
+        dying, other = FakeServer(), FakeServer()
+        async with serving(dying, other) as urls, ServerPool(urls, "token", 60) as pool:
+
+            async def die() -> Any:
+                pool.leave(pool.servers[0], "ended with exit code -9")
+                raise ConnectionResetError
+
+            async def hold() -> Any:  # the version that an update of no bucket does not bring
+                return {"weight_version": "0"}
+
+            dying.answers["/init_weights_update_group"] = die
+            other.answers["/model_info"] = hold
+            trainer: Any = Trainer()
+            sync = CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, backend, 1))
+            await publish(sync, 0, 20)
+            assert [server.url for server in pool.serving] == [other.url]
+            assert trainer.steps == ["open", "join", "close", "open", "join", "layout", "prepare"]
+            assert [body["world_size"] for body in other.bodies("/init_weights_update_group")] == [3, 2]
+            assert len(other.bodies("/destroy_weights_update_group")) == 1
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
