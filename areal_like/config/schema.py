@@ -16,6 +16,7 @@ type TrainerRole = Literal["actor", "ref", "critic"]
 LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs of temperature 1
 _LONGEST_NAME, _LONGEST_PATH = 255, 2048  # bytes; a path has room for a run's own names below it
 SINGLE_TURN = "single_turn"  # the built-in workflow
+ALL_LINEAR = "all-linear"  # of actor.target_modules
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -386,6 +387,18 @@ class ActorConfig(EngineConfig):
 
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
+    use_lora: bool = Field(
+        False, description="Train low-rank adapters beside the weights, which stay as they are (see [LoRA](lora.md))."
+    )
+    peft_type: Literal["lora"] = Field("lora", description="Kind of adapter.")
+    lora_rank: int = Field(32, ge=1, description="Rank of each adapter.")
+    lora_alpha: int = Field(16, ge=1, description="What adapters add counts `lora_alpha / lora_rank` times.")
+    target_modules: list[str] = Field(
+        [ALL_LINEAR],
+        min_length=1,
+        description="Linear layers that get an adapter, by the last part of their Hugging Face names, such as `q_proj`; "
+        "`all-linear`: all but the output layer.",
+    )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
     eps_clip: float | None = Field(
         None, gt=0, le=1, description="Clip range of the probability ratio below: 1 - eps_clip; null: the algorithm's."
@@ -680,6 +693,9 @@ class SaverConfig(Section):
 
     freq_steps: int | None = Field(
         None, ge=1, description="Training steps between two checkpoints; null: only the last."
+    )
+    merge_lora: bool = Field(
+        False, description="Write the whole model with its adapters added, beside the adapters (`actor.use_lora`)."
     )
 
 

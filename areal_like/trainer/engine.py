@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.config.schema import ALL_LINEAR
 from areal_like.types import Batch, Floats, LossSpec
 
 if TYPE_CHECKING:
@@ -70,7 +71,13 @@ class TrainEngine(Protocol):
         """
 
     def save_hf(self, path: Path) -> None:
-        """Write a Hugging Face checkpoint that transformers loads; it appears when it is complete."""
+        """Write a Hugging Face checkpoint that transformers loads; it appears when it is complete.
+
+        It is the whole model, an adapter added to the weight that it adapts.
+        """
+
+    def save_adapters(self, path: Path) -> None:
+        """Write the adapters as PEFT does; they appear when they are complete. Raises RoleError without adapters."""
 
     def load_hf(self, path: Path, decay: float) -> None:
         """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones.
@@ -108,12 +115,34 @@ class TrainEngine(Protocol):
 
 
 @dataclass(frozen=True)
+class LoRA:
+    """Low-rank adapters: the only parameters that are trained, in the linear layers `targets` (`actor.target_modules`).
+
+    A layer W becomes W + alpha / rank * B A, with A `[rank, in]` and B `[out, rank]` (Hu et al., arXiv 2106.09685).
+    """
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied with."""
+        return self.alpha / self.rank
+
+    def adapts(self, layer: str) -> bool:
+        """Whether a linear layer, by its Hugging Face name, gets an adapter."""
+        return ALL_LINEAR in self.targets or layer.rpartition(".")[2] in self.targets
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """Everything about an engine that all of its ranks have in common.
 
     `config` is the section of `role`, complete; without an `optimizer` nothing is trained, and no memory is taken for
-    it. `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
-    `total_steps` is the number of optimizer steps that the learning-rate schedule spans.
+    it; with `lora` its adapters alone are trained. `path` is the model in Hugging Face form, `tokenizer` and `scratch`
+    are `write_checkpoint`'s directories; `total_steps` is the number of optimizer steps that the learning-rate schedule
+    spans.
     """
 
     role: TrainerRole
@@ -127,6 +156,7 @@ class EngineSpec:
     tokenizer: Path | None = None
     scratch: Path | None = None
     backend: str = "megatron"
+    lora: LoRA | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -59,24 +60,35 @@ def write_checkpoint(
     name only when it is complete; one that is there already is replaced. Until then it is in `scratch`, a directory of
     the same file system, by default beside `path`.
     """
+    with complete_directory(path, scratch) as partial:
+        copy_descriptions(source, tokenizer or source, partial, dtype)
+        index, total = {}, 0
+        for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
+            shard = dict(bucket)
+            save_tensors(shard, partial / f"{number}.safetensors")
+            index.update(dict.fromkeys(shard, number))
+            total += sum(tensor.nbytes for tensor in shard.values())
+            shard.clear()
+            bucket.clear()  # before the next one grows
+        _name_shards(partial, index, total)
+
+
+@contextmanager
+def complete_directory(path: Path, scratch: Path | None = None) -> Iterator[Path]:
+    """A directory for the body to fill, in `scratch` or beside `path`, which it becomes when it is complete."""
     partial = (scratch or path.parent) / f".{path.name}.{os.getpid()}.partial"
     partial.mkdir(parents=True)
-    copy_descriptions(source, tokenizer or source, partial, dtype)
-    index, total = {}, 0
-    for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
-        shard = dict(bucket)
-        file = partial / f"{number}.safetensors"
-        save_file(shard, file, metadata={"format": "pt"})
-        file.chmod(0o644)  # safetensors makes it readable by its owner alone
-        index.update(dict.fromkeys(shard, number))
-        total += sum(tensor.nbytes for tensor in shard.values())
-        shard.clear()
-        bucket.clear()  # before the next one grows
-    _name_shards(partial, index, total)
+    yield partial
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file for torch, readable by all."""
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors makes it readable by its owner alone
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

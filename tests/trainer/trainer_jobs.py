@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
+from safetensors.torch import load_file
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
@@ -28,7 +30,7 @@ from areal_like.config.schema import (
     OptimizerConfig,
     TrainerRole,
 )
-from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Rendezvous, RoleError, TrainEngine
+from areal_like.trainer.engine import PARTS, EngineSpec, LoRA, NonFiniteError, Rendezvous, RoleError, TrainEngine
 from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # before anything else of megatron
 from areal_like.trainer.rank import make_engine
 
@@ -67,6 +69,7 @@ class Setting:
     role: TrainerRole = "actor"
     backend: str = "megatron"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
+    lora: LoRA | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         seed=1,
         total_steps=setting.total_steps,
         backend=setting.backend,
+        lora=setting.lora,
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
     try:
@@ -191,6 +195,34 @@ def device_bytes(made: TrainEngine) -> int:
         return torch.cuda.memory_allocated()
     tensors = (tensor for part in PARTS for tensor in made._memory._tensors[part]())  # type: ignore[attr-defined]
     return sum(storage.nbytes() for storage in set(made._memory._on_device(tensors)))  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Adapted(Outcome):
+    """The same of a model with adapters, these (rank 0's), log-probs then, and how many parameters are trained here."""
+
+    adapters: dict[str, np.ndarray]
+    log_probs_after: tuple[np.ndarray, np.ndarray] | None
+    trained: int
+
+
+def adapted_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path | None = None
+) -> Adapted:
+    """`three_steps` of a model with adapters, which are saved in the end, to `folder` if that is given."""
+    with engine(rendezvous, listener, setting) as made, tempfile.TemporaryDirectory() as scratch:
+        log_probs = made.log_probs(make_batch(), TEMPERATURE)
+        steps = [made.train(make_batch(seed), LossSpec(sft), temperature=TEMPERATURE) for seed in (0, 1)]
+        steps.append(made.train(make_batch(2), POLICY))
+        weights, log_probs_after = exported(made), made.log_probs(make_batch(), TEMPERATURE)
+        path = folder or Path(scratch) / "adapters"
+        made.save_adapters(path)
+        trained = sum(p.numel() for group in made._optimizer.param_groups for p in group["params"])
+        if rendezvous.rank:
+            return Adapted(log_probs, steps, {}, {}, log_probs_after, trained)
+        saved = load_file(path / "adapter_model.safetensors")
+        adapters = {name: tensor.numpy().copy() for name, tensor in saved.items()}
+        return Adapted(log_probs, steps, weights, adapters, log_probs_after, trained)
 
 
 def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, np.ndarray]:

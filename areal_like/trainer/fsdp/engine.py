@@ -14,17 +14,18 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
-from areal_like.trainer.fsdp import attention, optimizer
+from areal_like.trainer.fsdp import attention, lora, optimizer
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.logprobs import log_probs_and_entropy
+from areal_like.trainer.lora import save_adapters_together
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
 from areal_like.types import Batch, Floats, LossSpec
@@ -40,7 +41,7 @@ class FSDPEngine:
         self.device = prepare_process(spec, rendezvous.address)
         join(rendezvous, self.device)
         torch.manual_seed(spec.seed)
-        self._model = sharded_model(spec.path, spec.config, self.device)
+        self._model = sharded_model(spec, self.device)
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
@@ -78,13 +79,28 @@ class FSDPEngine:
         return {**self._means(parts, count), **update}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        dtype = getattr(torch, self._spec.config.dtype)
+        dtype, adapted = getattr(torch, self._spec.config.dtype), lora.adapted_layers(self._model)
         with self._memory.needed("params"):
             for name, parameter in self._model.named_parameters():
-                yield name, parameter.detach().full_tensor().to(self.device, dtype)
+                layer, _, kind = name.rpartition(".")
+                if kind in lora.MATRICES:
+                    continue
+                weight = parameter.detach().full_tensor().to(self.device, dtype)
+                if kind == "weight" and layer in adapted and self._spec.lora:
+                    weight = lora.whole_adapter(adapted[layer]).merged(weight, self._spec.lora.scale)
+                yield name, weight
+                del weight
 
     def save_hf(self, path: Path) -> None:
         save_together(path, self.weights(), self._spec)
+
+    def save_adapters(self, path: Path) -> None:
+        if self._spec.lora is None:
+            raise RoleError(f"the {self._spec.role} has no adapters")
+        adapted = lora.adapted_layers(self._model)
+        adapters = ((name, lora.whole_adapter(layer)) for name, layer in adapted.items())
+        with self._memory.needed("params"):
+            save_adapters_together(path, adapters, self._spec, self._spec.lora)
 
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:
@@ -110,11 +126,14 @@ class FSDPEngine:
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():
             raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no .metadata)")
+        options = StateDictOptions(strict=self._spec.lora is None)  # weights that stay are not in it
         with self._memory.needed("params", "optimizer"):
             state = self._state()
             distributed_checkpoint.load(state, checkpoint_id=path)
             model, optimized = state["model"], state["optimizer"]
-            set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized)
+            set_state_dict(
+                self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
+            )
         self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
 
     def offload(self, parts: Iterable[Part] = PARTS) -> None:
@@ -129,7 +148,8 @@ class FSDPEngine:
         gc.collect()
 
     def _state(self) -> dict[str, Any]:
-        model, optimized = get_state_dict(self._model, self._optimizer)
+        options = StateDictOptions(ignore_frozen_params=True)
+        model, optimized = get_state_dict(self._model, self._optimizer, options=options)
         schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}
         return {"model": model, "optimizer": optimized, "schedule": schedule}
 

@@ -10,15 +10,21 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from areal_like.config.schema import EngineConfig
-from areal_like.trainer.fsdp import attention
+from areal_like.trainer.engine import EngineSpec
+from areal_like.trainer.fsdp import attention, lora
 
 
-def sharded_model(path: Path, engine: EngineConfig, device: torch.device) -> PreTrainedModel:
-    """The model at `path` with float32 shards; layers are gathered one at a time in the data type of `engine`."""
+def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
+    """The model of `spec`; layers are gathered one at a time in its data type.
+
+    Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used.
+    """
+    path, engine = spec.path, spec.config
     dtype = getattr(torch, engine.dtype)
     attention.register()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(path))
+    if spec.lora:
+        lora.attach(model, spec.lora, spec.seed)
     if engine.fsdp.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -26,7 +32,7 @@ def sharded_model(path: Path, engine: EngineConfig, device: torch.device) -> Pre
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
     for part in (*model.model.layers, model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
-    return model.float().train()
+    return (model if spec.lora else model.float()).train()
 
 
 def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:

@@ -13,8 +13,8 @@ from areal_like.config.schema import OptimizerConfig
 
 def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
     """Biases and norms do not decay, as in `megatron/core/optimizer/__init__.py` (megatron-core 0.19.2)."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps)
 

@@ -14,6 +14,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
+from megatron.core.utils import unwrap_model
+
+from areal_like.trainer.megatron import lora
 
 # Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed; threads do without it
 filesystem_async.get_write_results_queue = queue.Queue
@@ -109,7 +112,7 @@ def load_checkpoint(
         raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
     state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))
     for name, model in zip(_chunk_names(models), models, strict=True):
-        model.load_state_dict(state[name], strict=False)  # TE's extra state may be absent
+        _changing(model).load_state_dict(state[name], strict=False)  # TE's extra state may be absent
     if optimizer is None or scheduler is None:  # a reference
         return
     optimizer.load_state_dict(state["optimizer"])
@@ -130,10 +133,15 @@ def _sharded_state(
     for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
     for name, model in zip(_chunk_names(models), models, strict=True):
-        state[name] = model.sharded_state_dict(metadata=metadata)
+        state[name] = _changing(model).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
         state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
     return state
+
+
+def _changing(model: torch.nn.Module) -> torch.nn.Module:
+    """The part of a wrapped chunk that training changes: its adapters, where it has any."""
+    return getattr(unwrap_model(model), lora.NAME, model)
 
 
 _gather_state = DistributedOptimizer.get_parameter_state_dp_zero

@@ -15,6 +15,7 @@ from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
+from areal_like.trainer.lora import save_adapters_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
 from areal_like.trainer.offload import DeviceMemory
@@ -31,6 +32,7 @@ from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import Saving, load_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
+from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
 
@@ -46,7 +48,9 @@ class MegatronEngine:
         source = ModelSource(spec.path, dtype, sizes, options, value_head=self._is_critic, seed=spec.seed)
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, spec.seed)
-            self._bridge = make_bridge(config.megatron.bridge_type, source)
+            bridge = make_bridge(config.megatron.bridge_type, source)
+            self._adapted = LoRABridge(bridge, spec.lora, spec.seed) if spec.lora else None
+            self._bridge = self._adapted or bridge
             self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
             self._bridge.load(self._models, spec.path)
@@ -112,6 +116,12 @@ class MegatronEngine:
 
     def save_hf(self, path: Path) -> None:
         save_together(path, self.weights(), self._spec)
+
+    def save_adapters(self, path: Path) -> None:
+        if self._adapted is None or self._spec.lora is None:
+            raise RoleError(f"the {self._spec.role} has no adapters")
+        with self._memory.needed("params"), cpu.cpu_as_cuda():
+            save_adapters_together(path, self._adapted.adapters(), self._spec, self._spec.lora)
 
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:

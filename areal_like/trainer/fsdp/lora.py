@@ -1,0 +1,41 @@
+"""Adapters (LoRA) in transformers' model: two parameters of each linear layer that is adapted, and a forward hook."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from areal_like.trainer.engine import LoRA
+from areal_like.trainer.lora import Adapter, initial_adapter
+
+MATRICES = ("lora_A", "lora_B")
+
+
+def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
+    """Give a model that is not sharded yet new adapters in float32, which alone are trainable from then on."""
+    model.requires_grad_(False)
+    head = model.get_output_embeddings()
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not head and lora.adapts(name):
+            whole = initial_adapter(lora, seed, name, layer.in_features, layer.out_features)
+            for matrix, values in zip(MATRICES, whole, strict=True):
+                layer.register_parameter(matrix, torch.nn.Parameter(values))
+            layer.register_forward_hook(partial(_add, lora.scale))
+
+
+def _add(scale: float, layer: torch.nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B) * scale
+
+
+def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """The layers with adapters, by name."""
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, MATRICES[0])}
+
+
+def whole_adapter(layer: torch.nn.Module) -> Adapter:
+    """Gathered from all ranks, which all call this."""
+    parts: list[DTensor] = [getattr(layer, matrix).detach() for matrix in MATRICES]
+    return Adapter(*(part.full_tensor() for part in parts))

@@ -1,0 +1,74 @@
+"""Low-rank adapters, whatever the backend: how they begin, how they join a weight, and their files as PEFT writes them.
+
+An adapter of a linear layer W is A `[rank, in]` and B `[out, rank]`: W x becomes W x + alpha / rank * B A x (Hu et al.,
+arXiv 2106.09685). W gets no gradient and no optimizer state.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from areal_like.trainer.engine import EngineSpec, LoRA
+from areal_like.trainer.hf_checkpoint import complete_directory, save_tensors
+
+
+class Adapter(NamedTuple):
+    """An adapter, whole: `a` `[rank, in]` and `b` `[out, rank]`."""
+
+    a: Tensor
+    b: Tensor
+
+    def merged(self, weight: Tensor, scale: float) -> Tensor:
+        """A new `[out, in]` in the data type of `weight`: that and the adapter, added in float32."""
+        a, b = (matrix.to(weight.device, torch.float32) for matrix in self)
+        return torch.addmm(weight.float(), b, a, alpha=scale).to(weight.dtype)
+
+
+def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int) -> Adapter:
+    """A new adapter of a layer, by its Hugging Face name: the same in every layout. It adds 0.
+
+    B is 0 and A Kaiming-uniform with a = sqrt(5), uniform within 1 / sqrt(in), as in the authors' implementation
+    (`loralib/layers.py`, https://github.com/microsoft/LoRA) and PEFT; the paper says Gaussian.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {layer}".encode()))
+    bound = inputs**-0.5
+    a = torch.empty(lora.rank, inputs).uniform_(-bound, bound, generator=generator)
+    return Adapter(a, torch.zeros(outputs, lora.rank))
+
+
+def save_adapters_together(path: Path, adapters: Iterator[tuple[str, Adapter]], spec: EngineSpec, lora: LoRA) -> None:
+    """Have rank 0 write the adapters, by layer, that all ranks of an engine gather together, as PEFT 0.18 would."""
+    tensors: dict[str, Tensor] = {}
+    for layer, adapter in adapters:
+        if dist.get_rank() == 0:
+            for name, matrix in (("lora_A", adapter.a), ("lora_B", adapter.b)):
+                tensors[f"base_model.model.{layer}.{name}.weight"] = matrix.detach().cpu().contiguous()
+    if dist.get_rank() == 0:
+        layers = {name.split(".lora_")[0].rpartition(".")[2] for name in tensors}
+        with complete_directory(path, spec.scratch) as partial:
+            save_tensors(tensors, partial / "adapter_model.safetensors")
+            config = _peft_config(lora, str(spec.path), sorted(layers))
+            (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    dist.barrier()
+
+
+def _peft_config(lora: LoRA, base: str, layers: list[str]) -> dict[str, object]:
+    """The fields of PEFT's LoraConfig that differ from its defaults, or that other readers look for."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": layers,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }

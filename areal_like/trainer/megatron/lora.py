@@ -1,0 +1,241 @@
+"""Adapters (LoRA) beside Megatron's parallel linear layers, one for each Hugging Face module that such a layer joins.
+
+A forward hook adds them to what the layer gives, so that both bridges see the model as it was. With tensor parallelism
+an adapter is split where its layer is, and what passes between ranks is `rank` columns wide: A comes before the gather
+of the sequence's parts, or B behind their scatter, and this one is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from torch import Tensor
+
+from areal_like.trainer.engine import LoRA
+from areal_like.trainer.lora import Adapter, initial_adapter
+from areal_like.trainer.megatron.bridges.protocol import Bridge
+
+NAME = "lora"  # of a chunk's adapters in its module tree
+
+
+class Joined(NamedTuple):
+    """One of Megatron's linear layers on this rank: where it is in a decoder layer, and which modules it joins.
+
+    `parts` are these modules' outputs by name, which lie in `blocks` runs in turn: a query group's queries, keys and
+    values, then the next group's. With `splits_inputs` tensor parallelism splits the inputs, else the outputs.
+    """
+
+    place: str
+    inputs: int
+    parts: dict[str, int]
+    splits_inputs: bool = False
+    blocks: int = 1
+
+
+def joined_layers(config: Any) -> tuple[Joined, ...]:
+    """The linear layers of a decoder layer without experts, sizes over all ranks but for `blocks`."""
+    hidden, ffn, tp = config.hidden_size, config.ffn_hidden_size, config.tensor_model_parallel_size
+    queries, keys = (heads * config.kv_channels for heads in (config.num_attention_heads, config.num_query_groups))
+    qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    return (
+        Joined("self_attention.linear_qkv", hidden, qkv, blocks=config.num_query_groups // tp),
+        Joined("self_attention.linear_proj", queries, {"self_attn.o_proj": hidden}, splits_inputs=True),
+        Joined("mlp.linear_fc1", hidden, {"mlp.gate_proj": ffn, "mlp.up_proj": ffn}),
+        Joined("mlp.linear_fc2", ffn, {"mlp.down_proj": hidden}, splits_inputs=True),
+    )
+
+
+class AdapterShare(torch.nn.Module):
+    """What a rank holds of the adapter of a Hugging Face module, `layer`: all of one matrix and a part of the other."""
+
+    def __init__(self, layer: str, whole: Adapter, splits_inputs: bool, weight: Tensor) -> None:
+        super().__init__()
+        self.layer, self.shapes = layer, tuple(matrix.shape for matrix in whole)
+        axes = (1, None) if splits_inputs else (None, 0)
+        self.a, self.b = (_share(matrix, axis, weight) for matrix, axis in zip(whole, axes, strict=True))
+
+    def whole(self) -> Adapter:
+        """Gathered from the tensor-parallel ranks, all of which call this."""
+        return Adapter(*(_gathered(parameter) for parameter in (self.a, self.b)))
+
+    def sharded(self, name: str) -> Any:
+        """A parameter for Megatron's checkpoints, under a name that is the same in every layout."""
+        parameter, key = getattr(self, name), f"{NAME}.{self.layer}.{name}"
+        if parameter.tensor_model_parallel:
+            return make_tp_sharded_tensor_for_checkpoint(parameter, key, parameter.partition_dim)
+        return make_sharded_tensor_for_checkpoint(parameter, key)
+
+
+def _share(whole: Tensor, axis: int | None, weight: Tensor) -> torch.nn.Parameter:
+    """This rank's part of a matrix along `axis`, or all of it, where and what `weight` is."""
+    tp, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+    mine = whole if axis is None else whole.chunk(tp, axis)[rank]
+    parameter = torch.nn.Parameter(mine.to(weight.device, weight.dtype, copy=True))
+    set_tensor_model_parallel_attributes(parameter, axis is not None, axis or 0, 1)
+    # each rank's gradient is of its part of the sequence: Megatron adds up those that are marked so
+    parameter.sequence_parallel = axis is None and tp > 1
+    return parameter
+
+
+def _gathered(parameter: Tensor) -> Tensor:
+    if not parameter.tensor_model_parallel:
+        return parameter.detach()
+    group = parallel_state.get_tensor_model_parallel_group()
+    parts = [torch.empty_like(parameter) for _ in range(group.size())]
+    dist.all_gather(parts, parameter.detach().contiguous(), group=group)
+    return torch.cat(parts, parameter.partition_dim)
+
+
+class LayerAdapter(torch.nn.Module):
+    """What is added to one of Megatron's layers: `shares` by the name of the module, as far as these are adapted."""
+
+    def __init__(self, joined: Joined, shares: dict[str, AdapterShare], scale: float) -> None:
+        super().__init__()
+        self.joined, self.scale = joined, scale
+        self.shares = torch.nn.ModuleDict({name.rpartition(".")[2]: share for name, share in shares.items()})
+
+    def forward(self, layer: torch.nn.Module, x: Tensor) -> Tensor:
+        """From the input of `layer`, `[tokens, 1, in]`, to what joins its output, both as this rank has them there."""
+        tp, joined = parallel_state.get_tensor_model_parallel_world_size(), self.joined
+        x = F.linear(_as_multiplied(layer, x), torch.cat([share.a for share in self.shares.values()]))
+        if tp > 1:
+            pass_on = reduce_scatter_to_sequence_parallel_region if joined.splits_inputs else _gather_sequence
+            x = pass_on(x)
+        narrow = dict(zip(self.shares, x.chunk(len(self.shares), -1), strict=True))
+        added = []
+        for name, outputs in joined.parts.items():
+            if (short := name.rpartition(".")[2]) in narrow:
+                part = F.linear(narrow[short], self.shares[short].b)
+            else:
+                part = x.new_zeros(*x.shape[:-1], outputs // tp)
+            added.append(part.unflatten(-1, (joined.blocks, -1)))
+        return torch.cat(added, -1).flatten(-2) * self.scale
+
+
+def _gather_sequence(x: Tensor) -> Tensor:
+    return gather_from_sequence_parallel_region(x)
+
+
+def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
+    """What a layer multiplies its weight with: a fused one has its norm before that."""
+    gain = getattr(layer, "layer_norm_weight", None)
+    return x if gain is None else F.rms_norm(x, gain.shape, gain, layer.config.layernorm_epsilon)
+
+
+def _add(adapter: LayerAdapter, layer: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Any]) -> Any:
+    """A forward hook; a layer's output is a pair with its bias."""
+    return output[0] + adapter(layer, inputs[0]), output[1]
+
+
+class ChunkAdapters(torch.nn.ModuleList):
+    """All adapters of a model chunk."""
+
+    def shares(self) -> Iterator[tuple[str, AdapterShare]]:
+        """Each with its place in this module."""
+        for place, module in self.named_modules():
+            if isinstance(module, AdapterShare):
+                yield place, module
+
+    def sharded_state_dict(self, metadata: Any = None) -> dict[str, Any]:
+        """The chunk's state for Megatron's checkpoints: all else is the model that the run began with."""
+        return {f"{place}.{name}": share.sharded(name) for place, share in self.shares() for name in ("a", "b")}
+
+
+def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
+    """Give a loaded GPTModel chunk new adapters, which alone are trainable from then on."""
+    config = chunk.config
+    if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
+        raise ValueError("adapters of a layer with a norm in it are written for plain RMSNorm only")
+    chunk.requires_grad_(False)
+    adapters = ChunkAdapters()
+    for decoder_layer in chunk.decoder.layers:
+        prefix = f"model.layers.{decoder_layer.layer_number - 1}"
+        for joined in joined_layers(config):
+            names = [name for name in joined.parts if lora.adapts(name)]
+            linear = _find(decoder_layer, joined.place)
+            if not names or linear is None:
+                continue
+            shares = {}
+            for name in names:
+                layer = f"{prefix}.{name}"
+                whole = initial_adapter(lora, seed, layer, joined.inputs, joined.parts[name])
+                shares[name] = AdapterShare(layer, whole, joined.splits_inputs, linear.weight)
+            adapters.append(adapter := LayerAdapter(joined, shares, lora.scale))
+            linear.register_forward_hook(partial(_add, adapter))
+    if chunk.pre_process:  # recomputed layers have gradients only where their input has one
+        chunk.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
+    chunk.add_module(NAME, adapters)
+    return adapters
+
+
+def _find(module: torch.nn.Module, place: str) -> torch.nn.Module | None:
+    for name in place.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+class LoRABridge:
+    """A Bridge whose models have adapters from when they are loaded, which an export adds to the weights."""
+
+    def __init__(self, bridge: Bridge, lora: LoRA, seed: int) -> None:
+        self._bridge, self._lora, self._seed = bridge, lora, seed
+
+    def build(self) -> list[torch.nn.Module]:
+        return self._bridge.build()
+
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        """Loads the weights; the adapters are new."""
+        self._bridge.load(models, path)
+        self._shares: dict[str, AdapterShare] = {}
+        for chunk in models:
+            self._shares |= {share.layer: share for _, share in attach(chunk, self._lora, self._seed).shares()}
+        self._dtype = next(iter(self._shares.values())).a.dtype
+        # which pipeline stage has the adapter of a layer, and its shapes, in the same order on all ranks
+        shapes = {layer: share.shapes for layer, share in self._shares.items()}
+        stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
+        dist.all_gather_object(stages, shapes, group=parallel_state.get_pipeline_model_parallel_group())
+        self._layers = {layer: (stage, its) for stage, of in enumerate(stages) for layer, its in of.items()}
+
+    def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        hidden = {model: model._modules.pop(NAME) for model in models}
+        try:
+            for name, weight in self._bridge.export(models):
+                if (layer := name.removesuffix(".weight")) in self._layers:
+                    weight = self._adapter(layer).merged(weight, self._lora.scale)
+                yield name, weight
+                del weight
+        finally:
+            for model, adapters in hidden.items():
+                model.add_module(NAME, adapters)
+
+    def adapters(self) -> Iterator[tuple[str, Adapter]]:
+        """All adapters by layer, whole. A collective, as `export` is."""
+        for layer in self._layers:
+            yield layer, self._adapter(layer)
+
+    def _adapter(self, layer: str) -> Adapter:
+        """That of a layer of any pipeline stage."""
+        stage, shapes = self._layers[layer]
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if layer in self._shares:
+            whole = self._shares[layer].whole()
+        else:
+            device = torch.cuda.current_device()
+            whole = Adapter(*(torch.empty(shape, dtype=self._dtype, device=device) for shape in shapes))
+        if group.size() > 1:
+            for matrix in whole:
+                dist.broadcast(matrix, group=group, group_src=stage)
+        return whole
