@@ -11,7 +11,7 @@ Sizes are those of the pipeline stage that needs most; experts are taken to be e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from allocation.model_spec import ModelSpec
@@ -146,6 +146,8 @@ def footprint_of(role: str, backend: str, sizes: ParallelSizes, work: Workload) 
     """The memory of an engine that is not placed yet."""
     if BACKENDS[backend].kind == SERVER:
         return _server(role, sizes, work)
+    if role != "actor":  # no other role has adapters
+        work = replace(work, memory=replace(work.memory, trained=1.0))
     return _fsdp(role, sizes, work) if backend == "fsdp" else trainer(role, sizes, work)
 
 
@@ -213,15 +215,15 @@ def _with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -
 
 def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
     """Weights, gradients, main weights and moments; the distributed optimizer shards the last two."""
-    item, sharded = work.memory.item, work.megatron.use_distributed_optimizer
+    item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
     copies = work.megatron.num_distributed_optimizer_instances
     dense_over = max(1, sizes.dp * sizes.cp // copies) if sharded else 1
     owned = -(-mine.dense // dense_over) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
     return [
         Item("weights", mine.total * item),
-        Item("gradients (float32)", mine.total * 4),
-        Item("main weights (float32)", owned * 4 if item < 4 else 0),
-        Item("Adam's moments", owned * 8),
+        Item("gradients (float32)", int(mine.total * trained * 4)),
+        Item("main weights (float32)", int(owned * trained * 4) if item < 4 else 0),
+        Item("Adam's moments", int(owned * trained * 8)),
     ]
 
 
@@ -358,8 +360,11 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     inside = everything.dense_on(sizes.tp, model.kv_heads) + everything.experts
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
     owned = -(-(inside + tables + model.hidden_size) // shards)
-    static = [Item("weights (float32 shards)", owned * 4), Item("gradients (float32 shards)", owned * 4)]
-    static.append(Item("Adam's moments", owned * 8))
+    trained = work.memory.trained
+    frozen = Item(f"weights ({work.memory.dtype} shards)", owned * item if trained < 1 else 0)
+    static = [frozen, Item("weights (float32 shards)", int(owned * trained * 4))]
+    static += [Item("gradients (float32 shards)", int(owned * trained * 4))]
+    static += [Item("Adam's moments", int(owned * trained * 8))]
     gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
     if work.memory.offload_params:
         static = []
@@ -372,7 +377,7 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
-        "load": static[:1],
+        "load": static[:2],
         "log-probs": [*static, gathered, Item("logits", logits)],
         "forward and backward": [*static, gathered, Item("activations", kept), Item("logits", logits),
                                  Item("their gradient", logits)],

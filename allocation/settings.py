@@ -65,6 +65,7 @@ class MemorySettings:
 
     `bucket_bytes` are sent at once in a weight update. `mem_fraction_static` is SGLang's: the share of a GPU for
     weights and KV cache. With `offload` engines that share GPUs take turns on them and wait in the host's memory.
+    `trained` is the share of the parameters that have gradients and optimizer state: less than 1 with LoRA.
     `gradient_checkpointing` and `offload_params` are FSDP's; the latter keeps weights and optimizer on the host.
     """
 
@@ -73,6 +74,7 @@ class MemorySettings:
     mem_fraction_static: float = 0.8
     bucket_bytes: int = 512 << 20
     offload: bool = False
+    trained: float = 1.0
     gradient_checkpointing: bool = False
     offload_params: bool = False
 

@@ -9,12 +9,12 @@ from allocation import EnginePlan
 from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import TrainerRole
+from areal_like.config.schema import ActorConfig, TrainerRole
 from areal_like.preflight import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.trainer.engine import EngineSpec
+from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -37,6 +37,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
         role=role,
         config=config,
         optimizer=job.config.optimizer(role),
+        lora=_lora(job.config.actor) if role == "actor" else None,
         backend=plan.backend,
         path=model,
         tokenizer=job.tokenizer.directory,
@@ -48,6 +49,11 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
     )
     await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
     return Trainer(ranks)
+
+
+def _lora(actor: ActorConfig) -> LoRA | None:
+    """The actor's adapters, if these are what is trained."""
+    return LoRA(actor.lora_rank, actor.lora_alpha, tuple(actor.target_modules)) if actor.use_lora else None
 
 
 def carry_user_code(algorithm: Algorithm) -> None:

@@ -98,7 +98,7 @@ async def reinforce(
                 with record.phase("reference update"):
                     await parts.reference.update()
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
-                await _save(parts, record, done)
+                await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
             stats |= await _statistics(parts, trajectories, version)
             if parts.algorithm.keeps:
@@ -122,11 +122,16 @@ def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState
     return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
 
-async def _save(parts: Parts, record: Record, done: int) -> None:
-    """The policy's checkpoint, and the critic's beside it, if there is one."""
+async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
+    """The policy's checkpoint, or its adapters and what they make of it, and the critic's, each in its directory."""
     path = record.checkpoint(done)
     with record.phase("saving"):
-        await parts.trainer.save_hf(path)
+        if config.actor.use_lora:
+            await parts.trainer.save_adapters(path)
+        if not config.actor.use_lora:
+            await parts.trainer.save_hf(path)
+        elif config.saver.merge_lora:
+            await parts.trainer.save_hf(path.with_name(f"{path.name}-merged"))
         if parts.critic:
             await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
 

@@ -19,6 +19,7 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.algorithm import find_algorithm
 from areal_like.preflight.data import check_data, find_prompts
 from areal_like.preflight.layout import find_plan
+from areal_like.preflight.lora import check_lora
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
@@ -89,6 +90,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *of_prompts,
         *check_machine(config, device, plan, dry_run=dry_run),
         *check_model(config, spec, plan),
+        *check_lora(config, spec, plan),
         *check_data(config, spec, tokenizer, plan, prompts),
         *check_rewards(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),

@@ -60,7 +60,7 @@ def find_plan(
         megatron=settings,
         own=own,
         colocated=_colocated(config),
-        memory=memory_settings(config),
+        memory=memory_settings(config, model),
     )
     result = compile(config.allocation_mode or _backends(config))
     findings += dict.fromkeys(_keyed(found, config, model) for found in result.findings)
@@ -78,7 +78,7 @@ def find_plan(
 
 def workload(config: RunConfig, model: ModelSpec) -> Workload:
     """What the memory model is told of the actor and its servers."""
-    memory = memory_settings(config) or MemorySettings()
+    memory = memory_settings(config, model) or MemorySettings()
     return Workload(model, _megatron(config)[0], memory, _batch(config))
 
 

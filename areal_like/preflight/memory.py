@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 
+from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
 from areal_like.config.schema import RunConfig
+from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import device_of
 
 _KEYS = {
@@ -20,7 +22,7 @@ _KEYS = {
 }
 
 
-def memory_settings(config: RunConfig) -> MemorySettings | None:
+def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySettings | None:
     """None on CPU, and where this host has no GPU to ask: then nothing is refused."""
     if device_of(config.device) == "cpu" or (size := gpu_bytes()) is None:
         return None
@@ -30,6 +32,7 @@ def memory_settings(config: RunConfig) -> MemorySettings | None:
         mem_fraction_static=config.sglang.mem_fraction_static,
         bucket_bytes=config.weight_update.bucket_mb << 20,
         offload=config.rollout.alternates,
+        trained=1.0 if model is None else trained_share(config.actor, model),
         gradient_checkpointing=config.actor.fsdp.gradient_checkpointing,
         offload_params=config.actor.fsdp.offload_params,
     )

@@ -175,6 +175,11 @@ RULES = (
         lambda run: not run.workflows,
         "only episodes of a workflow of your own have limits (workflow)",
     ),
+    Rule(
+        ("saver.merge_lora", *(f"actor.{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))),
+        lambda run: not run.actor.use_lora,
+        "there are no adapters (actor.use_lora)",
+    ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
     Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),

@@ -30,6 +30,13 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
         raise _mismatch(directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
 
 
+def layer_matrices(directory: Path) -> set[str]:
+    """The last names of the matrices in the layers of a model directory that `check_weights` lets pass."""
+    shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    names = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
+    return {name.rpartition(".")[2] for name in names}
+
+
 def _files(directory: Path) -> list[Path]:
     """Those that the index names, or all if there is none."""
     index, remedy = directory / _INDEX, "save the model's weights there"

@@ -6,7 +6,7 @@ arXiv 2106.09685). W gets no gradient and no optimizer state.
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from areal_like.config.schema import ALL_LINEAR
 from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.hf_checkpoint import complete_directory, save_tensors
 
@@ -40,6 +41,13 @@ def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int
     bound = inputs**-0.5
     a = torch.empty(lora.rank, inputs).uniform_(-bound, bound, generator=generator)
     return Adapter(a, torch.zeros(outputs, lora.rank))
+
+
+def refuse_unmatched(lora: LoRA, layers: Iterable[str]) -> None:
+    """Raises ValueError for a target that is none of the layers with an adapter."""
+    found = {layer.rpartition(".")[2] for layer in layers}
+    if unmatched := [name for name in lora.targets if name not in (*found, ALL_LINEAR)]:
+        raise ValueError(f"actor.target_modules: the model has no linear layer {', '.join(unmatched)}")
 
 
 def save_adapters_together(path: Path, adapters: Iterator[tuple[str, Adapter]], spec: EngineSpec, lora: LoRA) -> None:

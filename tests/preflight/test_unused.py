@@ -41,6 +41,8 @@ def unused(file, *overrides, device="cpu"):
         (["actor.backend=fsdp:d2"], "actor.fsdp.offload_params=true", []),
         ([], "actor.c_clip=3.0", ["actor.use_decoupled_loss=false"]),
         (["algorithm=cispo"], "actor.c_clip=3.0", ["actor.ppo_n_minibatches=2"]),
+        ([], "actor.lora_rank=4", ["actor.use_lora=true"]),
+        ([], "saver.merge_lora=true", ["actor.use_lora=true"]),
         (["actor.use_decoupled_loss=false"], "actor.behave_imp_weight_cap=2.0", ["actor.use_decoupled_loss=true"]),
         (["algorithm=cispo"], "actor.behave_imp_weight_mode=token_mask", ["algorithm=gspo"]),
         (["actor.behave_imp_weight_mode=disabled"], "actor.behave_imp_weight_cap=2.0", []),

@@ -74,7 +74,7 @@ _WHY = {  # how a field begins, and why a server that gets new weights cannot ha
     ("kv_cache_dtype",): "log-probs from a rounded cache are not the trainer's",
     ("speculative",): "the draft model gets no new weights",
     ("enable_hierarchical_cache", "hicache"): "what it keeps outside the GPU was computed with older weights",
-    ("enable_lora", "lora"): "the trainer trains whole weights",
+    ("enable_lora", "lora"): "weights come with their adapters added (actor.use_lora)",
 }
 
 

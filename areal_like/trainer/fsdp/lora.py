@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from areal_like.trainer.engine import LoRA
-from areal_like.trainer.lora import Adapter, initial_adapter
+from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
 
 MATRICES = ("lora_A", "lora_B")
 
@@ -24,6 +24,7 @@ def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
             for matrix, values in zip(MATRICES, whole, strict=True):
                 layer.register_parameter(matrix, torch.nn.Parameter(values))
             layer.register_forward_hook(partial(_add, lora.scale))
+    refuse_unmatched(lora, adapted_layers(model))
 
 
 def _add(scale: float, layer: torch.nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:

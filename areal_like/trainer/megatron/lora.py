@@ -25,7 +25,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor
 
 from areal_like.trainer.engine import LoRA
-from areal_like.trainer.lora import Adapter, initial_adapter
+from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
 from areal_like.trainer.megatron.bridges.protocol import Bridge
 
 NAME = "lora"  # of a chunk's adapters in its module tree
@@ -202,12 +202,13 @@ class LoRABridge:
         self._shares: dict[str, AdapterShare] = {}
         for chunk in models:
             self._shares |= {share.layer: share for _, share in attach(chunk, self._lora, self._seed).shares()}
-        self._dtype = next(iter(self._shares.values())).a.dtype
+        self._dtype = next(models[0].parameters()).dtype
         # which pipeline stage has the adapter of a layer, and its shapes, in the same order on all ranks
         shapes = {layer: share.shapes for layer, share in self._shares.items()}
         stages: list[Any] = [None] * parallel_state.get_pipeline_model_parallel_world_size()
         dist.all_gather_object(stages, shapes, group=parallel_state.get_pipeline_model_parallel_group())
         self._layers = {layer: (stage, its) for stage, of in enumerate(stages) for layer, its in of.items()}
+        refuse_unmatched(self._lora, self._layers)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         hidden = {model: model._modules.pop(NAME) for model in models}

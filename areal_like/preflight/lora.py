@@ -1,0 +1,75 @@
+"""Adapters (`actor.use_lora`) against the model and the layout: what cannot have one, and how much is trained."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from allocation import Finding, Plan, Severity
+from allocation.model_spec import ModelSpec
+from allocation.parameters import adapter_parameters, total_parameters
+from areal_like.config.findings import ConfigError, finding, nearest_words
+from areal_like.config.schema import ALL_LINEAR, ActorConfig, RunConfig
+from areal_like.preflight.weights import layer_matrices
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+_KEY = "actor.target_modules"
+_FUSED = "use_transformer_engine_op_fuser"
+
+
+def trained_share(actor: ActorConfig, model: ModelSpec) -> float:
+    """The part of a model's parameters that is trained: 1 without adapters."""
+    return trained_parameters(actor, model) / total_parameters(model) if actor.use_lora else 1.0
+
+
+def trained_parameters(actor: ActorConfig, model: ModelSpec) -> int:
+    """The parameters of the adapters."""
+    names = actor.target_modules
+    return adapter_parameters(model, actor.lora_rank, lambda name: ALL_LINEAR in names or name in names)
+
+
+def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
+    """Modules that the model does not have, or that no adapter is written for; a note on what is trained."""
+    actor = config.actor
+    if not actor.use_lora or spec is None:
+        return
+    problems = [*_names(actor, spec), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
+    yield from problems
+    if not problems:
+        trained, total = trained_parameters(actor, spec), total_parameters(spec)
+        message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
+        yield finding("RUN-LORA", "actor.use_lora", message, severity=Severity.NOTE)
+
+
+def _names(actor: ActorConfig, spec: ModelSpec) -> Iterator[Finding]:
+    known = _linear_layers(actor, spec)
+    for name in actor.target_modules:
+        if name not in (*known, ALL_LINEAR):
+            message = f"the model has no linear layer {name}; it has {', '.join(known)}"
+            yield finding("RUN-LORA", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
+    if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
+        message = f"{', '.join(asked)}: there are no adapters for experts"
+        yield finding("RUN-LORA", _KEY, message, f"write {_KEY}=[{','.join(ATTENTION)}]")
+
+
+def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
+    """Their names, as far as they can be known: a model that is only named is looked at once it is downloaded."""
+    if spec.experts or actor.path is None or not Path(actor.path, "config.json").is_file():
+        return (*ATTENTION, *FEED_FORWARD)
+    try:
+        return sorted(layer_matrices(Path(actor.path)))
+    except ConfigError:  # a finding about the weights says more
+        return actor.target_modules
+
+
+def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Finding]:
+    engine = plan.engine("actor")
+    if engine.backend != "megatron":
+        return
+    tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])
+    if tp > spec.kv_heads and any(name in joined for name in actor.target_modules):
+        message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"
+        help = f"use t{spec.kv_heads} or less, or write {_KEY}=[o_proj,gate_proj,up_proj,down_proj]"
+        yield finding("RUN-LORA", _KEY, message, help)
+    if actor.megatron.override_transformer_config.get(_FUSED):
+        key = f"actor.megatron.override_transformer_config.{_FUSED}"
+        yield finding("RUN-LORA", key, "fused layers pass adapters by", f"leave out {_FUSED}")

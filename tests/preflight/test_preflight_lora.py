@@ -1,0 +1,96 @@
+"""Adapters before start: which layers may have one, and how much of the model they are."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_preflight import check, errors
+
+from allocation.model_spec import from_config
+from areal_like.config.schema import InitModelConfig
+from areal_like.demo.init_model import model_config, write_init_model
+from areal_like.preflight.lora import trained_parameters
+from areal_like.trainer.engine import LoRA
+from areal_like.trainer.lora import initial_adapter
+
+LORA = "actor.use_lora=true"
+EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
+ATTENTION = "actor.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+
+
+def test_a_note_says_how_much_is_trained(write, tmp_path):
+    checked = check(write(), LORA, "actor.lora_rank=4")
+    assert checked.ok
+    (note,) = checked.findings
+    model, lora = tmp_path / "model", LoRA(4, 8, ("all-linear",))
+    write_init_model(checked.job.config.actor.init_model, model, seed=1)
+    weights = load_file(model / "model.safetensors")
+    total = sum(tensor.numel() for tensor in weights.values())
+    matrices = [(name, tensor.shape) for name, tensor in weights.items() if "_proj." in name]
+    adapters = [initial_adapter(lora, 1, name, inputs, outputs) for name, (outputs, inputs) in matrices]
+    trained = sum(adapter.a.numel() + adapter.b.numel() for adapter in adapters)
+    assert note.severity == "note"
+    assert note.message == (
+        f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "words", "mended"),
+    [
+        (["actor.target_modules=[q_porj]"], "actor.target_modules", "no linear layer q_porj", ["q_proj"]),
+        (["actor.target_modules=[lm_head]"], "actor.target_modules", "no linear layer lm_head", ["all-linear"]),
+        (EXPERTS, "actor.target_modules", "all-linear: there are no adapters for experts", ATTENTION),
+        (
+            ["actor.backend=megatron:t4", "cluster.n_gpus_per_node=5"],
+            "actor.target_modules",
+            "splits the 2 query groups",
+            "actor.target_modules=[o_proj,gate_proj,up_proj,down_proj]",
+        ),
+        (
+            ["actor.megatron.override_transformer_config.use_transformer_engine_op_fuser=true"],
+            "actor.megatron.override_transformer_config.use_transformer_engine_op_fuser",
+            "pass adapters by",
+            None,
+        ),
+    ],
+)
+def test_what_cannot_have_an_adapter_is_refused_and_the_help_works(write, overrides, key, words, mended):
+    (found,) = [found for found in errors(write(), LORA, *overrides) if found.code == "RUN-LORA"]
+    assert found.key.startswith(key)
+    assert words in found.message
+    if isinstance(mended, list):
+        assert set(mended) <= set(found.nearest)
+        overrides, mended = overrides[:-1], f"actor.target_modules=[{mended[0]}]"
+    elif mended is not None:
+        assert mended in found.help
+    checked = check(write(), LORA, *(overrides if mended else []), *([mended] if mended else []))
+    assert checked.ok, list(map(str, checked.findings))
+
+
+def test_the_layers_of_a_model_on_disk_are_those_that_may_be_named(write, tmp_path):
+    model = tmp_path / "model"
+    write_init_model(InitModelConfig(max_position_embeddings=64), model, seed=1)
+    own = ["actor.init_model=null", f"actor.path={model}", LORA]
+    assert check(write(), *own, "actor.target_modules=[down_proj]").ok
+    (found,) = errors(write(), *own, "actor.target_modules=[qkv_proj]")
+    assert "it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in found.message
+
+
+def test_an_adapter_begins_as_nothing_and_the_same_everywhere():
+    lora = LoRA(rank=8, alpha=16, targets=("q_proj",))
+    adapter, again = (initial_adapter(lora, 1, "model.layers.0.self_attn.q_proj", 400, 300) for _ in range(2))
+    other = initial_adapter(lora, 1, "model.layers.1.self_attn.q_proj", 400, 300)
+    assert torch.equal(adapter.a, again.a)
+    assert not torch.equal(adapter.a, other.a)
+    assert adapter.a.shape == (8, 400)
+    assert adapter.a.abs().max() <= 1 / 20
+    assert adapter.a.std() == pytest.approx(1 / 20 / 3**0.5, rel=0.05)
+    weight = torch.randn(300, 400)
+    assert torch.equal(adapter.merged(weight, lora.scale), weight)
+
+
+def test_rank_and_targets_decide_what_is_trained(write):
+    job = check(write(), LORA, "actor.lora_rank=2", "actor.target_modules=[q_proj,v_proj]").job
+    spec_trained = 2 * 3 * (128 + 128 + 128 + 64)  # rank, layers, and both ends of each
+    actor = job.config.actor
+    assert trained_parameters(actor, from_config(model_config(actor.init_model, "float32"))) == spec_trained
