@@ -29,6 +29,7 @@ SYSTEMS = {
     "slime": "slime",
 }
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+_LISTS = ("actor.target_modules",)
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
@@ -101,16 +102,18 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
             continue
         if target != key:
             done.notes.append(f"{key}: now {target}")
-        yield from _value(target, _plain(setting.value), key)
+        yield from _value(target, _plain(setting.value, listed=target in _LISTS), key)
     done.notes += [f"{', '.join(keys)}: {why}" for why, keys in left.items()]
 
 
-def _plain(text: str) -> Any:
-    """A scalar or a list as YAML reads it, without making objects."""
+def _plain(text: str, *, listed: bool = False) -> Any:
+    """What YAML reads, without making objects: a scalar, of a list the first, or a list where the key is `listed`."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    if listed:
+        return value if isinstance(value, list) else [value]
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
         return float(value)
     return (
