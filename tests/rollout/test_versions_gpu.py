@@ -48,13 +48,32 @@ def peaked(config: Any, folder: Path, seed: int) -> Path:
     return directory
 
 
-async def generate(config: Any, folder: Path, models: list[Path], mode: str, backend: str) -> list[Response]:
-    """Responses during which weights change, from a server on the first GPU."""
+class Lenders(LocalTrainer):
+    """A trainer with a rank on each of a server's GPUs, which lends weights there."""
+
+    def __init__(self, model: Path, gpus: int) -> None:
+        super().__init__(model, "cuda:0", mode="ipc")
+        self._others = [LocalTrainer(model, f"cuda:{gpu}", mode="ipc") for gpu in range(1, gpus)]
+
+    async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        for other in self._others:
+            other.model = self.model
+        one_each = (super().transfer, *(other.transfer for other in self._others))
+        return [await transfer(step, *arguments, timeout_s=timeout_s) for transfer in one_each]
+
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
+        return (await self.transfers(step, *arguments, timeout_s=timeout_s))[0]
+
+
+async def generate(config: Any, folder: Path, models: list[Path], mode: str, backend: str, tp: int) -> list[Response]:
+    """Responses during which weights change, from a server on the first GPUs."""
     token = secrets.token_hex(8)
-    arguments = server_arguments(config, models[0], ParallelSizes(), "cuda")
+    arguments = server_arguments(config, models[0], ParallelSizes(tp=tp), "cuda")
     spec = ServerSpec("server", arguments, folder / "server.log", token, None, LIMIT_S)
     url = await SGLangServer(spec, "127.0.0.1").start()
     trainer = LocalTrainer(models[0], "cuda:1" if backend == "nccl" else "cpu")
+    if mode == "ipc":
+        trainer = Lenders(models[0], tp)
     async with ServerPool([url], token, LIMIT_S) as pool:
         sync = make_sync(mode, trainer, pool, SyncSpec(LIMIT_S, folder, 1, backend, bucket_mb=16))
         await sync.connect()
@@ -69,18 +88,32 @@ async def generate(config: Any, folder: Path, models: list[Path], mode: str, bac
 
 
 @pytest.mark.parametrize(
-    ("mode", "backend", "shape"),
-    [("disk", "gloo", []), ("collective", "gloo", []), ("collective", "nccl", []), ("disk", "gloo", EXPERTS)],
-    ids=["disk", "gloo", "nccl", "experts"],
+    ("mode", "backend", "shape", "tp"),
+    [
+        ("disk", "gloo", [], 1),
+        ("collective", "gloo", [], 1),
+        ("collective", "nccl", [], 1),
+        ("disk", "gloo", EXPERTS, 1),
+        ("ipc", "gloo", [], 1),
+        ("ipc", "gloo", EXPERTS, 2),
+    ],
+    ids=["disk", "gloo", "nccl", "experts", "ipc", "ipc-experts-tp2"],
 )
-def test_every_token_has_the_version_that_made_it(tmp_path: Path, mode: str, backend: str, shape: list[str]) -> None:
+def test_every_token_has_the_version_that_made_it(
+    tmp_path: Path, mode: str, backend: str, shape: list[str], tp: int
+) -> None:
     """At each change of version: the last token before and the first after it fit their own version and no other."""
-    if backend == "nccl" and torch.cuda.device_count() < 2:
-        pytest.skip("nccl wants a GPU for each end")
+    if (backend == "nccl" or tp > 1) and torch.cuda.device_count() < 2:
+        pytest.skip("this needs two GPUs")
     config = load(EXAMPLE, [*SHAPE, *shape]).config
     models = [peaked(config, tmp_path, seed) for seed in range(2)]
     with run_lifetime(secrets.token_hex(6)) as folder:
-        responses = asyncio.run(generate(config, folder, models, mode, backend))
+        responses = asyncio.run(generate(config, folder, models, mode, backend, tp))
+    check_labels(f"{mode} {backend} tp{tp}", models, responses)
+
+
+def check_labels(what: str, models: list[Path], responses: list[Response]) -> None:
+    """Responses to PROMPTS fit the versions of their tokens, and no others."""
     networks = real.load_networks(*models, device="cuda")
     by_version = {version: networks[version % 2] for version in range(VERSIONS)}
     right, wrong = [], []
@@ -95,6 +128,6 @@ def test_every_token_has_the_version_that_made_it(tmp_path: Path, mode: str, bac
             affected = changes if shift == 1 else changes - 1 if shift == -1 else np.arange(LENGTH)
             (wrong if shift else right).extend(apart[affected])
     assert len(wrong) > len(PROMPTS), "updates missed the responses"
-    print(f"{mode} {backend}: right labels {np.mean(right):.4f} apart, labels one token off {np.mean(wrong):.4f}")
+    print(f"{what}: right labels {np.mean(right):.4f} apart, labels one token off {np.mean(wrong):.4f}")
     assert np.mean(right) < 0.1
     assert np.mean(wrong) > 5 * np.mean(right)
