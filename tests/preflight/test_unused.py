@@ -10,7 +10,8 @@ from areal_like.config.load import dump, load
 from areal_like.preflight import preflight
 from areal_like.preflight.unused import RULES, check_unused
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").rglob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
 FILE = ["train_dataset.path=data.jsonl", "valid_dataset.path=data.parquet"]
 HUB = ["train_dataset.path=openai/gsm8k", "valid_dataset.path=openai/gsm8k"]
 EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]

@@ -38,14 +38,6 @@ def test_commands_of_the_readme_that_start_nothing_succeed(command):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("command", [line for line in commands() if "gsm8k_rl.py" in line])
-def test_configurations_and_keys_of_the_readme_exist(command):
-    from areal_like.config.load import load
-
-    words = shlex.split(command, comments=True)
-    load(ROOT / words[words.index("--config") + 1], [word for word in words if "=" in word])
-
-
 def linked(page: Path) -> list[Path]:
     """What a page links to in this repository."""
     targets = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)[^)]*\)", page.read_text())
