@@ -8,7 +8,7 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -186,6 +186,50 @@ def _number(value: float | None) -> str:
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(UNREADABLE)
+
+
+@app.command("convert-checkpoint")
+def convert_checkpoint(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="SOURCE", help="Hugging Face or Megatron checkpoint, a run, or a run's recover/step-N."),
+    ],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="TARGET", help="The directory to make; not with --audit.")
+    ] = None,
+    audit: Annotated[bool, typer.Option("--audit", help="Say whether it can be converted; write nothing.")] = False,
+    bridge: Annotated[
+        Literal["mbridge", "megatron-bridge"] | None, typer.Option(help="By default the first that holds the model.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Config and tokenizer of a Megatron checkpoint that has none.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="Of the Megatron weights; by default the source's.")
+    ] = None,
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(help="Hugging Face tensors that are not converted: names, * stands for any text."),
+    ] = None,
+) -> None:
+    """Convert Hugging Face weights to a Megatron distributed checkpoint, or that, or a run's, to Hugging Face.
+
+    One process on the CPU does it, for any layout. Every tensor is mapped exactly once, or the names of those that
+    are not are said and nothing is written (exit code 2).
+
+    Examples: areal-like convert-checkpoint models/qwen3 models/qwen3-megatron;
+    areal-like convert-checkpoint runs/gsm8k/first policy
+    """
+    from areal_like.convert_checkpoint import convert
+    from areal_like.errors import CheckpointError
+
+    if (target is None) != audit:
+        _refuse("name a TARGET, or write --audit")
+    try:
+        said = convert(source, target, bridge=bridge, model=model, dtype=dtype, leave_out=leave_out or ())
+    except CheckpointError as error:
+        _refuse(str(error))
+    typer.echo(said if target is None else f"{said}\n{target}")
 
 
 @app.command()

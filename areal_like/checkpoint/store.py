@@ -83,14 +83,14 @@ def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
     run = read_header(directory / JOURNAL)["run"] if paths else ""
     for path in paths:
         try:
-            return _read(path, run), complaints
+            return read(path, run), complaints
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.args[0] if type(error) is ValueError else f"it cannot be read ({error})"
             complaints.append(f"{path} is not used: {reason}")
     return None, complaints
 
 
-def _read(path: Path, run: str) -> Checkpoint:
+def read(path: Path, run: str) -> Checkpoint:
     """The checkpoint of `run` at `path`; raises ValueError with what is wrong with it, and as reading files does."""
     if not (path / _MANIFEST).exists():
         raise ValueError(f"it has no {_MANIFEST}, so it was never complete")

@@ -17,7 +17,7 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
 
     Raises ConfigError with a finding about `actor.path`.
     """
-    shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    shapes = {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
     embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
     if embedding is None:
         raise _wrong(f"{directory} has no {_EMBEDDING} in its weights", "save the whole model there")
@@ -32,13 +32,13 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
 
 def layer_matrices(directory: Path) -> set[str]:
     """The last names of the matrices in the layers of a model directory that `check_weights` lets pass."""
-    shapes = {name: shape for file in _files(directory) for name, shape in _shapes(file).items()}
+    shapes = {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
     names = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
     return {name.rpartition(".")[2] for name in names}
 
 
-def _files(directory: Path) -> list[Path]:
-    """Those that the index names, or all if there is none."""
+def weight_files(directory: Path) -> list[Path]:
+    """Those that the index names, or all if there is none. Raises ConfigError where there are none."""
     index, remedy = directory / _INDEX, "save the model's weights there"
     if not index.is_file():
         if files := sorted(directory.glob("*.safetensors")):

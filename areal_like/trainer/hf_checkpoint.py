@@ -61,16 +61,23 @@ def write_checkpoint(
     the same file system, by default beside `path`.
     """
     with complete_directory(path, scratch) as partial:
-        copy_descriptions(source, tokenizer or source, partial, dtype)
-        index, total = {}, 0
-        for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
-            shard = dict(bucket)
-            save_tensors(shard, partial / f"{number}.safetensors")
-            index.update(dict.fromkeys(shard, number))
-            total += sum(tensor.nbytes for tensor in shard.values())
-            shard.clear()
-            bucket.clear()  # before the next one grows
-        _name_shards(partial, index, total)
+        fill_checkpoint(partial, weights, source, dtype, tokenizer=tokenizer)
+
+
+def fill_checkpoint(
+    partial: Path, weights: Iterable[tuple[str, Tensor]], source: Path, dtype: str, *, tokenizer: Path | None = None
+) -> None:
+    """Writes into an empty directory what `write_checkpoint` says."""
+    copy_descriptions(source, tokenizer or source, partial, dtype)
+    index, total = {}, 0
+    for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
+        shard = dict(bucket)
+        save_tensors(shard, partial / f"{number}.safetensors")
+        index.update(dict.fromkeys(shard, number))
+        total += sum(tensor.nbytes for tensor in shard.values())
+        shard.clear()
+        bucket.clear()  # before the next one grows
+    _name_shards(partial, index, total)
 
 
 @contextmanager
@@ -103,16 +110,16 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:
     """Copies a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
 
-    The config then names the data type of the new weights.
+    The config then names the data type of the new weights; one that names it is copied byte for byte.
     """
     files = [file for file in source.iterdir() if not _is_tokenizers(file)]
     for file in files + [file for file in tokenizer.iterdir() if _is_tokenizers(file)]:
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
             shutil.copy(file, target)
     config = json.loads((target / "config.json").read_text())
-    config.pop("torch_dtype", None)
-    config["dtype"] = dtype
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if {config.pop("torch_dtype", dtype), config.get("dtype", dtype)} != {dtype}:
+        config["dtype"] = dtype
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _is_tokenizers(file: Path) -> bool:

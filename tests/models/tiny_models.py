@@ -57,7 +57,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
     "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
     "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
-    "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
+    "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}, NONE),
     "deepseek_v32": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
 }
 

@@ -40,7 +40,7 @@ class Saving:
         if dist.get_rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
         dist.barrier()
-        state = _sharded_state(models, optimizer, is_loading=False)
+        state = sharded_state(models, optimizer, is_loading=False)
         if scheduler is not None:
             state["scheduler"] = scheduler.state_dict()
         request = dist_checkpointing.save(state, str(path), async_sharded_save=True, async_strategy="mcore")
@@ -110,8 +110,8 @@ def load_checkpoint(
     """
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
-    state = dist_checkpointing.load(_sharded_state(models, optimizer, is_loading=True), str(path))
-    for name, model in zip(_chunk_names(models), models, strict=True):
+    state = dist_checkpointing.load(sharded_state(models, optimizer, is_loading=True), str(path))
+    for name, model in zip(chunk_names(models), models, strict=True):
         _changing(model).load_state_dict(state[name], strict=False)  # TE's extra state may be absent
     if optimizer is None or scheduler is None:  # a reference
         return
@@ -120,9 +120,10 @@ def load_checkpoint(
     scheduler.step(state["scheduler"]["num_steps"])
 
 
-def _sharded_state(
+def sharded_state(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None, is_loading: bool
 ) -> dict[str, Any]:
+    """What of this rank's chunks and optimizer goes into a checkpoint, each tensor with its place in the whole one."""
     state: dict[str, Any] = {}
     reshardable = {
         "distrib_optim_sharding_type": "fully_reshardable",
@@ -132,7 +133,7 @@ def _sharded_state(
     metadata = ensure_metadata_has_dp_cp_group(reshardable)
     for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
-    for name, model in zip(_chunk_names(models), models, strict=True):
+    for name, model in zip(chunk_names(models), models, strict=True):
         state[name] = _changing(model).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
         state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
@@ -170,5 +171,6 @@ def _gather_state_with_gaps(self: DistributedOptimizer, **kwargs: Any) -> Any:
 DistributedOptimizer.get_parameter_state_dp_zero = _gather_state_with_gaps
 
 
-def _chunk_names(models: list[torch.nn.Module]) -> list[str]:
+def chunk_names(models: list[torch.nn.Module]) -> list[str]:
+    """Where the state of each chunk is in `sharded_state`."""
     return ["model"] if len(models) == 1 else [f"model{i}" for i in range(len(models))]

@@ -7,7 +7,7 @@ from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
 def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
-    """The bridge named by `actor.megatron.bridge_type`.
+    """The bridge named by `actor.megatron.bridge_type`, for a model that is trained with it.
 
     Raises ValueError for a model or a layout that the bridge cannot serve, and ModuleNotFoundError when its library is
     not installed.
@@ -15,6 +15,11 @@ def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     config = json.loads((source.path / "config.json").read_text())
     if problems := list(bridge_problems(bridge_type, config, source.sizes)):
         raise ValueError("; ".join(f"{p.field}: {p.message}; {p.remedy}" for p in problems))
+    return open_bridge(bridge_type, source)
+
+
+def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
+    """A bridge for a model that is only held: no check that it computes what Hugging Face does."""
     bridge: Bridge
     if bridge_type == "mbridge":
         from areal_like.trainer.megatron.bridges.mbridge import MBridge

@@ -63,6 +63,8 @@ def _experts(config: PretrainedConfig) -> dict[str, Any]:
     match config.model_type:
         case "qwen3_moe" | "olmoe" | "qwen2_moe":
             options["moe_router_pre_softmax"] = not config.norm_topk_prob
+        case "deepseek_v2" | "deepseek_v3":
+            options["mtp_num_layers"] = None
         case "mixtral":
             options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
         case "glm4_moe":

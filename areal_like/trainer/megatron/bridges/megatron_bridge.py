@@ -31,8 +31,12 @@ class MegatronBridge:
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
-        self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
-        self._bridge.hf_pretrained.config = source.config.for_bridge
+        config = source.config.for_bridge
+        if any(source.path.glob("*.safetensors")):
+            self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
+            self._bridge.hf_pretrained.config = config
+        else:  # weights come from elsewhere
+            self._bridge = AutoBridge.from_hf_config(config)
         self._provider = self._configure()
 
     def build(self) -> list[torch.nn.Module]:
@@ -45,9 +49,10 @@ class MegatronBridge:
             self._bridge.load_hf_weights(models, other)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        vocab_size = self._source.config.for_bridge.vocab_size
+        config = self._source.config.for_bridge
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
-            yield name, weight[:vocab_size] if name in _VOCABULARY_WEIGHTS else weight
+            if not (config.tie_word_embeddings and name == "lm_head.weight"):  # it copies the embedding if asked
+                yield name, weight[: config.vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
     def _configure(self) -> GPTModelProvider:
         """A provider that builds the layers, sizes and types that mbridge's config says by itself."""

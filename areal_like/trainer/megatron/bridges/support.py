@@ -20,6 +20,8 @@ BRIDGES = ("mbridge", "megatron-bridge")
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 _EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe")
 FAMILIES = (*_DENSE, *_EXPERTS)
+# Held and converted tensor for tensor, but computed differently: rotary embeddings of latent attention
+_HELD = {"megatron-bridge": ("deepseek_v2", "deepseek_v3")}
 _NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
 
 # What each field may be; a family's own line comes before that of all families.
@@ -95,6 +97,12 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), Mapping):
             yield from _rope_problems(family, name, rope)
+
+
+def converting_bridges(config: Mapping[str, Any]) -> list[str]:
+    """The bridges that hold the tensors of a model, whether or not they compute it right."""
+    family = config.get("model_type")
+    return [name for name in BRIDGES if family in (*_served(name), *_HELD.get(name, ()))]
 
 
 def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProblem | None:

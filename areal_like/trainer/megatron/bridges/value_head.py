@@ -7,7 +7,9 @@ new head.
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,30 +57,44 @@ class ValueBridge:
         self._bridge, self._source = bridge, source
 
     def build(self) -> list[torch.nn.Module]:
-        return self._bridge.build()
-
-    def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        self._bridge.load(models, path)
+        """With a new head, which `load` replaces where there is one stored."""
+        models = self._bridge.build()
         for model in models:
             model.share_embeddings_and_output_weights = False
             if model.post_process:
-                weight = _stored_head(path)
-                if weight is None:
-                    weight = _new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
+                weight = _new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
                 device = next(model.parameters()).device
                 model.output_layer = ValueHead(weight.to(device), self._source.sizes.tp > 1)
+        return models
+
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        stored = _stored_head(path)
+        with _without_heads(models) as heads:
+            self._bridge.load(models, path)
+        for head in heads:
+            if stored is not None:
+                head.weight.data.copy_(stored)
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        heads = {model: model._modules.pop("output_layer") for model in models if model.post_process}
-        try:
+        with _without_heads(models) as heads:
             for name, weight in self._bridge.export(models):
                 if name != _LANGUAGE_HEAD:  # Megatron Bridge derives one from the embedding
                     yield name, weight
-        finally:
-            for model, head in heads.items():
-                model.add_module("output_layer", head)
-        weight = next((head.weight.detach() for head in heads.values() if head is not None), None)
+        weight = next((head.weight.detach() for head in heads), None)
         yield HEAD_NAME, _from_last_stage(weight, self._source.config.for_bridge.hidden_size)
+
+
+@contextmanager
+def _without_heads(models: list[torch.nn.Module]) -> Iterator[list[ValueHead]]:
+    """While it is open, the chunks are such as a bridge knows; gives the heads that they have else."""
+    heads: dict[torch.nn.Module, Any] = {
+        model: model._modules.pop("output_layer") for model in models if model.post_process
+    }
+    try:
+        yield list(heads.values())
+    finally:
+        for model, head in heads.items():
+            model.add_module("output_layer", head)
 
 
 def _from_last_stage(weight: Tensor | None, hidden_size: int) -> Tensor:

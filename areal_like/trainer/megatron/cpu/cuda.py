@@ -149,6 +149,7 @@ def _replacements() -> dict[str, Any]:
         "transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _as_numpy_if_asked,
         "models.common.embeddings.rope_utils._apply_rotary_pos_emb_thd": layers.rotary_embedding_of_pack,
         "models.gpt.gpt_layer_specs.TESpecProvider": layers.TESpecProvider,
+        "extensions.transformer_engine_spec_provider.TESpecProvider": layers.TESpecProvider,
         "models.gpt.gpt_layer_specs.TENorm": layers.TENorm,
         "transformer.transformer_block.LayerNormImpl": layers.TENorm,
         "optimizer.Adam": FusedAdam,

@@ -243,6 +243,10 @@ class TERowParallelGroupedLinear(_GroupedLinear):
 class TESpecProvider(BackendSpecProvider):
     """Which module stands for which, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
 
+    def linear(self) -> type:
+        """Of latent attention's projections, which Transformer Engine has whole on every rank; Megatron allows both."""
+        return ColumnParallelLinear
+
     def column_parallel_linear(self) -> type:
         return ColumnParallelLinear
 

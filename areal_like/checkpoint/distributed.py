@@ -1,0 +1,99 @@
+"""What a Megatron distributed checkpoint has, read from its `.metadata` without torch and without running its pickle.
+
+The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13) that names every tensor and the
+place of each of its pieces in the `.distcp` files; `metadata.json` is Megatron's (megatron-core 0.19,
+`dist_checkpointing/core.py`), written when all else is there.
+"""
+
+import json
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like.errors import CheckpointError
+
+CONFIG, METADATA = "metadata.json", ".metadata"
+# Beside them in a checkpoint that was converted: the model's config and tokenizer, and its Hugging Face tensors' types
+DESCRIPTIONS, TENSORS = "huggingface", "tensors.json"
+_WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
+_WRAPPED = "module."
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint: its whole shape, and the name of its data type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model's tensors by Megatron's names; `prefix` begins them in a trainer's checkpoint."""
+
+    prefix: str
+    tensors: dict[str, Stored]
+
+
+def read_weights(path: Path) -> Weights:
+    """What the checkpoint directory `path` has of a model; an optimizer's tensors are left out.
+
+    Raises CheckpointError where it is not a Megatron checkpoint, or where a file of it is missing or torn.
+    """
+    if not (path / CONFIG).is_file():
+        there = f"it has no {CONFIG}, which is written last" if path.is_dir() else "there is no such directory"
+        raise CheckpointError(f"{path} is not a whole Megatron distributed checkpoint: {there}")
+    try:
+        backend = json.loads((path / CONFIG).read_text()).get("sharded_backend")
+        with (path / METADATA).open("rb") as file:
+            metadata = _Reader(file).load()
+        found = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
+        tensors = {name: Stored(tuple(entry.size), str(entry.properties.dtype)) for name, entry in found.items()}
+        pieces = [(str(piece.relative_path), piece.offset + piece.length) for piece in metadata.storage_data.values()]
+    except (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} is not a Megatron distributed checkpoint, or is torn: {error}") from error
+    if backend != "torch_dist":
+        raise CheckpointError(f"{path} is in Megatron's format {backend!r}; only torch_dist is read")
+    _check_files(path, pieces)
+    for prefix in ("", _WRAPPED):
+        whole = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if weights := {name: tensor for name, tensor in whole.items() if name.startswith(_WEIGHTS)}:
+            return Weights(prefix, weights)
+    raise CheckpointError(f"{path} has no weights of a language model under Megatron's names")
+
+
+def _check_files(path: Path, pieces: Iterable[tuple[str, int]]) -> None:
+    """Every file is as long as the end of its last piece says; `pieces` are names with ends, in bytes."""
+    for name, end in dict(sorted(pieces)).items():
+        there = (path / name).stat().st_size if (path / name).is_file() else None
+        if there is None or there < end:
+            what = "is missing" if there is None else f"has {there} bytes of {end}"
+            raise CheckpointError(f"{path} is not whole: {name} {what}")
+
+
+class _Record:
+    """Stands for an object of torch, with the fields that were pickled."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state if isinstance(state, dict) else {"dtype": state[0]})  # TensorProperties are a tuple
+
+
+class _Reader(pickle.Unpickler):
+    """Makes records of torch's checkpoint classes, names of what else is torch's, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module == "torch":
+            return name
+        if module.startswith("torch.distributed.checkpoint."):
+            return _Record
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return str
+        if (module, name) in (("collections", "OrderedDict"), ("pathlib", "PosixPath")):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{METADATA} holds {module}.{name}")

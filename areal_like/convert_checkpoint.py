@@ -1,0 +1,162 @@
+"""`areal-like convert-checkpoint`: from Hugging Face to Megatron's distributed checkpoint, and back.
+
+Here is what can be said without torch: what the source is, and whether it is whole. The work is done by
+`trainer/megatron/conversion.py`.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from allocation.model_spec import ModelError, load_model
+from areal_like.checkpoint.distributed import CONFIG, DESCRIPTIONS, read_weights
+from areal_like.checkpoint.journal import read_header
+from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest, read
+from areal_like.config.findings import ConfigError
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.errors import CheckpointError
+from areal_like.preflight.machine import CONFIG_FILE
+from areal_like.preflight.model import find_spec
+from areal_like.preflight.weights import weight_files
+from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
+
+
+def convert(
+    source: Path,
+    target: Path | None,
+    *,
+    model: Path | None = None,
+    bridge: str | None = None,
+    dtype: str | None = None,
+    leave_out: Sequence[str] = (),
+) -> str:
+    """Convert `source` into the other form, at `target`, which appears when it is complete; None: only audit.
+
+    A source is a directory: in Hugging Face form, a Megatron distributed checkpoint, a run or one of its checkpoints
+    (`recover/step-N`, or a role's in it). `model` is where config and tokenizer of a Megatron checkpoint are, if not in
+    it. Returns what was done, in words. Raises CheckpointError, and leaves nothing behind then.
+    """
+    _check_target(target)
+    from_hugging_face = (source / "config.json").is_file()
+    if from_hugging_face:
+        files = _weight_files(source)
+        weights = config = tokenizer = source
+    elif dtype or leave_out:
+        raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out are for Hugging Face checkpoints")
+    else:
+        weights, config, tokenizer = _megatron_source(source, model)
+        read_weights(weights)
+    chosen = _bridge(config, bridge)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it when it is imported
+    from areal_like.trainer.megatron import conversion
+
+    with _appearing(target) as partial, conversion.alone():
+        if from_hugging_face:
+            return conversion.to_megatron(chosen, weights, files, partial, dtype, leave_out)
+        return conversion.to_hugging_face(chosen, weights, config, tokenizer, partial)
+
+
+def _check_target(target: Path | None) -> None:
+    if target is not None and target.exists():
+        raise CheckpointError(f"{target} exists already; name a directory that does not")
+    if target is not None and not target.absolute().parent.is_dir():
+        raise CheckpointError(f"{target} cannot be made: there is no directory {target.absolute().parent}")
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face checkpoint, which fit its config."""
+    try:
+        _, findings = find_spec(str(path.absolute()), "SOURCE")
+        if findings:
+            raise ConfigError(findings)
+        return weight_files(path)
+    except ConfigError as error:
+        raise CheckpointError("\n".join(found.message for found in error.findings)) from error
+
+
+def _bridge(path: Path, wanted: str | None) -> str:
+    """The bridge that is wanted, or the first that holds the model of this config."""
+    try:
+        load_model(path / "config.json")
+    except ModelError as error:
+        raise CheckpointError(str(error)) from error
+    config = json.loads((path / "config.json").read_text())
+    family, fitting = config["model_type"], converting_bridges(config)
+    if not fitting:
+        raise CheckpointError(f"the model is a {family}, which neither bridge holds ({' and '.join(BRIDGES)})")
+    if wanted is not None and wanted not in fitting:
+        raise CheckpointError(f"{wanted} does not hold a {family}; write --bridge {fitting[0]}")
+    return wanted or fitting[0]
+
+
+def _megatron_source(source: Path, model: Path | None) -> tuple[Path, Path, Path]:
+    """Where the weights, the config and the tokenizer are. Raises CheckpointError."""
+    path, run = _of_run(source)
+    if model is not None:
+        return path, model, model
+    if (path / DESCRIPTIONS / "config.json").is_file():
+        return path, path / DESCRIPTIONS, path / DESCRIPTIONS
+    help = "name the model that it is of: --model DIRECTORY, which has config.json and tokenizer"
+    if run is None:
+        if not (path / CONFIG).is_file():
+            raise CheckpointError(
+                f"{path} is not a checkpoint: it has neither config.json (Hugging Face) nor {CONFIG} (Megatron), "
+                f"nor {CONFIG_FILE} and {DIRECTORY} (a run)"
+            )
+        raise CheckpointError(f"{path} does not say whose weights it has; {help}")
+    try:
+        config = load(run / CONFIG_FILE).config
+    except (ConfigError, OSError) as error:
+        raise CheckpointError(f"{run / CONFIG_FILE} cannot be read: {error}; {help}") from error
+    config_path = _model_of(config, run, path.name)
+    if not (config_path / "config.json").is_file():
+        raise CheckpointError(f"{config_path}, the model of the run, is not a directory with a config.json; {help}")
+    tokenizer = Path(config.tokenizer_path or config_path)
+    return path, config_path, tokenizer if tokenizer.is_dir() else config_path
+
+
+def _model_of(config: RunConfig, run: Path, role: str) -> Path:
+    section = next((section for name, section in config.roles.items() if name == role), config.actor)
+    path = section.path or config.actor.path
+    return run / "initial_model" if path is None else Path(path)
+
+
+def _of_run(source: Path) -> tuple[Path, Path | None]:
+    """The Megatron checkpoint that is meant and the run that it is of: the newest one, the actor's, unless named."""
+    if (source / CONFIG_FILE).is_file() and (source / DIRECTORY).is_dir():
+        found, complaints = newest(source / DIRECTORY)
+        if found is None:
+            raise CheckpointError("; ".join([f"{source} has no whole checkpoint", *complaints]))
+        return found.path / "actor", source
+    here = source.absolute()
+    step = here if here.name.startswith("step-") else here.parent
+    if not (step.name.startswith("step-") and (step.parent / JOURNAL).is_file()):
+        return source, None
+    try:
+        read(step, read_header(step.parent / JOURNAL)["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{step} is not whole: {error}") from error
+    return source / "actor" if step == here else source, step.parent.parent
+
+
+@contextmanager
+def _appearing(target: Path | None) -> Iterator[Path | None]:
+    """A directory that gets the name `target` when the body is done, and is removed when it fails."""
+    if target is None:
+        yield None
+        return
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        partial.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

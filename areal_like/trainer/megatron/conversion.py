@@ -1,0 +1,258 @@
+"""Between Hugging Face and Megatron checkpoints on one CPU process, with every tensor accounted for."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
+from torch import Tensor
+
+from allocation import ParallelSizes
+from areal_like.checkpoint.distributed import DESCRIPTIONS, TENSORS, read_weights
+from areal_like.cluster.lifetime import listen
+from areal_like.config.schema import EngineConfig
+from areal_like.errors import CheckpointError
+from areal_like.trainer.engine import Rendezvous
+from areal_like.trainer.hf_checkpoint import copy_descriptions, fill_checkpoint
+from areal_like.trainer.megatron.cpu import cuda as cpu
+from areal_like.trainer.megatron.options import transformer_options
+
+cpu.install()  # before anything imports megatron.core
+# isort: split
+
+from areal_like.trainer.megatron import parallel  # noqa: E402
+from areal_like.trainer.megatron.bridges import ModelSource, open_bridge  # noqa: E402
+from areal_like.trainer.megatron.bridges.value_head import HEAD_NAME  # noqa: E402
+from areal_like.trainer.megatron.dist_weights import listed, load_weights, save_weights  # noqa: E402
+
+_ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
+_EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"  # of Megatron
+_HF_EMBEDDING, _HF_OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_COMPUTED = "*.rotary_emb.inv_freq"  # of old checkpoints; transformers computes them from the config
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_HELD = ("float32", "bfloat16")
+# What transformers, the bridges and Megatron raise of a config that they cannot use
+_UNFIT = (AssertionError, AttributeError, KeyError, TypeError, ValueError, StrictDataclassError)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """While it is open, this process is a Megatron world of one rank, and its libraries are quiet."""
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    listener = listen(_LOOPBACK)
+    rendezvous = Rendezvous(0, 1, _LOOPBACK, listener.getsockname()[1], listener=listener)
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), listener:
+        with cpu.cpu_as_cuda():
+            parallel.initialize(rendezvous, _ONE, torch.device("cpu"), seed=0)
+        try:
+            yield
+        finally:
+            parallel.shutdown()
+
+
+def to_megatron(
+    bridge: str, path: Path, files: Sequence[Path], target: Path | None, dtype: str | None, leave_out: Sequence[str]
+) -> str:
+    """Write the Hugging Face checkpoint `path` as a Megatron one into the empty directory `target`, if there is one.
+
+    The weights are held in `dtype`, by default that of the checkpoint; tensors whose names match `leave_out` are not
+    converted. Returns what was done. Raises CheckpointError with the names of tensors that would not be kept.
+    """
+    given, config = _headers(files), json.loads((path / "config.json").read_text())
+    left, tensors = _without(given, config, leave_out)
+    held = dtype or ("bfloat16" if given.dtypes.get(_HF_EMBEDDING) == "BF16" else "float32")
+    model = _Model(bridge, path, held, value_head=HEAD_NAME in tensors.files)
+    model.read(path, tensors)
+    if target is not None:
+        model.write(target)
+        model.reread(target)
+    model.compare(tensors)
+    if target is not None:
+        kept = {name: kind for name, kind in given.dtypes.items() if name in tensors.files or name == _HF_OUTPUT}
+        (target / TENSORS).write_text(json.dumps(kept, indent=1) + "\n")
+        (target / DESCRIPTIONS).mkdir()
+        copy_descriptions(path, path, target / DESCRIPTIONS, _dtype_of(config) or held)
+    done = "would come back" if target is None else "written, read again and found"
+    lines = [f"{len(tensors.files)} tensors, each mapped once by {bridge}, {done} equal bit for bit"]
+    return "\n".join([*lines, *(f"left out: {name} ({why})" for name, why in left.items())])
+
+
+def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path, target: Path | None) -> str:
+    """Write the Megatron checkpoint `path` in Hugging Face form into the empty directory `target`, if there is one.
+
+    Config and tokenizer come from the directories named so. Returns what was done. Raises CheckpointError.
+    """
+    stored = read_weights(path).tensors
+    if _EMBEDDING not in stored:
+        raise CheckpointError(f"{path} has no {_EMBEDDING}: it is not a whole language model")
+    held = stored[_EMBEDDING].dtype if stored[_EMBEDDING].dtype in _HELD else "float32"
+    value_head = _OUTPUT in stored and stored[_OUTPUT].shape[0] == 1
+    model = _Model(bridge, config_path, held, value_head=value_head)
+    model.reread(path)
+    record = json.loads((path / TENSORS).read_text()) if (path / TENSORS).is_file() else None
+    config = json.loads((config_path / "config.json").read_text())
+    names = []
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in _restored(model.export(), record):
+            names.append(name)
+            yield name, tensor
+
+    if target is None:
+        for _ in weights():
+            pass
+    else:
+        dtype = (_dtype_of(config) if record else None) or held
+        fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer)
+    return f"{len(names)} tensors from {len(stored)} of Megatron's, each mapped once by {bridge}"
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """What a Hugging Face checkpoint has: the file, data type and shape of each tensor by name."""
+
+    files: Mapping[str, Path]
+    dtypes: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self.files[name], framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+            return tensor
+
+
+class _Model:
+    """A model that is only held, whole in this process; `dtype` is that of its weights, `path` has its config.json.
+
+    Raises CheckpointError where the bridge cannot build it.
+    """
+
+    def __init__(self, bridge: str, path: Path, dtype: str, *, value_head: bool) -> None:
+        options = transformer_options(EngineConfig(), device="cpu", pipelined=False, interleaved=False)
+        source = ModelSource(path, getattr(torch, dtype), _ONE, options, value_head=value_head)
+        with cpu.cpu_as_cuda():
+            try:
+                self._bridge = open_bridge(bridge, source)
+                self._models = self._bridge.build()
+            except _UNFIT as error:
+                raise CheckpointError(f"{bridge} cannot build the model of {path}/config.json: {error}") from error
+        self._vocab_size = source.config.for_bridge.vocab_size
+
+    def read(self, path: Path, tensors: _Tensors) -> None:
+        """Take the weights of a Hugging Face checkpoint. Raises CheckpointError with the names that do not fit."""
+        _check_names(tensors.shapes, ((name, tuple(tensor.shape)) for name, tensor in self.export()))
+        self._forget()
+        with cpu.cpu_as_cuda():
+            self._bridge.load(self._models, path)
+        if empty := [name for name, tensor in self._floats() if tensor.isnan().all()]:
+            raise CheckpointError(f"{path} has nothing for Megatron's {listed(empty)}")
+
+    def write(self, path: Path) -> None:
+        """Write a Megatron checkpoint. Raises OSError."""
+        with cpu.cpu_as_cuda():
+            save_weights(path, self._models)
+
+    def reread(self, path: Path) -> None:
+        """Take the weights of a Megatron checkpoint, of whatever layout. Raises CheckpointError."""
+        self._forget()
+        with cpu.cpu_as_cuda():
+            load_weights(path, self._models, self._vocab_size)
+
+    def compare(self, tensors: _Tensors) -> None:
+        """Raises CheckpointError with the names of tensors that do not come out of the model as they went in."""
+        changed = [name for name, tensor in self.export() if not _same(tensor, tensors.read(name))]
+        if changed:
+            raise CheckpointError(
+                f"{listed(sorted(changed))} would be rounded: the checkpoint has several data types; "
+                "write --dtype float32, which holds them all"
+            )
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its Hugging Face name."""
+        with cpu.cpu_as_cuda(), torch.no_grad():
+            yield from self._bridge.export(self._models)
+
+    def _forget(self) -> None:
+        """So that what is not read is seen."""
+        for _, tensor in self._floats():
+            tensor.fill_(torch.nan)
+
+    def _floats(self) -> Iterator[tuple[str, Tensor]]:
+        for model in self._models:
+            for name, value in model.state_dict().items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    yield name, value
+
+
+def _headers(files: Iterable[Path]) -> _Tensors:
+    """The tensors of whole safetensors files."""
+    found: dict[str, Path] = {}
+    dtypes, shapes = {}, {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                entry = tensors.get_slice(name)
+                found[name], dtypes[name], shapes[name] = file, entry.get_dtype(), tuple(entry.get_shape())
+    return _Tensors(found, dtypes, shapes)
+
+
+def _without(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, str], _Tensors]:
+    """Why some tensors are left out, by name, and all others."""
+    left = {name: "as asked" for name in given.files if any(fnmatch(name, pattern) for pattern in patterns)}
+    left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
+    tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, _HF_EMBEDDING} <= given.files.keys()
+    if tied and torch.equal(given.read(_HF_OUTPUT), given.read(_HF_EMBEDDING)):
+        left[_HF_OUTPUT] = "it is the embedding"
+    shapes = {name: shape for name, shape in given.shapes.items() if name not in left}
+    return left, _Tensors({name: given.files[name] for name in shapes}, given.dtypes, shapes)
+
+
+def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Each tensor of the source has one place in the model, of its shape, and the model has no other."""
+    places: dict[str, list[tuple[int, ...]]] = {}
+    for name, shape in held:
+        places.setdefault(name, []).append(shape)
+    problems = {
+        "without a place in the model": source.keys() - places.keys(),
+        "in the model but not in the checkpoint": places.keys() - source.keys(),
+        "with several places in the model": {name for name, shapes in places.items() if len(shapes) > 1},
+        "with another shape in the model": {n for n, shapes in places.items() if source.get(n, shapes[0]) != shapes[0]},
+    }
+    if found := [f"{what}: {listed(sorted(names))}" for what, names in problems.items() if names]:
+        raise CheckpointError("not every tensor can be mapped once; " + "; ".join(found))
+
+
+def _same(held: Tensor, stored: Tensor) -> bool:
+    """Whether what is stored comes out again bit for bit."""
+    out = held.to(stored.dtype).contiguous()
+    return torch.equal(out.view(torch.uint8), stored.contiguous().view(torch.uint8))
+
+
+def _restored(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | None) -> Iterator[tuple[str, Tensor]]:
+    """The weights in the data types of `record`, and a tied head that was beside the embedding."""
+    missing = dict(record or {})
+    for name, tensor in weights:
+        kind = missing.pop(name, None)
+        if record is not None and kind is None:
+            raise CheckpointError(f"{TENSORS} does not name {name}, which is in the checkpoint")
+        yield name, tensor.to(_TYPES[kind]) if kind in _TYPES else tensor
+        if name == _HF_EMBEDDING and record is not None and _HF_OUTPUT in record:
+            embedding = tensor
+    if kind := missing.pop(_HF_OUTPUT, None):
+        yield _HF_OUTPUT, embedding.to(_TYPES[kind]).clone()
+    if missing:
+        raise CheckpointError(f"{TENSORS} names what is not in the checkpoint: {listed(sorted(missing))}")
+
+
+def _dtype_of(config: Mapping[str, Any]) -> str | None:
+    """The data type that a config.json names."""
+    named = config.get("dtype", config.get("torch_dtype"))
+    return None if named is None else str(named)

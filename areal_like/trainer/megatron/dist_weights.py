@@ -1,0 +1,99 @@
+"""A model's weights alone in a Megatron distributed checkpoint: written by one layout, read by any other."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+
+from areal_like.checkpoint.distributed import Stored, read_weights
+from areal_like.errors import CheckpointError
+from areal_like.trainer.megatron.checkpoint import Saving, chunk_names, sharded_state
+
+_HEAD, _EXTRA_PREDICTION = "output_layer.weight", "mtp."
+_NAMED = 12  # names in a message; a layer that is not there has as many
+
+
+def save_weights(path: Path, models: list[torch.nn.Module]) -> None:
+    """Write the weights of this rank's chunks to the directory `path`, empty or new. Raises OSError."""
+    saving = Saving(path, models, None, None)
+    while not saving.is_written():
+        time.sleep(0.01)
+    saving.finish()
+
+
+def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> None:
+    """Fill this rank's chunks from a checkpoint of any layout; a critic's new head stays where there is none stored.
+
+    Every tensor of the model is in the checkpoint with its shape, and the other way round, save layers for the
+    prediction of further tokens (`mtp`), which no model here has; else raises CheckpointError with the names.
+    """
+    weights = read_weights(path)
+    state, wanted, stored = _state(models), _tensors(models), weights.tensors
+    is_critic = any(tensor.global_shape[0] == 1 for name, tensor in wanted.items() if name == _HEAD)
+    if is_critic and stored.get(_HEAD, Stored((0,), "")).shape[0] != 1:
+        wanted.pop(_HEAD)
+        for chunk in state.values():
+            chunk.pop(_HEAD, None)
+        stored.pop(_HEAD, None)
+    problems: list[list[str] | None] = [None] * dist.get_world_size()
+    names: list[set[str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, set(wanted))
+    dist.all_gather_object(problems, list(_differences(wanted, stored, vocab_size)))
+    everywhere = set[str]().union(*filter(None, names))
+    found = {problem for part in problems for problem in part or ()}
+    found |= {
+        f"{name} is not in the model" for name in stored.keys() - everywhere if not name.startswith(_EXTRA_PREDICTION)
+    }
+    if found:
+        raise CheckpointError(f"{path} is of another model: {listed(sorted(found))}")
+    add_prefix_for_sharding(state, weights.prefix)
+    loaded = dist_checkpointing.load(state, str(path))
+    for name, model in zip(chunk_names(models), models, strict=True):
+        model.load_state_dict(loaded[name], strict=False)
+
+
+def listed(names: list[str]) -> str:
+    """The first of many, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
+
+
+def _differences(wanted: Mapping[str, ShardedTensor], stored: Mapping[str, Stored], vocab_size: int) -> Iterator[str]:
+    for name, tensor in wanted.items():
+        shape = tuple(tensor.global_shape)
+        if name not in stored:
+            yield f"{name} is not in the checkpoint"
+        elif tensor.allow_shape_mismatch and stored[name].shape[1:] == shape[1:]:
+            if not is_padding_of(stored[name].shape[0], vocab_size):
+                yield f"{name} has {stored[name].shape[0]} rows for a vocabulary of {vocab_size}"
+        elif stored[name].shape != shape:
+            yield f"{name} has the shape {_size(stored[name].shape)}, not {_size(shape)}"
+
+
+def is_padding_of(rows: int, vocab_size: int) -> bool:
+    """Whether a layout pads a vocabulary to so many rows: to a multiple of its TP, in Megatron-LM of 128 x TP."""
+    return any(rows == -(-vocab_size // n) * n for tp in range(1, 65) for n in (tp, 128 * tp))
+
+
+def _state(models: list[torch.nn.Module]) -> dict[str, Any]:
+    """Without Transformer Engine's extra state, which a checkpoint made on the CPU does not have."""
+    chunks = sharded_state(models, None, is_loading=True).items()
+    return {name: {key: value for key, value in chunk.items() if "_extra_state" not in key} for name, chunk in chunks}
+
+
+def _tensors(models: list[torch.nn.Module]) -> dict[str, ShardedTensor]:
+    """This rank's shares by the names that they have in a checkpoint."""
+    state = _state(models)
+    apply_factories(state)
+    return {value.key: value for value in nested_values(state) if isinstance(value, ShardedTensor)}
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
