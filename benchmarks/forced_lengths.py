@@ -1,0 +1,11 @@
+"""A workflow whose responses are as long as their row says, so that random weights will do; used by async_speed."""
+
+import asyncio
+from dataclasses import replace
+
+
+async def run(prompt, n, rollout):
+    """One response of each of the row's `lengths`, in tokens; every other one has reward 1."""
+    forced = replace(rollout, sampling=replace(rollout.sampling, ignore_eos=True, stop_token_ids=()))
+    responses = await asyncio.gather(*(forced.sample(prompt.tokens, length) for length in prompt.row["lengths"][:n]))
+    return [rollout.trajectory([prompt.tokens, it], float(place % 2)) for place, it in enumerate(responses)]
