@@ -119,9 +119,10 @@ def samples(
     if json_lines:
         typer.echo("\n".join(map(as_json, chosen)))
         return
-    judged = [sample["reward"] or 0.0 for sample in by_reward(found)]
+    judged = [sample["reward"] for sample in found if sample["reward"] is not None]
     mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
-    typer.echo(f"step {step}: {len(found)} samples, {mean}")
+    missing = f", {len(found) - len(judged)} without a reward" if len(judged) < len(found) else ""
+    typer.echo(f"step {step}: {len(found)} samples, {mean}{missing}")
     for sample in chosen:
         typer.echo(_described(sample))
 
@@ -170,12 +171,12 @@ def report(
 
 
 def _described(sample: "Sample") -> str:
-    from areal_like.metrics.samples import shown
+    from areal_like.metrics.samples import reward_of, shown
 
     versions = ", ".join(str(version) for version, _ in sample["versions"])
     parts = "".join(f" · {name} {_number(value)}" for name, value in sample["parts"].items())
     about = f"group {sample['group']} · {sample['tokens']} tokens · {sample['finish_reason']} · versions {versions}"
-    head = f"\n--- reward {_number(sample['reward'])}{parts} · {about}"
+    head = f"\n--- {reward_of(sample)}{parts} · {about}"
     return f"{head}\nprompt:   {shown(sample['prompt'])}\nresponse: {shown(sample['response'])}"
 
 

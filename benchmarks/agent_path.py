@@ -1,4 +1,6 @@
-"""Tokens per second of the OpenAI-compatible path against the built-in single turn, on one SGLang server and in turns.
+"""Tokens per second of the OpenAI-compatible path against the built-in single turn, on one SGLang server and in turns;
+and processor seconds of this process, which is the run's controller, for each request: they depend less on what else
+the machine does.
 
     python -m benchmarks.agent_path --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
@@ -55,7 +57,8 @@ def main(
     run = load(config, [*(overrides or []), f"workflow={__file__}:agent"]).config
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with run_lifetime(secrets.token_hex(6)) as folder:
-        rates = asyncio.run(measure(run, folder, device, rounds))
+        rates, processor_s = asyncio.run(measure(run, folder, device, rounds))
+    requests = run.train_dataset.batch_size * run.gconfig.n_samples
     tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}
     ratios = [one / other for one, other in zip(rates["agent"], rates["single_turn"], strict=True)]
     figures = {
@@ -66,14 +69,22 @@ def main(
         "tokens_per_second": tokens_per_second,
         "ratio": tokens_per_second["agent"] / tokens_per_second["single_turn"],
         "median_ratio_of_rounds": statistics.median(ratios),
+        "controller_cpu_ms_per_request": {
+            name: statistics.median(values) / requests * 1e3 for name, values in processor_s.items()
+        },
         "rounds": rates,
     }
-    print(f"agent / single turn = {figures['ratio']:.3f}")
+    print(
+        f"agent / single turn = {figures['ratio']:.3f}, controller: {figures['controller_cpu_ms_per_request']} ms/request"
+    )
     save(f"agent_path_{device}", figures)
 
 
-async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of each side and round."""
+type Rounds = dict[str, list[float]]
+
+
+async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> tuple[Rounds, Rounds]:
+    """Tokens per second of each side and round, and processor seconds of this process."""
     model, token = folder / "model", secrets.token_hex(16)
     if run.actor.init_model:
         write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
@@ -95,7 +106,8 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
         for i, row in enumerate(rows)
     ]
     sampling = Sampling(run.gconfig.max_new_tokens, run.gconfig.temperature)
-    rates: dict[str, list[float]] = {"single_turn": [], "agent": []}
+    rates: Rounds = {"single_turn": [], "agent": []}
+    processor_s: Rounds = {"single_turn": [], "agent": []}
     async with (
         ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
         Workflows(run, pool, no_reward, tokenizer, print) as workflows,
@@ -110,10 +122,13 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
             for name in sorted(sides, reverse=number % 2 == 0):
                 async with session.post(url + "/flush_cache") as flushed:  # none finds another's prefixes
                     flushed.raise_for_status()
+                before = time.process_time()
                 rate = await tokens_per_second_of(sides[name], prompts)
-                rates[name] += [rate] if number >= 0 else []
+                if number >= 0:
+                    rates[name].append(rate)
+                    processor_s[name].append(time.process_time() - before)
             print({name: [round(value) for value in values[-1:]] for name, values in rates.items()}, flush=True)
-    return rates
+    return rates, processor_s
 
 
 async def tokens_per_second_of(workflow: Workflow, prompts: Sequence[Prompt]) -> float:

@@ -16,7 +16,7 @@ from areal_like.metrics.idle import idle_share
 from areal_like.metrics.lines import Lines
 from areal_like.metrics.phases import Phases
 from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, Report
-from areal_like.metrics.samples import Decode, Sample, picked, sample_of, shown, write_samples
+from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, write_samples
 from areal_like.metrics.sinks import StatsSink
 from areal_like.types import Trajectory
 
@@ -135,7 +135,7 @@ class Record:
             self._report.samples(step, name, kept)
         for sample in picked(kept, self._n_shown) if name else ():
             prompt, response = (shown(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
-            self._view.say(f"  {name} at step {step}, reward {sample['reward']:g}: {prompt} -> {response}")
+            self._view.say(f"  {name} at step {step}, {reward_of(sample)}: {prompt} -> {response}")
 
     def _write_samples(self, step: int, name: str | None, trajectories: Sequence[Trajectory]) -> list[Sample]:
         assert self._decode

@@ -69,17 +69,21 @@ def recorded(directory: Path) -> list[tuple[int, str | None]]:
 
 
 def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
-    """In order of reward, the worst first unless told; those without one last."""
-    sign = -1 if best_first else 1
-    judged = [(sample["reward"], sample) for sample in samples if sample["reward"] is not None]
-    return [sample for _, sample in sorted(judged, key=lambda pair: sign * pair[0])]
+    """In order of reward, the worst first unless told; those whose reward is missing last."""
+    sign, missing = -1 if best_first else 1, float("inf")
+    return sorted(samples, key=lambda sample: missing if sample["reward"] is None else sign * sample["reward"])
 
 
 def picked(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most so many, from the worst to the best."""
+    """At most so many, from the worst to the best, and one without a reward where there is one."""
     ordered = by_reward(samples)
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
     return [ordered[place] for place in places]
+
+
+def reward_of(sample: Sample) -> str:
+    """The reward in words."""
+    return "reward missing" if sample["reward"] is None else f"reward {sample['reward']:g}"
 
 
 def shown(text: str, most: int | None = None) -> str:

@@ -1,34 +1,103 @@
 """Anthropic's Messages as chat completions, and back (https://docs.anthropic.com/en/api/messages)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from areal_like.types import FinishReason
 from areal_like.workflows.session import Refused, Turn
 
-_SAME = ("model", "temperature", "top_p", "top_k", "max_tokens")
-_OTHERS = {"messages", "system", "tools", "tool_choice", "stop_sequences", "stream", "metadata", "thinking"}
+
+class _Text(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+# a text stands for one block of it
+type _Texts = Annotated[list[_Text], BeforeValidator(lambda given: _blocks(given))]
+
+
+class _ToolUse(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(BaseModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Texts = []
+
+
+type _Block = Annotated[_Text | _ToolUse | _ToolResult, Field(discriminator="type")]
+
+
+class _Message(BaseModel):
+    role: Literal["user", "assistant"]
+    content: Annotated[list[_Block], BeforeValidator(lambda given: _blocks(given))]
+
+
+class _Tool(BaseModel):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class _Choice(BaseModel):
+    type: str
+
+
+class _Thinking(BaseModel):
+    type: str
+
+
+class _Asked(BaseModel, extra="forbid"):
+    """A request; fields that chat completions have too are only passed on."""
+
+    messages: list[_Message] = []
+    system: _Texts | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    stop_sequences: Any = None
+    thinking: _Thinking | None = None
+    model: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    max_tokens: Any = None
+    stream: Any = None
+    metadata: Any = None
+
+
+_SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 
 
 def as_chat_completion(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
-    for name in fields.keys() - {*_SAME, *_OTHERS}:
-        raise Refused(f"{name} is not supported: leave it out", name, "unsupported_parameter")
-    if (fields.get("thinking") or {}).get("type", "disabled") != "disabled":
+    try:
+        asked = _Asked.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error) from error
+    if asked.thinking and asked.thinking.type != "disabled":
         raise Refused("thinking: a model thinks as its chat template has it; leave it out", "thinking")
     chat = {name: fields[name] for name in _SAME if name in fields}
-    system = "".join(_texts(fields.get("system") or "", "system"))
+    system = _joined(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
-    for i, message in enumerate(fields.get("messages") or ()):
-        chat["messages"] += _messages(message, f"messages[{i}]")
-    if tools := fields.get("tools"):
-        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    if choice := fields.get("tool_choice"):
-        chat["tool_choice"] = choice.get("type")
-    if stop := fields.get("stop_sequences"):
-        chat["stop"] = stop
+    chat["messages"] += [own for message in asked.messages for own in _messages(message)]
+    if asked.tools:
+        functions = [
+            {"name": tool.name, "parameters": tool.input_schema}
+            | ({} if tool.description is None else {"description": tool.description})
+            for tool in asked.tools
+        ]
+        chat["tools"] = [{"type": "function", "function": function} for function in functions]
+    if asked.tool_choice:
+        chat["tool_choice"] = asked.tool_choice.type
+    if asked.stop_sequences:
+        chat["stop"] = asked.stop_sequences
     return chat
 
 
@@ -76,43 +145,40 @@ def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if "name" not in tool or "input_schema" not in tool:
-        raise Refused(f"{where} is not a tool with a name and an input_schema", where)
-    function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if "description" in tool:
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
+def _blocks(given: Any) -> Any:
+    return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
 
-def _messages(message: Any, where: str) -> Iterator[dict[str, Any]]:
+def _messages(message: _Message) -> Iterator[dict[str, Any]]:
     """One of Anthropic's messages as one message, or as several where it has results of tools."""
-    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-        raise Refused(f"{where} is not a message of the user or the assistant", where, "invalid_value")
-    content = message.get("content")
-    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    results = [block for block in blocks if block.get("type") == "tool_result"]
-    calls = [block for block in blocks if block.get("type") == "tool_use"]
-    for block in results:
-        result = "".join(_texts(block.get("content") or "", f"{where}.content"))
-        yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}
-    others = [block for block in blocks if block not in results and block not in calls]
-    if calls or others or not results:
-        said: dict[str, Any] = {"role": message["role"], "content": "".join(_texts(others, f"{where}.content"))}
+    blocks = message.content
+    calls = [block for block in blocks if isinstance(block, _ToolUse)]
+    results = [block for block in blocks if isinstance(block, _ToolResult)]
+    texts = [block for block in blocks if isinstance(block, _Text)]
+    for result in results:
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _joined(result.content)}
+    if calls or texts or not results:
+        said: dict[str, Any] = {"role": message.role, "content": _joined(texts)}
         if calls:
-            said["tool_calls"] = [
-                {
-                    "id": call["id"],
-                    "type": "function",
-                    "function": {"name": call["name"], "arguments": orjson.dumps(call["input"]).decode()},
-                }
-                for call in calls
-            ]
+            said["tool_calls"] = [_call(call) for call in calls]
         yield said
 
 
-def _texts(content: Any, where: str) -> Iterator[str]:
-    for i, block in enumerate([{"type": "text", "text": content}] if isinstance(content, str) else content):
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise Refused(f"{where}[{i}] is {block.get('type')}: the run generates from text alone", f"{where}[{i}]")
-        yield block["text"]
+def _call(call: _ToolUse) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": orjson.dumps(call.input).decode()}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _joined(texts: list[_Text]) -> str:
+    return "".join(block.text for block in texts)
+
+
+def _refusal(error: ValidationError) -> Refused:
+    """The first of the problems, with the place that it is at."""
+    problem = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).removeprefix(".")
+    if problem["type"] == "extra_forbidden":
+        return Refused(f"{where} is not supported: leave it out", where, "unsupported_parameter")
+    if problem["type"] == "union_tag_invalid":
+        return Refused(f"{where} is {problem['ctx']['tag']}: the run generates from text alone", where)
+    return Refused(f"{where}: {problem['msg']}", where, "invalid_value")

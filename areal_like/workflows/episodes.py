@@ -15,12 +15,11 @@ import numpy as np
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import RunError
 from areal_like.rewards.functions import as_reward
-from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.types import Ints, Prompt, Reward, Trajectory
 from areal_like.user_code import UserCodeError, where_it_failed
-from areal_like.workflows.client import client_of
+from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Continuity
-from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.session import Limits, ParseTools, Session
@@ -96,7 +95,7 @@ class Scene:
     limits: Limits
     timeout_s: float
     parse_tools: ParseTools | None
-    endpoint: Endpoint | None
+    clients: Clients
     prefill_once: bool
 
 
@@ -108,7 +107,12 @@ class Prefills:
         self._begun: dict[bytes, asyncio.Task[Response]] = {}
 
     async def of(self, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Return when these tokens are cached; they are sent once, for one token that nobody needs."""
+        """Return when these tokens are cached; they are sent once, for one token that nobody needs.
+
+        At once where they are so few that to wait would cost more (LONG_PROMPT).
+        """
+        if len(tokens) < LONG_PROMPT:
+            return
         key = np.array(tokens, np.int32).tobytes()
         if key not in self._begun:
             shortest = replace(sampling, max_new_tokens=1)
@@ -156,7 +160,7 @@ class UserWorkflow:
         return [replace(t, sample=number) for t in session.trajectories(prompt, group_id, reward)]
 
     async def _with_client(self, session: Session, prompt: Prompt) -> Any:
-        async with client_of(session, self.scene.endpoint) as client:
+        with self.scene.clients.of(session) as client:
             return await self.function(dict(prompt.row), client)
 
     async def _group(
@@ -171,9 +175,7 @@ class UserWorkflow:
             return sessions[-1]
 
         scene = self.scene
-        rollout = Rollout(
-            prompt, group_id, scene.tokenizer, self.sampling, self._score(prompt), session, scene.endpoint
-        )
+        rollout = Rollout(prompt, group_id, scene.tokenizer, self.sampling, self._score(prompt), session, scene.clients)
         try:
             returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)

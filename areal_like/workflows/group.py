@@ -10,8 +10,7 @@ import numpy as np
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.client import client_of
-from areal_like.workflows.endpoint import Endpoint
+from areal_like.workflows.client import Clients
 from areal_like.workflows.session import Session
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Rollout:
     sampling: Sampling
     score: Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]
     _session: Callable[[], Session]
-    _endpoint: Endpoint | None
+    _clients: Clients
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
@@ -79,7 +78,7 @@ class Rollout:
     async def recorded(self) -> AsyncIterator[Recorded]:
         """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
         session = self._session()
-        async with client_of(session, self._endpoint) as client:
+        with self._clients.of(session) as client:
             yield Recorded(client, session, self)
 
 

@@ -1,6 +1,7 @@
 """The workflow that a run's configuration asks for."""
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,8 +14,8 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.user_code import load_object
+from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import parsed_arguments
-from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.episodes import Outcomes, Scene, UserWorkflow
 from areal_like.workflows.protocol import Score, Workflow
 from areal_like.workflows.session import Limits, ParseTools, Refused
@@ -72,21 +73,22 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             Limits(episode.max_turns, config.longest_sequence),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
-            Endpoint() if config.workflows and episode.endpoint else None,
+            Clients(on_loopback=episode.endpoint),
             config.rollout.prefill_once,
         )
 
     async def __aenter__(self) -> Self:
         if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
-        if self._scene.endpoint:
-            await asyncio.to_thread(self._scene.endpoint.__enter__)
+            await self._scene.clients.__aenter__()
+            gc.freeze()  # what is there now stays; to look through it at every collection takes as long as the episodes
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._users.__aexit__()
-        if self._scene.endpoint:
-            await asyncio.to_thread(self._scene.endpoint.__exit__)
+        if self._config.workflows:
+            gc.unfreeze()
+            await self._scene.clients.__aexit__()
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
         """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""

@@ -4,8 +4,10 @@ One function answers a request, whichever way it came (https://platform.openai.c
 Anthropic's Messages as well, by way of `anthropic_api.py`.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,30 @@ class Reply:
     status: int
     content: bytes
     content_type: str = "application/json"
+
+
+class OpenSessions:
+    """The episodes that requests may come from, each known by an API key of its own, which ends with it."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Session] = {}
+
+    @contextmanager
+    def open(self, session: Session) -> Iterator[str]:
+        """The key of a session, good while the body runs."""
+        key = secrets.token_hex(16)
+        self._by_key[key] = session
+        try:
+            yield key
+        finally:
+            del self._by_key[key]
+
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Answer one HTTP request; see `answer`."""
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if key not in self._by_key:
+            return failed(401, "the API key is that of no episode: it is over, or never was")
+        return await answer(self._by_key[key], method, path, body)
 
 
 async def answer(session: Session, method: str, path: str, body: bytes) -> Reply:
@@ -117,6 +143,25 @@ def _tool_choice(value: Any, _: Session) -> str | None:
     return f"{value!r} constrains what is sampled, which cannot be trained on; write auto or none"
 
 
+def _template_arguments(value: Any, _: Session) -> str | None:
+    if not isinstance(value, dict):
+        return f"{value!r} is not an object"
+    own = [name for name in value if name in _OF_THE_REQUEST]
+    return f"{own[0]} is not the template's to be given: it follows from the request" if own else None
+
+
+_OF_THE_REQUEST = frozenset(
+    [
+        "self",
+        "messages",
+        "conversations",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "return_assistant_tokens_mask",
+    ]
+)
 _ONE_MESSAGE = "one request is one message of the conversation: send several requests"
 _SHIFTED = "tokens would be drawn from another distribution than the log-probs are of"
 _FIELDS: Mapping[str, Callable[[Any, Session], str | None]] = {
@@ -141,7 +186,7 @@ _FIELDS: Mapping[str, Callable[[Any, Session], str | None]] = {
     "tool_choice": _tool_choice,
     "logprobs": _is(bool, "true or false"),
     "stream": _is(bool, "true or false"),
-    "chat_template_kwargs": _is(dict, "an object"),
+    "chat_template_kwargs": _template_arguments,
 }
 
 

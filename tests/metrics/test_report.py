@@ -167,7 +167,7 @@ def test_pictures_samples_and_health_are_drawn(finished: Path) -> None:
     assert texts[:4] == ["controller", "actor 0", "actor 1", "server 0"] or set(texts[:4]) == {
         *("controller", "actor 0", "actor 1", "server 0")
     }
-    assert page["samples0"].count("<tr>") == 3  # the head and two: one has no reward
+    assert page["samples0"].count("<tr>") == 4  # the head and three, one without a reward
     assert "<img" not in page["samples0"] + page["page"]
     assert "finished" in page["page"] and "step 12 of 12" in page["page"]
     assert '<div class="card good">Staleness<b>at most 1</b>' in page["page"]
@@ -279,12 +279,15 @@ def test_a_file_that_cannot_be_written_is_told_before_another_is(
 def test_samples_are_shown_from_the_worst(finished: Path) -> None:
     shown = CliRunner().invoke(commands.app, ["samples", str(finished), "--step", "4", "--worst", "1"]).stdout
     assert shown.startswith(
-        "step 4: 3 samples, mean reward 0.500\n\n--- reward 0 · form 0.5 · group 1 · 2 tokens · stop"
+        "step 4: 3 samples, mean reward 0.500, 1 without a reward\n\n--- reward 0 · form 0.5 · group 1 · 2 tokens · stop"
     )
     assert "versions 3, 4" in shown
     assert r"\u2028" in shown
     rows = CliRunner().invoke(commands.app, ["samples", str(finished), "--best", "1", "--json"]).stdout.splitlines()
     assert [json.loads(row)["reward"] for row in rows] == [1.0]
+    for order in ("--worst", "--best"):  # what no verifier has judged comes last, and is not hidden
+        shown = CliRunner().invoke(commands.app, ["samples", str(finished), "--step", "4", order, "3"]).stdout
+        assert re.findall(r"--- (reward \w+)", shown)[-1] == "reward missing"
     result = CliRunner().invoke(commands.app, ["samples", str(finished), "--step", "40"])
     assert result.exit_code == commands.UNREADABLE
     assert "holds no samples of step 40; it has 1, 2, 3" in result.stderr

@@ -14,8 +14,9 @@ import pytest
 from scripted import END, says, session
 
 from areal_like.types import Prompt, Reward
-from areal_like.workflows.client import client_of
+from areal_like.workflows.client import Clients
 from areal_like.workflows.endpoint import Endpoint
+from areal_like.workflows.openai_api import OpenSessions
 
 QUESTION = {"model": "any", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
 AGENT = """
@@ -32,8 +33,8 @@ def test_an_agent_in_another_process_is_recorded():
     recorded, model = session("plain", says("ab", "th"))
 
     async def run() -> tuple[str, httpx.Response]:
-        with Endpoint() as endpoint:
-            async with client_of(recorded, endpoint) as client:
+        async with Clients(on_loopback=True) as clients:
+            with clients.of(recorded) as client:
                 url, key = str(client.base_url), client.api_key
                 environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "PATH": "/usr/bin:/bin"}
                 agent = await asyncio.create_subprocess_exec(
@@ -46,16 +47,20 @@ def test_an_agent_in_another_process_is_recorded():
 
     said, late = asyncio.run(run())
     assert said == "th"
-    assert (late.status_code, late.json()["error"]["message"]) == (404, "this episode is over, or never was")
+    assert (late.status_code, late.json()["error"]["message"]) == (
+        401,
+        "the API key is that of no episode: it is over, or never was",
+    )
     (item,) = recorded.trajectories(Prompt(0, []), 0, Reward(1.0))
     assert item.tokens.tolist() == [*model.asked[1], *model.answered[1].tokens.tolist()]
     assert recorded.tokenizer.decode(item.tokens[item.generated].tolist(), special=True) == f"ab{END}th{END}"
 
 
 def post(recorded: Any, *requests: tuple[str, dict[str, Any]], key: str | bytes | None = None) -> list[httpx.Response]:
-    with Endpoint() as endpoint, endpoint.serving(recorded) as at, httpx.Client(trust_env=False) as http:
-        headers = {"x-api-key": at.api_key if key is None else key}
-        return [http.post(at.base_url + path, json=body, headers=headers) for path, body in requests]
+    sessions = OpenSessions()
+    with Endpoint(sessions) as endpoint, sessions.open(recorded) as own, httpx.Client(trust_env=False) as http:
+        headers = {"x-api-key": own if key is None else key}
+        return [http.post(endpoint.base_url + path, json=body, headers=headers) for path, body in requests]
 
 
 def test_a_wrong_key_reaches_nothing():
@@ -106,7 +111,7 @@ def test_messages_of_anthropic_are_the_same_conversation():
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: a model thinks as its chat template"),
         ({"temperature": 0.1}, "temperature: 0.1 is not the run's 0.7"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is image: the run generates from text"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "not a message of the user"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0..role: Input should be 'user' or 'assistant'"),
         ({"tools": [{"name": "add"}]}, "input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' constrains"),
         ({"container": "x"}, "container is not supported"),

@@ -81,8 +81,14 @@ def test_an_episode_is_a_coroutine_with_a_row_and_a_client(play):
     (group,), said, counts = play(f"async def run(row, client):\n    await {ASK}\n    return 0.5", pool=pool)
     assert [(t.group_id, t.sample_id, t.sample, t.reward) for t in group] == [(10, 0, 0, 0.5), (10, 0, 1, 0.5)]
     assert set(pool.sessions) == {10}  # a group's episodes share a server, and the prompt in its cache
-    assert pool.prefilled == [pool.asked[0]] == [pool.asked[1]]
+    assert pool.prefilled == [] and pool.asked[0] == pool.asked[1]  # too few tokens to wait for
     assert (said, counts) == ([], {"done": 2})
+
+
+def test_a_long_opening_is_prefilled_once_for_a_group(play):
+    pool, long = Pool(), ASK.replace('row["question"]', 'row["question"] * 8')
+    play(f"async def run(row, client):\n    await {long}\n    return 0.5", "episode.max_tokens=500", pool=pool)
+    assert pool.prefilled == [pool.asked[0]] == [pool.asked[1]]
 
 
 GROUP = """

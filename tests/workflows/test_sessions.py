@@ -14,7 +14,7 @@ from scripted import END, TEMPLATES, Model, says, session, tokenizer
 
 from areal_like.rollout.pool import Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
-from areal_like.workflows.client import client_of
+from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.session import Limits, Session
 
@@ -25,8 +25,9 @@ def talk(recorded: Session, body: Callable[[openai.AsyncOpenAI], Coroutine[Any, 
     """What `body` returns that has a client on the session."""
 
     async def run() -> Any:
-        async with client_of(recorded) as client:
-            return await body(client)
+        async with Clients() as clients:
+            with clients.of(recorded) as client:
+                return await body(client)
 
     return asyncio.run(run())
 
