@@ -8,13 +8,14 @@ from areal_like.algorithms.types import Experience
 from areal_like.types import Floats
 
 
-def best_and_worst(experience: Experience) -> Mapping[str, Floats]:
-    """`preferred`, `partner` and `loss_mask` of the pair that each group gives: its best and its worst response.
+def ranked_pairs(experience: Experience) -> Mapping[str, Floats]:
+    """`preferred`, `partner` and `loss_mask` of the pairs that each group gives: its best response and its worst one,
+    the second best and the second worst, and so on as long as their rewards differ.
 
-    All are `[trajectories]`; `loss_mask` is 0 for the others, and for all of a group whose rewards are equal. Reads
-    `proximal_logprobs` and `reference_logprobs`.
+    All are `[trajectories]`; `loss_mask` is 0 for those without a partner. Reads `proximal_logprobs` and
+    `reference_logprobs`.
 
-    Source: Online AI feedback (arXiv 2402.04792), with rewards for the annotator.
+    Source: Online AI feedback (arXiv 2402.04792), with rewards for the annotator; it draws two responses to a prompt.
     """
     batch, rewards = experience.batch, experience.rewards
     fields = batch.fields
@@ -23,8 +24,10 @@ def best_and_worst(experience: Experience) -> Mapping[str, Floats]:
     preferred, partner = np.zeros(len(rewards), np.float32), np.zeros(len(rewards), np.float32)
     for group in np.unique(experience.groups):
         member = np.flatnonzero(experience.groups == group)
-        best, worst = member[rewards[member].argmax()], member[rewards[member].argmin()]
-        if rewards[best] > rewards[worst]:
-            preferred[best], preferred[worst] = 1, -1
-            partner[best], partner[worst] = distance[worst], distance[best]
+        ranked = member[np.argsort(-rewards[member], kind="stable")]
+        better, worse = ranked[: len(ranked) // 2], ranked[::-1][: len(ranked) // 2]
+        differ = rewards[better] > rewards[worse]
+        better, worse = better[differ], worse[differ]
+        preferred[better], preferred[worse] = 1, -1
+        partner[better], partner[worse] = distance[worse], distance[better]
     return {"preferred": preferred, "partner": partner, "loss_mask": np.abs(preferred)}

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import constant_length, sequence_mean
 from areal_like.algorithms.losses import DPO, DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, value_loss
-from areal_like.algorithms.preferences import best_and_worst
+from areal_like.algorithms.preferences import ranked_pairs
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Need
 from areal_like.config.schema import RunConfig
@@ -85,9 +85,9 @@ def tells_apart(group: Sequence[Trajectory]) -> bool:
 
 
 def online_dpo(config: RunConfig) -> Algorithm:
-    """DPO on the best and the worst response of each group."""
+    """DPO on the pairs that the rewards of each group rank."""
     return Algorithm(
-        targets=best_and_worst,
+        targets=ranked_pairs,
         loss=LossSpec(dpo, DPO(config.actor.dpo_beta)),
         needs=frozenset({"policy", "reference"}),
         weights=sequence_mean,
