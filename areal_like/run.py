@@ -21,6 +21,7 @@ from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.events import span
 from areal_like.gate import allowed_logprob_diff
 from areal_like.loop import Parts, reinforce
+from areal_like.metrics.advice import Advice, Layout
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import make_sinks
@@ -86,13 +87,28 @@ def _record(job: Job, view: View, void_from: int | None) -> Record:
         directory,
         f"{config.experiment_name} / {config.trial_name}",
         view,
-        make_sinks(config, directory, void_from),
+        [*make_sinks(config, directory, void_from), *_advice(job, view)],
         about=_about(job),
         report=stats.report,
         decode=partial(job.tokenizer.decode, special=True),
         n_samples=stats.samples,
         n_shown=stats.console_samples,
     )
+
+
+def _advice(job: Job, view: View) -> list[Advice]:
+    """What says whether asynchrony pays, where trainer and servers are on GPUs of their own."""
+    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
+    if set(actor.devices) & set(rollout.devices):
+        return []
+    layout = Layout(
+        servers=len(rollout.devices),
+        trainer=len(actor.devices),
+        server_unit=len(rollout.devices) // rollout.sizes.dp,
+        trainer_unit=len(actor.devices) // actor.sizes.dp,
+        staleness=job.config.rollout.max_head_offpolicyness,
+    )
+    return [Advice(layout, view.say)]
 
 
 def _about(job: Job) -> dict[str, Any]:

@@ -37,6 +37,8 @@ def keep(scheduler: Any) -> Callable[[], None] | None:
     kept = [_to_host(buffer[rows], ROWS) for buffer, rows in parts]
     places = _to_host(table, len(table))
     _synchronize(table)
+    if table.is_cuda:
+        torch.cuda.empty_cache()  # what passes have used, which `flush_cache` does elsewhere
 
     def bring_back() -> None:
         for (buffer, rows), host in zip(parts, kept, strict=True):

@@ -1,0 +1,74 @@
+"""What waited for what, and which layout or η would wait less: said once, after the first steps of a run.
+
+Of each engine it is known how long it worked in a step on the GPUs that it has. Work is taken to spread evenly over
+other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+STEPS = 10  # after which it is said; the first one warms up
+WORTH = 0.85  # share of a step's time that another layout has to promise at most
+TURNS = 1.25  # times the even share: what a step takes where engines take turns on all GPUs, for its slowest responses
+
+
+@dataclass(frozen=True)
+class Layout:
+    """GPUs of the servers and of the trainer, in multiples of which each may have them, and η; on GPUs of their own."""
+
+    servers: int
+    trainer: int
+    server_unit: int
+    trainer_unit: int
+    staleness: int
+
+
+@dataclass(eq=False)
+class Advice:
+    """A sink for a run's numbers that says at step STEPS, through `say`, what would be faster, if anything is."""
+
+    layout: Layout
+    say: Callable[[str], None]
+    _steps: list[tuple[float, float, float]] = field(default_factory=list, init=False)  # seconds, idle, idle
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take a step's numbers in."""
+        if len(self._steps) == STEPS or not {"seconds/step", "idle/servers", "idle/trainer"} <= scalars.keys():
+            return
+        self._steps.append((scalars["seconds/step"], scalars["idle/servers"], scalars["idle/trainer"]))
+        if len(self._steps) == STEPS:
+            counted = self._steps[1:]
+            seconds = sum(each[0] for each in counted)
+            servers, trainer = (sum(each[0] * each[place] for each in counted) / seconds for place in (1, 2))
+            if words := better(self.layout, seconds / len(counted), servers, trainer):
+                self.say(words)
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+
+def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float) -> str | None:
+    """What would make a step of `step_s` seconds clearly shorter, given the shares of it in which each did nothing."""
+    seen = f"servers did nothing for {idle_servers:.0%} of the time, the trainer for {idle_trainer:.0%}"
+    by_servers, by_trainer = (1 - idle_servers) * step_s, (1 - idle_trainer) * step_s
+    if max(by_servers, by_trainer) < WORTH * step_s:
+        key, more = "rollout.max_head_offpolicyness", layout.staleness + 1
+        return f"{seen}: they wait for each other, which {key}={more} loosens (now {layout.staleness})"
+    total = layout.servers + layout.trainer
+    work = by_servers * layout.servers, by_trainer * layout.trainer  # GPU seconds
+    times = {
+        count: max(work[0] / count, work[1] / (total - count))
+        for count in range(layout.server_unit, total, layout.server_unit)
+        if (total - count) % layout.trainer_unit == 0
+    }
+    count, seconds = min(times.items(), key=lambda item: item[1], default=(layout.servers, step_s))
+    together = TURNS * sum(work) / total
+    if together < min(seconds, WORTH * step_s):
+        where = f"both on all {total} GPUs (sglang:…|megatron:…) with rollout.max_head_offpolicyness=0"
+        return (
+            f"{seen}: asynchrony does not pay here; {where} would take about {together:.3g} s a step, not {step_s:.3g}"
+        )
+    if seconds < WORTH * step_s:
+        where = f"servers on {count} GPUs and the trainer on {total - count}"
+        return f"{seen}: {where} would take about {seconds:.3g} s a step, not {step_s:.3g}"
+    return None

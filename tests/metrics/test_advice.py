@@ -1,0 +1,43 @@
+"""After ten steps a run says which layout or η would be faster, and nothing where none is."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal_like.metrics.advice import STEPS, Advice, Layout, better
+
+EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "idle", "words"),
+    [
+        (EVEN, (0.02, 0.5), "servers on 5 GPUs and the trainer on 3 would take about 7.84 s a step, not 10"),
+        (EVEN, (0.7, 0.0), "servers on 2 GPUs and the trainer on 6 would take about 6.67 s a step, not 10"),
+        (EVEN, (0.3, 0.3), "they wait for each other, which rollout.max_head_offpolicyness=3 loosens (now 2)"),
+        (EVEN, (0.02, 0.1), None),
+        # the trainer wants GPUs by four, so that there is no other split
+        (Layout(4, 4, 1, 4, 2), (0.02, 0.1), None),
+        # one GPU each, and the trainer has little to do
+        (Layout(1, 1, 1, 1, 2), (0.0, 0.8), "asynchrony does not pay here; both on all 2 GPUs"),
+        (Layout(1, 1, 1, 1, 2), (0.0, 0.3), None),
+        (Layout(2, 2, 2, 2, 2), (0.8, 0.0), "asynchrony does not pay here; both on all 4 GPUs"),
+    ],
+)
+def test_what_would_be_faster(layout: Layout, idle: tuple[float, float], words: str | None):
+    said = better(layout, 10.0, *idle)
+    assert said is None if words is None else words in str(said)
+
+
+def test_it_is_said_once_and_without_the_first_step():
+    said: list[str] = []
+    advice = Advice(EVEN, said.append)
+    advice.log(1, {"seconds/step": 500.0, "idle/servers": 0.0, "idle/trainer": 0.99})
+    for step in range(2, 3 * STEPS):
+        assert len(said) == (step > STEPS)
+        advice.log(step, {"reward/held_out": 0.5})  # an evaluation's numbers
+        advice.log(step, {"seconds/step": 10.0, "idle/servers": 0.02, "idle/trainer": 0.5})
+    assert said == [
+        "servers did nothing for 2% of the time, the trainer for 50%: servers on 5 GPUs and the trainer on 3 "
+        "would take about 7.84 s a step, not 10"
+    ]
