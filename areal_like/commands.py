@@ -218,8 +218,10 @@ def convert_checkpoint(
     One process on the CPU does it, for any layout. Every tensor is mapped exactly once, or the names of those that
     are not are said and nothing is written (exit code 2).
 
-    Examples: areal-like convert-checkpoint models/qwen3 models/qwen3-megatron;
-    areal-like convert-checkpoint runs/gsm8k/first policy
+    \b
+    Examples:
+      areal-like convert-checkpoint models/qwen3 models/qwen3-megatron
+      areal-like convert-checkpoint runs/gsm8k/first policy
     """
     from areal_like.convert_checkpoint import convert
     from areal_like.errors import CheckpointError

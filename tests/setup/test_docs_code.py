@@ -95,7 +95,7 @@ def make(words: list[str]) -> None:
 
 def uv(words: list[str]) -> None:
     files = [word for word in words if word.startswith("requirements/")]
-    assert words[0] in ("sync", "pip") and all((ROOT / file).is_file() for file in files)
+    assert words[0] in ("sync", "pip", "install") and all((ROOT / file).is_file() for file in files)
 
 
 READERS: dict[str, Callable[[list[str]], None]] = {
@@ -166,4 +166,4 @@ def test_python_is_python_and_its_imports_are_there(block: str) -> None:
 
 def test_other_languages_are_not_used() -> None:
     used = {name for page in PAGES for name in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
-    assert used <= {"bash", "console", "yaml", "python"}
+    assert used <= {"bash", "console", "yaml", "python", "text"}

@@ -1,0 +1,75 @@
+"""Writes the ends of `docs/coming_from/*.md`: an example as `areal-like migrate` reads it, and all keys."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from areal_like.config.foreign import TABLES, Entry
+from areal_like.config.keys import all_keys
+from areal_like.migrate import SYSTEMS, migrate
+
+FOLDER = Path(__file__).parents[1] / "coming_from"
+BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do not edit. -->\n"
+
+
+def page(system: str) -> str:
+    """The whole page: what stands there by hand, then what follows from the code."""
+    head = (FOLDER / f"{system}.md").read_text().partition(BEGIN)[0].rstrip()
+    return f"{head}\n\n{BEGIN}{_example(system)}{_table(system)}"
+
+
+def _example(system: str) -> str:
+    (file,) = (FOLDER / "examples").glob(f"{system}.*")
+    done = migrate(file.read_text())
+    if done.problems or done.system != system:
+        raise ValueError(f"{file} is not read as {system}'s: {done.problems}")
+    notes = "\n".join(done.notes)
+    command = f"areal-like migrate docs/coming_from/examples/{file.name} > run.yaml"
+    return f"""
+## An example
+
+[{file.name}](examples/{file.name}):
+
+```text
+{file.read_text().strip()}
+```
+
+becomes, with
+
+```bash
+{command}
+```
+
+this run:
+
+```yaml
+{done.yaml.strip()}
+```
+
+and on standard error it says:
+
+```text
+{notes}
+```
+"""
+
+
+def _table(system: str) -> str:
+    ours = set(all_keys())
+    rows = [(key, _meaning(found, ours)) for key, found in TABLES[system].items()]
+    lines = ["", f"## Keys of {SYSTEMS[system]}", "", f"| {SYSTEMS[system]} | here |", "|---|---|"]
+    for meaning, some in groupby(sorted(rows, key=lambda row: (row[1], row[0])), key=lambda row: row[1]):
+        lines.append(f"| {', '.join(f'`{key}`' for key, _ in some)} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(found: Entry, ours: set[str]) -> str:
+    if found.ours:
+        return f"`{found.ours}`" if found.ours in ours else "not offered by this version"
+    return f"not needed: {found.unneeded}" if found.unneeded else f"not offered: {found.lost}"
+
+
+if __name__ == "__main__":
+    for name in SYSTEMS:
+        (FOLDER / f"{name}.md").write_text(page(name))

@@ -1,0 +1,94 @@
+"""Writes the pictures of `docs/concepts.md` as SVG."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import allocation
+from allocation.views.svg import plan_svg
+
+FOLDER = Path(__file__).parents[1] / "images"
+COLOURS = ["#57606a", "#0969da", "#1a7f37", "#bf8700"]  # of versions 0, 1, 2, 3
+INK, SOFT, LINE = "#1f2328", "#656d76", "#d8dee4"
+
+
+def picture(width: int, height: int, *parts: str) -> str:
+    """On white, so that it can be read on a dark page too."""
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    ground = f'<rect width="{width}" height="{height}" fill="white"/>'
+    return f'{head} font-family="system-ui, sans-serif" font-size="13">\n' + "\n".join((ground, *parts)) + "\n</svg>\n"
+
+
+def box(x: float, y: float, width: float, colour: str, label: str = "", height: float = 24) -> str:
+    """A coloured bar with white words in its middle."""
+    bar = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="3" fill="{colour}"/>'
+    return bar + text(x + width / 2, y + height / 2 + 5, label, "white", "middle") if label else bar
+
+
+def text(x: float, y: float, words: str, colour: str = INK, anchor: str = "start") -> str:
+    """Words."""
+    return f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
+
+
+def line(x: float, top: float, bottom: float) -> str:
+    """A dashed moment in time."""
+    return f'<line x1="{x}" x2="{x}" y1="{top}" y2="{bottom}" stroke="{SOFT}" stroke-dasharray="4 3"/>'
+
+
+def staleness() -> str:
+    """Trainer and server over time: responses span versions, and are trained at most η = 2 versions later."""
+    updates = [130, 320, 510, 700]  # when version 0, 1, 2, 3 is on the server
+    parts = [line(x, 30, 292) for x in updates[1:]]
+    parts += [text(x, 24, f"version {v}", COLOURS[v], "middle") for v, x in enumerate(updates) if v]
+    parts += [text(10, 57, "trainer"), text(10, 117, "responses")]
+    parts += [box(updates[v] + 6, 40, 182, COLOURS[v + 1], f"step {v + 1}: {v} → {v + 1}") for v in range(3)]
+    responses = [(140, 300, 2), (150, 420, 3), (330, 500, 3), (430, 690, 4), (520, 680, 4), (560, 840, None)]
+    for row, (start, end, step) in enumerate(responses):
+        y = 100 + row * 32
+        cuts = [start, *(x for x in updates if start < x < end), end]
+        for left, right in pairwise(cuts):
+            version = sum(x <= left for x in updates) - 1
+            parts.append(box(left, y, right - left - 1, COLOURS[version], height=18))
+        oldest = sum(x <= start for x in updates) - 1
+        if step is not None:  # it trains what version step - 1 is then
+            parts.append(text(end + 6, y + 14, f"in step {step}: staleness {step - 1 - oldest}", SOFT))
+    return picture(
+        880,
+        320,
+        *parts,
+        text(
+            10,
+            310,
+            "η = 2: a response begins only if it is sure to be trained at most two versions after its first token",
+            SOFT,
+        ),
+    )
+
+
+def update() -> str:
+    """One response across an update, with the three ways of `weight_update.requests`."""
+    parts = [line(400, 34, 236), text(400, 24, "new weights", INK, "middle")]
+    rows = [
+        ("in_place", [(150, 245, 1), (420, 330, 2)], "the next token goes on over the old keys and values"),
+        ("recompute", [(150, 245, 1), (480, 270, 2)], "keys and values are made again first"),
+        ("drain", [(150, 330, 1), (500, 250, 2)], "the update waits; what starts then is another response"),
+    ]
+    for row, (name, spans, why) in enumerate(rows):
+        y = 50 + 66 * row
+        parts += [text(10, y + 17, name), text(150, y + 44, why, SOFT)]
+        parts += [box(x, y, width, COLOURS[v], f"tokens of version {v}") for x, width, v in spans]
+        if name == "recompute":
+            parts.append(box(420, y, 58, SOFT, "prefill"))
+    return picture(770, 250, *parts)
+
+
+def pictures() -> dict[str, str]:
+    """Name of a file to its SVG."""
+    folded = allocation.compile("megatron:(attn:d1p2t2c2|ffn:d1p2t1e4)")
+    return {"staleness.svg": staleness(), "in_place.svg": update(), "folding.svg": plan_svg(folded)}
+
+
+if __name__ == "__main__":
+    for name, svg in pictures().items():
+        (FOLDER / name).write_text(svg)
