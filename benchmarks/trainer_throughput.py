@@ -6,7 +6,8 @@ Both train the same GPTModel with the same optimizer on the same micro-batches, 
 micro-batches as tensors on the device and uses the model's own cross-entropy; the engine is given a Batch, packs it,
 and computes log-probs, entropy, the loss and its statistics. `--loss sft` is the same mathematics as the bare loop,
 `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the configuration;
-lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`.
+lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. Beside the two, the pass
+that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
     loss: Loss = Loss.policy,
     steps: int = 20,
+    name: Annotated[str, typer.Option(help="of the result file, after trainer_throughput_")] = "{loss}_{device}",
 ) -> None:
     run = load(config, overrides or []).config
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -72,17 +74,21 @@ def main(
     bare = BareLoop(engine, batch)
     spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
 
-    sides: dict[str, Callable[[], object]] = {"engine": lambda: engine.train(batch, spec), "bare": bare.step}
-    for step in sides.values():
-        step()  # warm up
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    sides: dict[str, Callable[[], object]] = {
+        "engine": lambda: engine.train(batch, spec),
+        "bare": bare.step,
+        "log_probs": lambda: engine.log_probs(batch, 1.0),
+    }
+    peaks = {side: peak_gib(step) for side, step in sides.items()}  # warms up, too
+    times: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(steps):
-        for name, step in sides.items():
-            times[name].append(seconds(step))
-    tokens_per_second = {name: len(batch.tokens) / statistics.median(values) for name, values in times.items()}
-    print({name: round(value) for name, value in tokens_per_second.items()})
+        for side, step in sides.items():
+            times[side].append(seconds(step))
+    tokens_per_second = {side: len(batch.tokens) / statistics.median(values) for side, values in times.items()}
+    print({side: round(value) for side, value in tokens_per_second.items()}, "peak GiB", peaks)
     ratio = tokens_per_second["engine"] / tokens_per_second["bare"]
-    print(f"{loss}: engine / bare = {ratio:.3f}")
+    forward = tokens_per_second["log_probs"] / tokens_per_second["engine"]
+    print(f"{loss}: engine / bare = {ratio:.3f}, log-probs / training = {forward:.2f}")
     figures = {
         "loss": loss,
         "model_parameters": sum(p.numel() for model in engine._models for p in model.parameters()),
@@ -93,9 +99,11 @@ def main(
         "threads": torch.get_num_threads(),
         "tokens_per_second": tokens_per_second,
         "ratio": ratio,
+        "log_probs_ratio": forward,
+        "peak_gib": peaks,
         "seconds_per_step": times,
     }
-    save(f"trainer_throughput_{loss}_{device}", figures)
+    save("trainer_throughput_" + name.format(loss=loss, device=device), figures)
     engine.shutdown()
 
 
@@ -191,6 +199,16 @@ def tensors(batch: Batch, micro_batch: packing.MicroBatch, device: torch.device)
         qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
     )
     return Tensors(inputs, packed, *(torch.from_numpy(array)[None].to(device) for array in (labels, mask)))
+
+
+def peak_gib(step: Callable[[], object]) -> float | None:
+    """Most memory that torch gave out at once in the second of two steps, in GiB."""
+    step()
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2)
 
 
 def seconds(step: Callable[[], object]) -> float:
