@@ -49,7 +49,9 @@ class Ranks:
         """Has at least so many processes."""
         # the fork server looks for what it preloads on PYTHONPATH alone
         with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}):
-            for _ in range(len(self._processes), size):
+            for rank in range(len(self._processes), size):
+                if gpus := torch.cuda.device_count():  # each sees one, as Ray has it
+                    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
                 ours, theirs = self._context.Pipe()
                 process = self._context.Process(target=_serve, args=(theirs,))
                 process.start()

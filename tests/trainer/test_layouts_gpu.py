@@ -1,0 +1,78 @@
+"""The table of layouts on GPUs, in bfloat16: every one trains as one rank does, up to rounding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from test_gpu import hf_log_probs, setting
+from test_layouts import LAYOUTS, MORE_LAYOUTS, assembled, world
+from trainer_jobs import Setting, three_steps
+from trainer_ranks import Ranks
+
+from allocation import ParallelSizes
+
+pytestmark = pytest.mark.gpu
+
+STEP_TOLERANCE = 0.05  # of loss and gradient norm: bfloat16 keeps 8 bits, and sums come in another order
+WEIGHT_TOLERANCE = 2e-3  # mean of absolute differences after three steps of 1e-3
+
+TWO_GPUS = [
+    ("moe", ParallelSizes(tp=2, ep=2), "mbridge"),
+    ("moe", ParallelSizes(cp=2, ep=2), "megatron-bridge"),
+    ("moe", ParallelSizes(pp=2), "megatron-bridge"),
+    ("moe", ParallelSizes(tp=2, etp=2), "mbridge"),
+]
+ROWS = [*((*row, "mbridge") for row in LAYOUTS), *TWO_GPUS, *(row for row in MORE_LAYOUTS if world(row[1]) <= 4)]
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    pool = Ranks()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def one_rank(gpus, models):
+    return cache(lambda model: gpus.run(three_steps, 1, setting(models[model]))[0])
+
+
+@pytest.fixture(scope="module")
+def exact(models):
+    return cache(lambda model: hf_log_probs(models[model], torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "backend"),
+    [
+        *(
+            pytest.param(
+                *row, marks=pytest.mark.skipif(torch.cuda.device_count() < world(row[1]), reason="needs more GPUs")
+            )
+            for row in [*ROWS, ("tied", ParallelSizes(), "fsdp"), ("untied", ParallelSizes(dp=2, edp=2), "fsdp")]
+        )
+    ],
+    ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes"),
+)
+def test_layout_trains_as_one_rank_does(gpus, models, one_rank, exact, model, sizes, backend):
+    made = setting(models[model])
+    if backend == "fsdp":
+        made = Setting(made.model, sizes, backend="fsdp", machine=made.machine, optimizer=made.optimizer)
+    else:
+        made = Setting(made.model, sizes, bridge=backend, machine=made.machine, optimizer=made.optimizer)
+    expected, outcomes = one_rank(model), gpus.run(three_steps, world(sizes), made)
+    log_probs, reference = assembled(outcomes), assembled([expected])
+    places = ~np.isnan(reference)
+    assert np.array_equal(places, ~np.isnan(log_probs))
+    rounding = np.abs(reference - exact(model))[places].mean()
+    assert np.abs(log_probs - exact(model))[places].mean() < 1.5 * rounding
+    for outcome in outcomes:
+        for step, wanted in zip(outcome.steps, expected.steps, strict=True):
+            assert step["loss"] == pytest.approx(wanted["loss"], rel=STEP_TOLERANCE, abs=STEP_TOLERANCE)
+            assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=STEP_TOLERANCE)
+    assert outcomes[0].weights.keys() == expected.weights.keys()
+    for name, weight in outcomes[0].weights.items():
+        assert np.abs(weight - expected.weights[name]).mean() < WEIGHT_TOLERANCE, name
