@@ -19,7 +19,7 @@ import secrets
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,7 @@ def main(
     mode: Annotated[str, typer.Option(help="weight_update.mode")] = "collective",
     interval: Annotated[float, typer.Option(help="seconds from update to update")] = 5.0,
     rounds: int = 2,
+    contracts: Annotated[str, typer.Option(help="values of weight_update.requests, by comma")] = ",".join(CONTRACTS),
     samples: int | None = None,
     mean: int | None = None,
     longest: int | None = None,
@@ -74,14 +75,22 @@ def main(
         ],
     ).config
     with run_lifetime(secrets.token_hex(6)) as folder:
-        figures = asyncio.run(measure(run, folder, device, mode, interval, rounds, work))
-    out.write_text(json.dumps({**circumstances(), **figures}, indent=1) + "\n")
+        asyncio.run(measure(run, folder, device, mode, interval, rounds, work, contracts.split(","), out))
     print(f"written: {out}")
 
 
 async def measure(
-    run: RunConfig, folder: Path, device: str, mode: str, interval: float, rounds: int, work: tuple[int, int, int]
-) -> dict[str, Any]:
+    run: RunConfig,
+    folder: Path,
+    device: str,
+    mode: str,
+    interval: float,
+    rounds: int,
+    work: tuple[int, int, int],
+    contracts: Sequence[str],
+    out: Path,
+) -> None:
+    """Writes the figures after every round."""
     model, token = folder / "model", secrets.token_hex(16)
     assert run.actor.init_model
     write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
@@ -95,25 +104,26 @@ async def measure(
     trainer = LocalTrainer(model, "cuda:1" if apart else device)
     bench = Bench(run, folder, url, token, trainer, mode, "nccl" if apart else "gloo", interval, *work)
     await bench.once(None)  # warm up
-    results: dict[str, list[Round]] = {name: [] for name in ("none", *CONTRACTS)}
+    results: dict[str, list[Round]] = {name: [] for name in ("none", *contracts)}
     for number in range(rounds):
         for name, values in results.items():
             values.append(await bench.once(None if name == "none" else name))
             print(f"round {number} {name:<10}{values[-1]}", flush=True)
-    return {
-        "model": run.actor.init_model.model_dump(),
-        "dtype": run.actor.dtype,
-        "mode": mode,
-        "backend": bench.backend,
-        "interval_s": interval,
-        "samples": work[0],
-        "response_tokens": {"distribution": "log-normal, sigma 0.8, cut", "mean": work[1], "longest": work[2]},
-        "ratio": {name: ratio(results[name], results["none"]) for name in CONTRACTS},
-        "pause_s": {name: summary([s for r in results[name] for s in r.pauses]) for name in CONTRACTS},
-        "update_s": {name: summary([s for r in results[name] for s in r.updates]) for name in CONTRACTS},
-        "trainer_s_per_update": bench.trainer.seconds_per_update(),
-        "rounds": {name: [value.__dict__ for value in values] for name, values in results.items()},
-    }
+        figures = {
+            "model": run.actor.init_model.model_dump(),
+            "dtype": run.actor.dtype,
+            "mode": mode,
+            "backend": bench.backend,
+            "interval_s": interval,
+            "samples": work[0],
+            "response_tokens": {"distribution": "log-normal, sigma 0.8, cut", "mean": work[1], "longest": work[2]},
+            "ratio": {name: ratio(results[name], results["none"]) for name in contracts},
+            "pause_s": {name: summary([s for r in results[name] for s in r.pauses]) for name in contracts},
+            "update_s": {name: summary([s for r in results[name] for s in r.updates]) for name in contracts},
+            "trainer_s_per_update": bench.trainer.seconds_per_update(),
+            "rounds": {name: [value.__dict__ for value in values] for name, values in results.items()},
+        }
+        out.write_text(json.dumps({**circumstances(), **figures}, indent=1) + "\n")
 
 
 @dataclass
