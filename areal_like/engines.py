@@ -9,7 +9,7 @@ from allocation import EnginePlan
 from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import ActorConfig, TrainerRole
+from areal_like.config.schema import ActorConfig, EngineConfig, TrainerRole
 from areal_like.preflight import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
@@ -40,6 +40,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
         lora=_lora(job.config.actor) if role == "actor" else None,
         backend=plan.backend,
         path=model,
+        weights=_initial_weights(config),
         tokenizer=job.tokenizer.directory,
         scratch=cluster.shared_dir,
         sizes=plan.sizes,
@@ -49,6 +50,12 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
     )
     await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
     return Trainer(ranks)
+
+
+def _initial_weights(config: EngineConfig) -> Path | None:
+    """The Megatron checkpoint that a role starts from, absolute as ranks have directories of their own."""
+    start = config.megatron
+    return Path(str(start.dist_checkpointing_path)).absolute() if start.use_dist_checkpointing else None
 
 
 def _lora(actor: ActorConfig) -> LoRA | None:

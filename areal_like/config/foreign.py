@@ -68,10 +68,8 @@ def _verl() -> Table:
             t[f"{role}.megatron.override_transformer_config.recompute_{k}"] = _to(f"{ours}.megatron.recompute_{k}")
         t[f"{role}.megatron.override_transformer_config"] = _to(f"{ours}.megatron.override_transformer_config")
         t[f"{role}.megatron.use_mbridge"] = _un("weights always go through a bridge (actor.megatron.bridge_type)")
-        t[f"{role}.megatron.use_dist_checkpointing"] = _un(
-            "checkpoints are Megatron's distributed ones, models are read in Hugging Face form"
-        )
-        t[f"{role}.megatron.dist_checkpointing_path"] = _lost("a start is made from Hugging Face weights (actor.path)")
+        for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
+            t[f"{role}.megatron.{k}"] = _to(f"{ours}.megatron.{k}")
         t[f"{role}.megatron.param_dtype"] = _to(f"{ours}.dtype")
         t[f"{role}.strategy"] = _LAYOUT
         t[f"{role}.fsdp_config"] = _lost("the trainer is Megatron; a layout takes FSDP's place")

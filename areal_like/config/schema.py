@@ -329,6 +329,14 @@ class MegatronConfig(Section):
     use_distributed_optimizer: bool = Field(
         True, description="Shard the optimizer's state over the data-parallel ranks."
     )
+    use_dist_checkpointing: bool = Field(
+        False,
+        description="Start from `dist_checkpointing_path` instead of the weights in `path`, which may have none then.",
+    )
+    dist_checkpointing_path: Annotated[str | None, PATH] = Field(
+        None,
+        description="Megatron distributed checkpoint of any layout, such as `areal-like convert-checkpoint` makes.",
+    )
     recompute_granularity: Literal["full", "selective"] | None = Field(
         None, description="Activations to recompute in the backward pass; null: none."
     )
@@ -833,12 +841,15 @@ class RunConfig(Section):
     def roles(self) -> Mapping[TrainerRole, EngineConfig]:
         """The models on trainer ranks, the actor first, each with the actor's settings where it has none of its own.
 
-        A role without `path` has the actor's model.
+        A role without `path` has the actor's model, and its weights where it names no checkpoint of its own.
         """
         engines: dict[TrainerRole, EngineConfig] = {"actor": self.actor}
         for role, section in self.further_roles.items():
             fields = {name: _own_or(section, self.actor, name) for name in EngineConfig.model_fields}
-            engines[role] = EngineConfig(**fields)
+            own = section.megatron or MegatronConfig()
+            start = own if section.path or own.use_dist_checkpointing else self.actor.megatron
+            weights = {name: getattr(start, name) for name in ("use_dist_checkpointing", "dist_checkpointing_path")}
+            engines[role] = EngineConfig(**{**fields, "megatron": fields["megatron"].model_copy(update=weights)})
         return engines
 
     def optimizer(self, role: TrainerRole) -> OptimizerConfig | None:

@@ -11,6 +11,7 @@ from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
+from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
@@ -22,7 +23,8 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
     """
     actor = config.actor
     if actor.path is not None and actor.init_model is None:
-        spec, findings = find_spec(actor.path, "actor.path")
+        starts_elsewhere = actor.megatron.use_dist_checkpointing
+        spec, findings = find_spec(actor.path, "actor.path", weights=not starts_elsewhere)
     elif actor.path is None and actor.init_model is not None:
         findings = list(_shape(actor.init_model))
         made = model_config(actor.init_model, "float32")  # the same for any dtype
@@ -41,6 +43,7 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
     if spec is None or plan is None:
         return
     actor = config.actor
+    yield from check_start(actor.megatron, spec, plan.engine("actor").backend)
     if actor.init_model is not None:
         model = model_config(actor.init_model, "float32")
     elif (file := Path(str(actor.path), "config.json")).is_file():
@@ -83,8 +86,8 @@ def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenize
     return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
-def find_spec(path: str, key: str) -> tuple[ModelSpec | None, list[Finding]]:
-    """The shape of a model that lies somewhere, and what is wrong with its files."""
+def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec | None, list[Finding]]:
+    """The shape of a model that lies somewhere, and what is wrong with its files; it may have no weights else."""
     if is_local(path) and not Path(path, "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
         return None, [finding("RUN-MODEL", key, message, "name a directory in Hugging Face form")]
@@ -93,7 +96,7 @@ def find_spec(path: str, key: str) -> tuple[ModelSpec | None, list[Finding]]:
     except ModelError as error:
         return None, [finding("RUN-MODEL", key, str(error))]
     try:
-        if is_local(path):
+        if weights and is_local(path):
             check_weights(Path(path), spec)
     except ConfigError as error:
         return spec, [replace(found, source=Source("", key)) for found in error.findings]

@@ -25,7 +25,7 @@ MAY_CHANGE = (
     *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches"),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
-_LIMITS = "timeout_s"
+_LIMITS, _START = "timeout_s", ("use_dist_checkpointing", "dist_checkpointing_path")
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
@@ -55,7 +55,8 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Findi
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:
     for key, value in now.items():
-        may = key.endswith(_LIMITS) or any(is_below([key], allowed) for allowed in MAY_CHANGE)
+        start = key.endswith(_START)  # of a reference that is loaded anew
+        may = key.endswith(_LIMITS) or (not start and any(is_below([key], allowed) for allowed in MAY_CHANGE))
         if not may and key in before and before[key] != value:
             message = f"{_text(value)} is not what the run in {path} began with, {_text(before[key])}"
             yield finding("RUN-RESUME", key, message, f"write {key}={_text(before[key])}, or choose another trial_name")

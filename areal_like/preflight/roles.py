@@ -55,7 +55,8 @@ def find_role_models(
     for role, section in config.further_roles.items():
         specs[role] = spec
         if section.path is not None:
-            specs[role], found = find_spec(section.path, f"{role}.path")
+            weights = not config.roles[role].megatron.use_dist_checkpointing
+            specs[role], found = find_spec(section.path, f"{role}.path", weights=weights)
             findings += found
         own, entries = specs[role], tokenizer.vocab_size if tokenizer else 0
         if section.path is not None and own is not None and own.vocab_size < entries:

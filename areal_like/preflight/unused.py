@@ -183,6 +183,11 @@ RULES = (
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
     Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
+    Rule(
+        ("actor.megatron.dist_checkpointing_path",),
+        lambda run: not run.actor.megatron.use_dist_checkpointing,
+        "the start is made from actor.path (actor.megatron.use_dist_checkpointing)",
+    ),
     Rule(_FSDP_KEYS, lambda run: not _trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),

@@ -142,7 +142,7 @@ class EngineSpec:
     `config` is the section of `role`, complete; without an `optimizer` nothing is trained, and no memory is taken for
     it; with `lora` its adapters alone are trained. `path` is the model in Hugging Face form, `tokenizer` and `scratch`
     are `write_checkpoint`'s directories; `total_steps` is the number of optimizer steps that the learning-rate schedule
-    spans.
+    spans; `weights` is a Megatron checkpoint that has the weights in the place of `path`.
     """
 
     role: TrainerRole
@@ -157,6 +157,7 @@ class EngineSpec:
     scratch: Path | None = None
     backend: str = "megatron"
     lora: LoRA | None = None
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)

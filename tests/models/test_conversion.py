@@ -13,7 +13,7 @@ import tiny_models
 import torch
 from conversions import command, full_disk, trained
 from safetensors.torch import load_file, save_file
-from trainer_jobs import Setting
+from trainer_jobs import Setting, initial_weights
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
@@ -125,6 +125,36 @@ def test_what_a_layout_trained_becomes_what_it_would_save(ranks, convert, tiny, 
     ranks.run(trained, sizes.tp * sizes.pp * sizes.dp, setting, tmp_path)
     convert(tmp_path / "state", tmp_path / "converted", "--model", tiny(name))
     assert_same(tmp_path / "hf", tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "role", "bridge"),
+    [
+        ("qwen2-tied", ParallelSizes(tp=2, pp=2, etp=2), "actor", "megatron-bridge"),
+        ("qwen3_moe", ParallelSizes(dp=2, ep=2), "critic", "mbridge"),
+    ],
+)
+def test_a_trainer_of_any_layout_starts_from_it(ranks, convert, tiny, tmp_path, name, sizes, role, bridge):
+    convert(tiny(name), tmp_path / "megatron")
+    alone = tmp_path / "without-weights"
+    shutil.copytree(tiny(name), alone, ignore=shutil.ignore_patterns("*.safetensors"))
+    setting = Setting(alone, sizes, role=role, bridge=bridge, weights=tmp_path / "megatron")
+    weights = ranks.run(initial_weights, sizes.tp * sizes.pp * sizes.dp, setting)[0]
+    original = load_file(tiny(name) / "model.safetensors")
+    if role == "critic":
+        weights.pop("score.weight")
+        original.pop("lm_head.weight")
+    assert weights.keys() == original.keys()
+    assert all((weights[name] == original[name].numpy()).all() for name in original)
+
+
+def test_a_trainer_names_the_tensors_of_another_model(ranks, convert, tiny, tmp_path):
+    convert(tiny("qwen2-tied"), tmp_path / "megatron")
+    setting = Setting(tiny("qwen3"), ParallelSizes(dp=2, edp=2), weights=tmp_path / "megatron")
+    with pytest.raises(
+        AssertionError, match=r"another model: decoder\.layers\.self_attention\.k_layernorm\.weight is not"
+    ):
+        ranks.run(initial_weights, 2, setting)
 
 
 def test_what_cannot_be_kept_is_named_and_nothing_is_left(convert, tiny, tmp_path):

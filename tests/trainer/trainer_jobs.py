@@ -70,6 +70,7 @@ class Setting:
     backend: str = "megatron"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
     lora: LoRA | None = None
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         total_steps=setting.total_steps,
         backend=setting.backend,
         lora=setting.lora,
+        weights=setting.weights,
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
     try:

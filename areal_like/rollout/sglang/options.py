@@ -122,6 +122,7 @@ def server_arguments(
     fuses = any("flashinfer_allreduce_fusion" in name.replace("-", "_") for name in sglang.extra_args)
     options: dict[str, object] = {
         "model-path": model,
+        "load-format": "dummy" if config.actor.megatron.use_dist_checkpointing else None,  # the first update has them
         "dtype": config.actor.dtype,
         "context-length": context_length,
         "tp-size": sizes.tp,

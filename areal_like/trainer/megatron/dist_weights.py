@@ -11,13 +11,35 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from torch import Tensor
 
 from areal_like.checkpoint.distributed import Stored, read_weights
 from areal_like.errors import CheckpointError
+from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.checkpoint import Saving, chunk_names, sharded_state
 
 _HEAD, _EXTRA_PREDICTION = "output_layer.weight", "mtp."
 _NAMED = 12  # names in a message; a layer that is not there has as many
+
+
+class WeightsFrom:
+    """A Bridge that loads the Megatron checkpoint `weights` in the place of the model directory `source.path`."""
+
+    def __init__(self, weights: Path, bridge: Bridge, source: ModelSource) -> None:
+        self._weights, self._bridge, self._source = weights, bridge, source
+
+    def build(self) -> list[torch.nn.Module]:
+        return self._bridge.build()
+
+    def load(self, models: list[torch.nn.Module], path: Path) -> None:
+        """Raises CheckpointError where the checkpoint is of another model."""
+        if path == self._source.path:
+            load_weights(self._weights, models, self._source.config.for_bridge.vocab_size)
+        else:
+            self._bridge.load(models, path)
+
+    def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        return self._bridge.export(models)
 
 
 def save_weights(path: Path, models: list[torch.nn.Module]) -> None:

@@ -31,6 +31,7 @@ from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import Saving, load_checkpoint  # noqa: E402
+from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
@@ -49,6 +50,8 @@ class MegatronEngine:
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, spec.seed)
             bridge = make_bridge(config.megatron.bridge_type, source)
+            if spec.weights is not None:
+                bridge = WeightsFrom(spec.weights, bridge, source)
             self._adapted = LoRABridge(bridge, spec.lora, spec.seed) if spec.lora else None
             self._bridge = self._adapted or bridge
             self._vocab_size = source.config.for_bridge.vocab_size
