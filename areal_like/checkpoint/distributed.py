@@ -18,7 +18,7 @@ CONFIG, METADATA = "metadata.json", ".metadata"
 # Beside them in a checkpoint that was converted: the model's config and tokenizer, and its Hugging Face tensors' types
 DESCRIPTIONS, TENSORS = "huggingface", "tensors.json"
 _WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
-_WRAPPED = "module."
+_WRAPPED, _ADAPTERS = "module.", "lora."
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def read_weights(path: Path) -> Weights:
         whole = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         if weights := {name: tensor for name, tensor in whole.items() if name.startswith(_WEIGHTS)}:
             return Weights(prefix, weights)
+    if any(name.startswith(_ADAPTERS) for name in tensors):
+        raise CheckpointError(f"{path} has adapters (use_lora) alone; take what saver has written of that run")
     raise CheckpointError(f"{path} has no weights of a language model under Megatron's names")
 
 
