@@ -147,10 +147,13 @@ def report(
     """
     from areal_like.errors import RecordError
     from areal_like.metrics.lines import replacing
-    from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
+    from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, chrome_trace, write_report
 
     if trace is not None and len(runs) > 1:
         _refuse("--trace is of one run")
+    for run in runs:
+        if not (run / ABOUT_FILE).is_file():
+            _refuse(f"{run} is not the directory of a run: {run / ABOUT_FILE} is not there")
     output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
     for file in filter(None, (output, trace)):
         if file.is_dir() or not file.parent.is_dir():
@@ -165,8 +168,7 @@ def report(
     except RecordError as error:
         _refuse(str(error))
     except OSError as error:
-        named = f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
-        _refuse(f"{named}; name directories of runs")
+        _refuse(f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error))
     typer.echo(f"file://{output.absolute()}")
 
 

@@ -96,7 +96,8 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         tree = OmegaConf.create(text)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise _error(name, f"{name} cannot be read: {error}", "name a YAML file with --config") from error
+        reason = getattr(error, "strerror", None) or error
+        raise _error(name, f"{name} cannot be read: {reason}", "name a YAML file") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,43 @@ def test_the_first_help_names_what_to_begin_with() -> None:
     text = ask("--help")
     assert [words[0] for words in examples(text)] == ["check", "run", "report"]
     assert set(names()) <= set(re.findall(r"[\w-]+", text))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("check none.yaml", "none.yaml cannot be read: No such file or directory"),
+        ("run none.yaml", "none.yaml cannot be read: No such file or directory"),
+        ("check bytes", "bytes cannot be read"),
+        ("check folder", "folder cannot be read: Is a directory"),
+        ("check half.yaml", "half.yaml:2: not YAML"),
+        ("check code.yaml", "code.yaml:1: not YAML"),
+        ("run ok.yaml cluster.n_gpus_per_node=0", "0 should be greater than or equal to 1"),
+        ("run ok.yaml cluster.n_nodes=1 cluster.n_gpus_per_node=1", "ALLOC-CLUSTER-SIZE"),
+        ("run ok.yaml actor.path=nosuch", "nosuch is not a model directory"),
+        ("run ok.yaml actor.no_such_key=1", "actor.no_such_key"),
+        ("migrate none.sh", "none.sh cannot be read"),
+        ("migrate bytes", "bytes cannot be read"),
+        ("migrate ok.yaml --system foo", "'foo' is none of areal, verl"),
+        ("samples none", "none is not the directory of a run"),
+        ("samples folder", "folder holds the samples of no training step"),
+        ("report none", "none is not the directory of a run: none/run.json is not there"),
+        ("report folder --output page.html --trace trace.json", "folder is not the directory of a run"),
+        ("report folder folder --trace trace.json", "--trace is of one run"),
+        ("nosuch", "No such command 'nosuch'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_message_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\0")
+    (tmp_path / "half.yaml").write_text("actor: [")
+    (tmp_path / "code.yaml").write_text('!!python/object/apply:os.system ["touch made"]')
+    shutil.copy(ROOT / "examples/math/gsm8k_grpo_cpu.yaml", tmp_path / "ok.yaml")
+    before = sorted(tmp_path.rglob("*"))
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, shlex.split(words), prog_name="areal-like")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert said in re.sub(r"[\s│]+", " ", result.stderr)
+    assert sorted(tmp_path.rglob("*")) == before
