@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from allocation.model_spec import ModelSpec
@@ -29,7 +30,7 @@ from allocation.parameters import (
 )
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import BACKENDS, SERVER
-from allocation.settings import Workload
+from allocation.settings import MegatronSettings, Workload
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
 # gives; NCCL's buffers for each communicator with company; what SGLang's CUDA graphs and prefill take.
@@ -41,6 +42,7 @@ GRAPHS = 2 << 30
 FRAGMENTATION = 0.03
 CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
 CAPTURED = "CUDA graphs and prefill"
+AT_REST = "at rest"
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
 
 
@@ -86,7 +88,7 @@ class Footprint:
     @property
     def idle(self) -> int:
         """Bytes that stay while engines on the same GPUs work; a server works all the time."""
-        names = ("optimizer step", "rollout", "load")
+        names = (AT_REST, "rollout", "load")
         return next(phase.bytes for name in names for phase in self.phases if phase.name == name)
 
     @property
@@ -155,7 +157,7 @@ def _forward_only(phases: Iterable[Phase]) -> Iterator[Phase]:
     """What a reference model needs, which has weights and no optimizer."""
     trained = ("gradients", "main weights", "Adam's moments", RESERVE)
     for phase in phases:
-        if phase.name in ("load", "log-probs"):
+        if phase.name in ("load", "log-probs", AT_REST):
             yield Phase(phase.name, tuple(item for item in phase.items if not item.name.startswith(trained)))
 
 
@@ -193,15 +195,32 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
         else [Item("inside a layer", inside)]
     )
     exported = _largest_gathered(model, sizes, work)
+    there = partial(_there, static, work.megatron)
     named = {
         "load": [*loaded, Item("largest weight", exported)],
-        "log-probs": [*static, *forward],
-        "forward and backward": [*static, Item("activations", kept), *deeper],
+        "log-probs": [*there("weights"), *forward],
+        "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
         "optimizer step": static,
-        "weight update": [*static, Item("gathered weights", exported), Item("bucket", _bucket(model, work))],
-        "save": static,
+        "weight update": [*there("weights"), Item("gathered weights", exported), Item("bucket", _bucket(model, work))],
+        "save": there("weights", "main", "Adam's"),
+        AT_REST: there(),
     }
     return _with_reserve(named, beside)
+
+
+# What an item is offloaded by, by the first word of its name.
+_OFFLOADED_BY = {
+    "weights": "param_offload",
+    "gradients": "grad_offload",
+    "main": "optimizer_offload",
+    "Adam's": "optimizer_offload",
+}
+
+
+def _there(static: Sequence[Item], settings: MegatronSettings, *needed: str) -> list[Item]:
+    """What is on the GPU in a phase that needs some of it: the rest is too, unless it is offloaded."""
+    words = [(item, item.name.partition(" ")[0]) for item in static]
+    return [item for item, word in words if word in needed or not getattr(settings, _OFFLOADED_BY[word])]
 
 
 def _with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -> list[Phase]:
@@ -375,15 +394,17 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
     logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
+    there = partial(_there, static, work.megatron)
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
         "load": static[:2],
-        "log-probs": [*static, gathered, Item("logits", logits)],
-        "forward and backward": [*static, gathered, Item("activations", kept), Item("logits", logits),
-                                 Item("their gradient", logits)],
+        "log-probs": [*there("weights"), gathered, Item("logits", logits)],
+        "forward and backward": [*there("weights", "gradients"), gathered, Item("activations", kept),
+                                 Item("logits", logits), Item("their gradient", logits)],
         "optimizer step": static,
-        "weight update": [*static, export, Item("bucket", _bucket(model, work))],
-        "save": static,
+        "weight update": [*there("weights"), export, Item("bucket", _bucket(model, work))],
+        "save": there("weights", "Adam's"),
+        AT_REST: there(),
     }  # fmt: skip
     return Footprint(role, tuple(_with_reserve(named, beside)))
 

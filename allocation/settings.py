@@ -11,6 +11,7 @@ DEFAULT_TOKENS = 16384  # of a micro-batch
 class MegatronSettings:
     """Megatron options, by Megatron's names and with the defaults of this project.
 
+    The three offloads keep a part in host memory in the phases that do without it.
     `sequence_parallel` None means: on whenever TP is more than 1. `pipeline_model_parallel_layout` is Megatron's
     string, stages split by `|` (`Et*3|(tt|)*29,m|L`).
     """
@@ -35,6 +36,9 @@ class MegatronSettings:
     make_vocab_size_divisible_by: int = 128
     nccl_algo: str | None = None
     deterministic_mode: bool = False
+    param_offload: bool = False
+    grad_offload: bool = False
+    optimizer_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
 
 async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
     """All ranks of a role, with the model loaded."""
-    config, plan = job.config.roles[role], job.plan.engine(role)
-    limit = config.timeout_s
+    plan, limit = job.plan.engine(role), job.config.roles[role].timeout_s
     ranks = await cluster.start_group(
         role,
         TrainerRank,
@@ -33,23 +32,29 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
         call_timeout_s=limit,
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
-    engine = EngineSpec(
+    engine = engine_spec(job, role, model, cluster.shared_dir)
+    await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
+    return Trainer(ranks)
+
+
+def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
+    """What every rank of a role is told."""
+    plan = job.plan.engine(role)
+    return EngineSpec(
         role=role,
-        config=config,
+        config=job.config.roles[role],
         optimizer=job.config.optimizer(role),
         lora=_lora(job.config.actor) if role == "actor" else None,
         backend=plan.backend,
         path=model,
         weights=_initial_weights(config),
         tokenizer=job.tokenizer.directory,
-        scratch=cluster.shared_dir,
+        scratch=scratch,
         sizes=plan.sizes,
         device=job.device,
         seed=job.config.seed,
         total_steps=job.steps * job.config.actor.ppo_n_minibatches,
     )
-    await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
-    return Trainer(ranks)
 
 
 def _initial_weights(config: EngineConfig) -> Path | None:

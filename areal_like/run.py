@@ -25,6 +25,7 @@ from areal_like.metrics.advice import Advice, Layout
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import make_sinks
+from areal_like.opening import opening
 from areal_like.preflight import Job
 from areal_like.prepare import model_directories
 from areal_like.rewards import Rewards
@@ -56,6 +57,8 @@ async def run(job: Job, view: View) -> None:
                     models = await model_directories(config, directory)
                 logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
                 view.say(f"starting {job}; output of every process: {logs}")
+                for line in opening(job):
+                    view.say(line)
                 async with run_cluster(
                     config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared, lock=opened.lock
                 ) as cluster:

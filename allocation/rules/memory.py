@@ -146,6 +146,13 @@ def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
         yield words, anew
         for more, change in smaller:
             yield f"{words} {more}", lambda work, change=change: change(anew(work))  # type: ignore[misc]
+        yield f"{words} optimizer_offload=true", lambda work: _without_optimizer(anew(work))
+    else:
+        yield "optimizer_offload=true", _without_optimizer
+
+
+def _without_optimizer(work: Workload) -> Workload:
+    return replace(work, megatron=replace(work.megatron, optimizer_offload=True))
 
 
 def _same_gpus(group: Sequence[Planned]) -> bool:

@@ -127,7 +127,8 @@ def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
         if method not in ("uniform", "block") or not layers:
             yield Problem("full recomputation needs recompute_method (uniform or block) and recompute_num_layers")
         if settings.moe_layer_recompute or settings.recompute_modules:
-            yield Problem("full recomputation already covers the modules that recompute_modules names")
+            message = "full recomputation already covers the modules that recompute_modules names"
+            yield Problem(message, help="leave recompute_modules out")
     elif method or layers:
         option = "recompute_method" if method else "recompute_num_layers"
         yield Problem(f"{option} is for full recomputation only", help="leave it out")
@@ -154,7 +155,8 @@ def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[
 def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
     """Overlapped parameter gathering is a part of the distributed optimizer with overlapped reduction."""
     if settings.overlap_param_gather and not (settings.use_distributed_optimizer and settings.overlap_grad_reduce):
-        yield Problem("overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce")
+        message = "overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce"
+        yield Problem(message, help="set overlap_param_gather to false")
 
 
 @rule("ALLOC-DETERMINISTIC-NCCL", source=f"{_ARGUMENTS}, deterministic_mode", megatron="deterministic_mode")

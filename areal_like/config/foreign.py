@@ -32,12 +32,16 @@ def _lost(why: str) -> Entry:
 
 
 _LAYOUT = _un("the layout says it (allocation_mode, or actor.backend and rollout.backend)")
-_OFFLOAD = _lost("the trainer keeps weights, gradients and optimizer on the GPU")
+_DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
 _NOWHERE = "it has no counterpart that a run needs"
 _PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb"
 _REPORT = _un("console, TensorBoard and a report are written (stats_logger)")
 _CHECKED = "rewards come from functions (reward.type, reward.function), not from a reward model"
 
+_TRANSFORMER = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    *("moe_token_dispatcher_type", "moe_grouped_gemm", "moe_layer_recompute"),
+)
 _MEGATRON: Table = {
     **dict.fromkeys(
         (
@@ -63,9 +67,11 @@ def _verl() -> Table:
             _to(f"{ours}.megatron.use_distributed_optimizer") if ours != "ref" else _un("a reference has no optimizer")
         )
         for k in ("param_offload", "grad_offload", "optimizer_offload"):
-            t[f"{role}.megatron.{k}"] = _OFFLOAD
-        for k in ("granularity", "method", "num_layers"):
-            t[f"{role}.megatron.override_transformer_config.recompute_{k}"] = _to(f"{ours}.megatron.recompute_{k}")
+            t[f"{role}.megatron.{k}"] = _to(f"{ours}.megatron.{k}")
+        for k in _TRANSFORMER:
+            t[f"{role}.megatron.override_transformer_config.{k}"] = _to(f"{ours}.megatron.{k}")
+        for k in ("overlap_grad_reduce", "overlap_param_gather"):
+            t[f"{role}.megatron.override_ddp_config.{k}"] = _to(f"{ours}.megatron.{k}")
         t[f"{role}.megatron.override_transformer_config"] = _to(f"{ours}.megatron.override_transformer_config")
         t[f"{role}.megatron.use_mbridge"] = _un("weights always go through a bridge (actor.megatron.bridge_type)")
         for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
@@ -249,8 +255,8 @@ ROLL: Table = {
         "actor.megatron.use_distributed_optimizer"
     ),
     **{
-        f"actor_train.strategy_args.strategy_config.recompute_{k}": _to(f"actor.megatron.recompute_{k}")
-        for k in ("granularity", "method", "num_layers")
+        f"actor_train.strategy_args.strategy_config.{k}": _to(f"actor.megatron.{k}")
+        for k in (*_TRANSFORMER, "overlap_grad_reduce", "overlap_param_gather")
     },
     **{f"actor_train.strategy_args.strategy_config.{k}": e for k, e in _MEGATRON.items()},
     "actor_train.strategy_args.strategy_config": _lost("name it in actor.megatron.override_transformer_config"),
@@ -272,7 +278,7 @@ ROLL: Table = {
     "validation": _un("the evaluator takes all prompts"),
     "track_with": _REPORT,
     "checkpoint_config": _un("checkpoints are below cluster.fileroot"),
-    "system_envs": _un("the trainer sets what it needs"),
+    "system_envs": _to("actor.env_vars"),
     "defaults": _lost("only this file was read"),
     "hydra": _un("there is no Hydra here"),
 }
@@ -301,9 +307,10 @@ SLIME: Table = {
     "n-samples-per-eval-prompt": _to("evaluator.n_samples"),
     "eval-max-response-len": _to("evaluator.max_new_tokens"),
     **{k.replace("_", "-"): e for k, e in _MEGATRON.items()},
-    "recompute-granularity": _to("actor.megatron.recompute_granularity"),
-    "recompute-method": _to("actor.megatron.recompute_method"),
-    "recompute-num-layers": _to("actor.megatron.recompute_num_layers"),
+    **{
+        k.replace("_", "-"): _to(f"actor.megatron.{k}")
+        for k in (*_TRANSFORMER, "overlap_grad_reduce", "overlap_param_gather", "use_precision_aware_optimizer")
+    },
     "use-dynamic-batch-size": _un("sequences are always packed"),
     "max-tokens-per-gpu": _to("actor.mb_spec.max_tokens_per_mb"),
     "advantage-estimator": _to("algorithm"),
@@ -352,7 +359,16 @@ AREAL: Table = {
     "actor.disable_dropout": _un("there is no dropout"),
     "actor.gradient_checkpointing": _to("actor.megatron.recompute_granularity"),
     "actor.optimizer.warmup_steps_proportion": _lost("write actor.optimizer.warmup_steps"),
-    "actor.optimizer.offload": _OFFLOAD,
+    "actor.optimizer.offload": _to("actor.megatron.optimizer_offload"),
+    **{f"actor.megatron.ddp.{k}": _to(f"actor.megatron.{k}") for k in _DDP},
+    "actor.megatron.ddp": _un("gradients are reduced in float32, in buckets of Megatron's size"),
+    "actor.megatron.fp8_config": _lost("actor.megatron.override_transformer_config takes Megatron's fp8 options"),
+    **{
+        f"actor.megatron.{k}": _to(f"actor.megatron.override_transformer_config.{k}")
+        for k in ("distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion")
+    },
+    "actor.megatron.virtual_pipeline_parallel_size": _LAYOUT,
+    "actor.scheduling_spec.env_vars": _to("actor.env_vars"),
     "actor.weight_update_mode": _to("weight_update.mode"),
     "actor.group_size": _un("gconfig.n_samples says it"),
     "actor.temperature": _un("gconfig.temperature says it"),

@@ -19,6 +19,7 @@ SINGLE_TURN = "single_turn"  # the built-in workflow
 ALL_LINEAR = "all-linear"  # of actor.target_modules
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
+RecomputedModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
 KLEstimator = Literal["k1", "k2", "k3"]
 BehaviourMode = Literal[
     "token_truncate",
@@ -346,6 +347,57 @@ class MegatronConfig(Section):
     recompute_num_layers: int | None = Field(
         None, ge=1, description="Layers per recomputed unit (`uniform`) or recomputed layers (`block`)."
     )
+    recompute_modules: list[RecomputedModule] | None = Field(
+        None, description="What `recompute_granularity: selective` recomputes; null: `core_attn`."
+    )
+    moe_layer_recompute: bool = Field(
+        False, description="Recompute the experts' layers in the backward pass: `moe` of `recompute_modules`."
+    )
+    moe_token_dispatcher_type: Literal["alltoall", "flex", "allgather"] = Field(
+        "alltoall",
+        description="How tokens reach the ranks of their experts; `flex` is DeepEP. `allgather` is refused: it takes equally "
+        "long micro-batches only.",
+    )
+    moe_grouped_gemm: bool = Field(
+        True,
+        description="Compute the experts of a rank in one call; false, one after another, goes with `bridge_type: "
+        "megatron-bridge`.",
+    )
+    overlap_grad_reduce: bool | None = Field(
+        None,
+        description="Reduce gradients over data-parallel ranks while more are computed; null: on GPUs, where there are such "
+        "ranks.",
+    )
+    overlap_param_gather: bool = Field(
+        False,
+        description="Gather updated weights while the next forward pass begins; with `use_distributed_optimizer` and "
+        "`overlap_grad_reduce`.",
+    )
+    param_offload: bool = Field(
+        False, description="Keep weights in host memory, except while they are computed with, sent or saved."
+    )
+    grad_offload: bool = Field(False, description="Free the gradients' memory, except in forward and backward passes.")
+    optimizer_offload: bool = Field(
+        False,
+        description="Keep the optimizer's state, float32 weights among it, in host memory, except while the optimizer steps "
+        "and while it is saved.",
+    )
+    use_precision_aware_optimizer: bool = Field(
+        False,
+        description="Let the distributed optimizer keep the four below in fewer bits (Transformer Engine's Adam, on GPUs).",
+    )
+    main_params_dtype: Literal["float32", "float16"] = Field(
+        "float32", description="Data type of its weights, in which steps add up."
+    )
+    main_grads_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Data type of the gradients that it takes, and in which they are reduced."
+    )
+    exp_avg_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="Data type of its first moment."
+    )
+    exp_avg_sq_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float32", description="Data type of its second moment."
+    )
     override_transformer_config: dict[str, Any] = Field(
         {}, description="Further fields of Megatron-core's TransformerConfig, by name; unknown names are refused."
     )
@@ -383,6 +435,15 @@ class EngineConfig(Section):
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
     megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
     fsdp: FSDPConfig = Field(FSDPConfig(), description="Settings of the FSDP trainer (`backend: fsdp:d4`).")
+    offload: bool = Field(
+        False,
+        description="Keep weights, gradients and optimizer state in host memory while nothing is asked of the role: each call "
+        "has on the GPU what it needs (`param_offload`, `grad_offload` and `optimizer_offload`, on any backend).",
+    )
+    env_vars: dict[str, str] = Field(
+        {},
+        description="Further environment variables of the ranks, such as `NVTE_FUSED_ATTN`; they come before the run's.",
+    )
     timeout_s: float = Field(
         1800.0,
         gt=0,
@@ -518,6 +579,12 @@ class RoleConfig(Section):
     )
     megatron: MegatronConfig | None = Field(None, description="Settings of the Megatron trainer; null: the actor's.")
     fsdp: FSDPConfig | None = Field(None, description="Settings of the FSDP trainer; null: the actor's.")
+    offload: bool | None = Field(
+        None, description="Keep it all in host memory while nothing is asked of the role; null: as for the actor."
+    )
+    env_vars: dict[str, str] | None = Field(
+        None, description="Further environment variables of the ranks; null: the actor's."
+    )
     timeout_s: float | None = Field(
         None, gt=0, description="Longest time for one call of the role, in seconds; null: the actor's."
     )

@@ -7,13 +7,14 @@ Within a round all checks are made, so that the first finding never hides the re
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allocation import Plan
 from allocation.diagnostics import Finding, has_errors
+from allocation.model_spec import ModelSpec
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.load import LoadedConfig
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.algorithm import find_algorithm
@@ -46,6 +47,7 @@ class Job:
     steps: int
     warnings: Sequence[Finding] = ()
     sharing: str | None = None  # how trainer and servers share GPUs, in words
+    models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
 
     @property
     def valid_prompts(self) -> Sequence[Prompt]:
@@ -108,5 +110,6 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         }
         steps = training_steps(config, len(train))
         sharing = described(config, plan, spec) if device == "cuda" else None
-        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located, sharing)
+        models = {role: found for role, found in role_specs.items() if found is not None}
+        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located, sharing, models)
     return Preflight(located, job)

@@ -16,11 +16,12 @@ from allocation.language.reading import read
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
-from areal_like.config.schema import SERVER_RESERVE, RunConfig, TrainerRole
+from areal_like.config.schema import SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
+from areal_like.preflight.megatron import OFFLOADS
 from areal_like.preflight.memory import memory_settings, with_keys
 from areal_like.preflight.roles import as_actor, of_role
-from areal_like.trainer.environment import rank_environment
-from areal_like.trainer.megatron.options import check_overrides
+from areal_like.trainer.environment import DETERMINISTIC
+from areal_like.trainer.megatron.options import check_overrides, recomputed
 
 _TRAINERS = ("megatron", "fsdp")
 _BACKENDS = {"actor": _TRAINERS, "rollout": ("sglang",), "ref": _TRAINERS, "critic": ("megatron",)}
@@ -29,8 +30,11 @@ _KEYS = {
     "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
     "ALLOC-SEQUENCE-POSITIONS": "gconfig.max_new_tokens",
     "ALLOC-RECOMPUTE": "actor.megatron.recompute_granularity",
+    "ALLOC-DISPATCHER": "actor.megatron.moe_token_dispatcher_type",
+    "ALLOC-OVERLAP-GATHER": "actor.megatron.overlap_param_gather",
     "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
 }
+_VALUES = {"ALLOC-DISPATCHER": "alltoall", "ALLOC-OVERLAP-GATHER": "false"}  # that would do
 # Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
 _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", "give them equally many GPUs"),
@@ -141,12 +145,18 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     settable = {field.name for field in fields(MegatronSettings)} - refused
     settings = {
         **{name: value for name, value in overrides.items() if name in settable},
-        "recompute_granularity": megatron.recompute_granularity,
         "recompute_method": megatron.recompute_method,
         "recompute_num_layers": megatron.recompute_num_layers,
         "use_distributed_optimizer": megatron.use_distributed_optimizer,
+        **_recomputed(megatron),
+        "moe_token_dispatcher_type": megatron.moe_token_dispatcher_type,
+        "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
+        "overlap_param_gather": megatron.overlap_param_gather,
+        **{name: config.actor.offload or getattr(megatron, name) for name in OFFLOADS},
         "deterministic_mode": megatron.use_deterministic_algorithms,
-        "nccl_algo": os.environ.get("NCCL_ALGO") or rank_environment(device="cuda", deterministic=True)["NCCL_ALGO"],
+        "nccl_algo": config.actor.env_vars.get("NCCL_ALGO")
+        or os.environ.get("NCCL_ALGO")
+        or DETERMINISTIC["NCCL_ALGO"],
     }
     try:
         return TypeAdapter(MegatronSettings).validate_python(settings), []
@@ -154,6 +164,15 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         problems = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
         findings = [finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
         return MegatronSettings(), findings
+
+
+def _recomputed(megatron: MegatronConfig) -> dict[str, Any]:
+    """What is recomputed; with everything, `preflight/megatron.py` judges the modules."""
+    if megatron.recompute_granularity == "full":
+        return {"recompute_granularity": "full"}
+    modules = {"recompute_granularity": megatron.recompute_granularity, "recompute_modules": megatron.recompute_modules}
+    modules |= recomputed(megatron)
+    return {**modules, "recompute_modules": tuple(modules["recompute_modules"] or ())}
 
 
 def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
@@ -169,6 +188,8 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
         room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
         help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
+    if found.code in _VALUES:
+        help = f"write {key}={_VALUES[found.code]}"
     found = replace(found, source=Source("", key), spans=(), help=help)
     section = config.further_roles.get(role) if role != "actor" and role != "rollout" else None
     return of_role(found, role, section) if section else found

@@ -16,6 +16,7 @@ _KEYS = {
     "recompute_method": "actor.megatron",
     "recompute_num_layers": "actor.megatron",
     "use_distributed_optimizer": "actor.megatron",
+    "optimizer_offload": "actor.megatron",
     "mem_fraction_static": "sglang",
     "gradient_checkpointing": "actor.fsdp",
     "offload_params": "actor.fsdp",
@@ -53,5 +54,5 @@ def gpu_bytes() -> int | None:
 
 def with_keys(help: str) -> str:
     """A help whose options are named as the configuration's keys."""
-    help = help.replace("offload=true", "rollout.sharing=alternate")
+    help = re.sub(r"\boffload=true", "rollout.sharing=alternate", help)
     return re.sub(r"\b(\w+)=", lambda match: f"{_KEYS[match[1]]}.{match[0]}" if match[1] in _KEYS else match[0], help)

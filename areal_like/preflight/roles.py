@@ -11,8 +11,8 @@ from areal_like.config.schema import ActorConfig, RoleConfig, RunConfig, Trainer
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.machine import Device
+from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec
-from areal_like.preflight.options import check_trainer_options
 
 _ACTORS_KEY = re.compile(r"\bactor\.(\w+)")
 

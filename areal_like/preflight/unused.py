@@ -96,6 +96,11 @@ def _trains_by_fsdp(run: RunConfig) -> bool:
 
 _FOR_BOTH = "use_deterministic_algorithms"
 _MEGATRON_KEYS = tuple(f"actor.megatron.{name}" for name in MegatronConfig.model_fields if name != _FOR_BOTH)
+_TRAINED = (
+    *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "grad_offload", "optimizer_offload"),
+    *("use_precision_aware_optimizer", "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
+)
+_OFFLOADS = ("megatron.param_offload", "megatron.grad_offload", "megatron.optimizer_offload", "offload")
 _FSDP_KEYS = tuple(f"actor.fsdp.{name}" for name in FSDPConfig.model_fields)
 
 
@@ -202,11 +207,16 @@ RULES = (
         "the reference is fixed (update_every_steps)",
     ),
     Rule(
-        (*(f"ref.megatron.recompute_{name}" for name in ("granularity", "method", "num_layers")),),
+        tuple(f"ref.megatron.{name}" for name in MegatronConfig.model_fields if "recompute" in name),
         lambda _: True,
         "a reference has no backward pass",
     ),
-    Rule(("ref.megatron.use_distributed_optimizer",), lambda _: True, "a reference has no optimizer"),
+    Rule(tuple(f"ref.megatron.{name}" for name in _TRAINED), lambda _: True, "a reference has no optimizer"),
+    Rule(
+        ("actor.offload",),
+        lambda run: _trains_by_fsdp(run) and run.actor.fsdp.offload_params,
+        "fsdp.offload_params keeps everything in host memory",
+    ),
     *_strategies(),
     Rule(
         ("rollout.max_restarts", "rollout.min_servers"),
@@ -234,5 +244,10 @@ RULES = (
 )
 _ON_CPU = (
     Rule(("actor.fsdp.offload_params",), _trains_by_fsdp, "on CPU everything is in host memory"),
+    Rule(
+        tuple(f"{role}.{name}" for role in ("actor", "ref", "critic") for name in _OFFLOADS),
+        lambda _: True,
+        "on CPU everything is in host memory",
+    ),
     Rule(("sglang.mem_fraction_static",), lambda _: True, "on CPU the KV cache holds what the run can have in flight"),
 )

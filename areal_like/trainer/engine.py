@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -101,14 +101,14 @@ class TrainEngine(Protocol):
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote. Raises RoleError as that does, FileNotFoundError when nothing is there."""
 
-    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+    def offload(self, parts: Collection[Part] = PARTS) -> None:
         """Move parts of the engine from its device to host memory; gradients, which no call leaves behind, are freed.
 
         A call that needs an offloaded part has it on the device until it returns, `weights` until its iterator ends.
         """
 
-    def onload(self, parts: Iterable[Part] = PARTS) -> None:
-        """Move parts back to the device; what is there already stays as it is."""
+    def onload(self, parts: Collection[Part] = PARTS) -> None:
+        """Move parts back to the device, but for those that rest in host memory between calls (`spec.resting`)."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine is of no use from then on."""
@@ -158,6 +158,15 @@ class EngineSpec:
     backend: str = "megatron"
     lora: LoRA | None = None
     weights: Path | None = None
+
+    @property
+    def resting(self) -> tuple[Part, ...]:
+        """The parts that are in host memory while nothing that needs them is asked of the engine."""
+        if self.config.offload:
+            return PARTS
+        megatron = self.config.megatron
+        keys = (megatron.param_offload, megatron.grad_offload, megatron.optimizer_offload)
+        return tuple(part for part, key in zip(PARTS, keys, strict=True) if key and self.backend == "megatron")
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,55 @@
 import os
 
 from areal_like.cluster.lifetime import local_interface
+from areal_like.trainer.engine import EngineSpec
+
+DETERMINISTIC = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "Ring",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
 
 
-def rank_environment(*, device: str, deterministic: bool = False, model_parallel: bool = False) -> dict[str, str]:
-    """Variables for one rank; `model_parallel` is whether tensor or context parallelism is used.
+# Which of flash, fused and unfused attention each `attention_backend` lets Transformer Engine take.
+_ATTENTION = {"flash": "100", "fused": "010", "unfused": "001", "local": "000", "auto": "111"}
 
-    Sources: Megatron-LM `training/determinism.py` and `training/arguments.py`; Transformer Engine's NVTE_* variables;
-    SGLang `srt/entrypoints/engine.py` (`_set_envs_and_config`).
+
+def rank_environment(spec: EngineSpec) -> dict[str, str]:
+    """Variables for each rank of an engine, those of `env_vars` last.
+
+    Sources: Megatron-LM `training/determinism.py`, `training/arguments.py` and (attention)
+    `core/models/common/language_module/language_module.py`; Transformer Engine's NVTE_* variables; SGLang
+    `srt/entrypoints/engine.py` (`_set_envs_and_config`).
     """
-    if device == "cpu":
-        return {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if spec.device == "cpu":
+        variables = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return variables | spec.config.env_vars
     # SGLang sets this in its processes; where the two ends of a weight update differ, NCCL fails between them
     variables = {"NCCL_CUMEM_ENABLE": "0"}
-    if model_parallel:
+    if spec.config.megatron.use_deterministic_algorithms:
+        variables |= DETERMINISTIC
+    if spec.backend == "megatron":
+        variables |= _megatron(spec)
+    return variables | spec.config.env_vars
+
+
+def attention_environment(backend: str) -> dict[str, str]:
+    """The variables of an `attention_backend`; Megatron-core raises where they are set to something else."""
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    return dict(zip(names, _ATTENTION.get(backend, _ATTENTION["auto"]), strict=True))
+
+
+def _megatron(spec: EngineSpec) -> dict[str, str]:
+    megatron, sizes = spec.config.megatron, spec.sizes
+    attention = str(megatron.override_transformer_config.get("attention_backend", "auto"))
+    # Transformer Engine's small functions are scripted, not compiled, as ROLL has it
+    variables = {"NVTE_TORCH_COMPILE": "0", **attention_environment(attention)}
+    if sizes.tp * sizes.cp > 1:
         # one hardware queue keeps communication kernels ahead of the computation they overlap with (before Blackwell)
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    if deterministic:
-        variables |= {
-            "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-            "NCCL_ALGO": "Ring",
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        }
+    if spec.optimizer is not None and sizes.dp * sizes.cp > 1 and megatron.overlap_grad_reduce is not False:
+        # multiprocessors that backward norms leave to the gradients' reduction beside them
+        variables["NVTE_BWD_LAYERNORM_SM_MARGIN"] = "16"
     return variables
 
 

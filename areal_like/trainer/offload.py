@@ -88,7 +88,9 @@ class DeviceMemory:
     def _on_device(self, tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
         with torch.no_grad():
             locals_ = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-        return (tensor.untyped_storage() for tensor in locals_ if tensor.device.type == self._device.type)
+        storages = (tensor.untyped_storage() for tensor in locals_ if tensor.device.type == self._device.type)
+        # on the CPU one that NumPy has seen stays where it is, which is host memory
+        return (storage for storage in storages if self._device.type != "cpu" or storage.resizable())
 
     def _copy(self, part: Part, *, to_host: bool) -> None:
         blocks, on_gpu = self._hosts[part], self._device.type == "cuda"

@@ -7,13 +7,14 @@ Every rank computes the same schedule from the same batch, so that nothing has t
    parallelism and their collectives must meet; it is a multiple of `multiple` (the pipeline size, for interleaving).
 3. A micro-batch holds at most `max_tokens` tokens, padding included.
 4. Each sequence is padded to `alignment`: 2*cp*tp where context parallelism cuts it into 2*cp chunks that sequence
-   parallelism divides again, else tp.
+   parallelism divides again, else tp; for FP8 a multiple of that, so that each rank has whole blocks of rows.
 5. Ranks differ by little in their tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
    Graham 1969), then heavy and light micro-batches are dealt out alternately.
 6. A micro-batch that no sequence was left for holds one dummy sequence, which is trained on nowhere.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,9 +54,12 @@ class MicroBatch:
     max_seqlen: int
 
 
-def sequence_alignment(tp: int, cp: int) -> int:
-    """Length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences)."""
-    return 2 * cp * tp if cp > 1 else tp
+def sequence_alignment(tp: int, cp: int, rows: int = 1) -> int:
+    """Length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences).
+
+    `rows` is what the rows of a rank have to be a multiple of, 1 but for FP8.
+    """
+    return math.lcm(2 * cp * tp if cp > 1 else tp, rows * cp * tp)
 
 
 def make_schedule(

@@ -20,9 +20,8 @@ def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
             if on_gpu
             else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
         )
-    model_parallel = spec.sizes.tp * spec.sizes.cp > 1
-    variables = rank_environment(device=spec.device, deterministic=deterministic, model_parallel=model_parallel)
-    apply_environment(variables, master_address)
+    os.environ.update(spec.config.env_vars)
+    apply_environment(rank_environment(spec), master_address)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.use_deterministic_algorithms(deterministic)
     if (logger := logging.getLogger("megatron")).level == logging.NOTSET:

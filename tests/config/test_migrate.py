@@ -126,7 +126,7 @@ def test_meanings_that_change_are_said():
     notes = "\n".join(done.notes)
     for said in (
         "1024 prompts in mini-batches of 256", "servers are SGLang's, where vLLM's were", "my.own: not known here",
-        "param_offload: lost: the trainer keeps", "data.train_batch_size: now train_dataset.batch_size",
+        "param_offload: now actor.megatron.param_offload", "data.train_batch_size: now train_dataset.batch_size",
     ):  # fmt: skip
         assert said in notes
     assert "ppo_n_minibatches: 4" in done.yaml

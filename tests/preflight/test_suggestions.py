@@ -13,6 +13,11 @@ MEGATRON, SERVER = "actor.megatron.override_transformer_config", "sglang.extra_a
 SETTING = re.compile(r"\b([a-z][\w.]+)=([^\s,;]+?)(?=[,;:]?(?:\s|$))")
 BIG = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray", "train_dataset.batch_size=16"]
 ON_GPUS = ["device=cuda", "cluster.n_gpus_per_node=3"]
+EXPERTS = [
+    "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
+    "actor.megatron.bridge_type=megatron-bridge",
+]
+FULL = [f"actor.megatron.recompute_{name}" for name in ("granularity=full", "method=uniform", "num_layers=1")]
 
 BAD = [
     ["algorithm=grop"],
@@ -61,8 +66,24 @@ BAD = [
     [f"{MEGATRON}.moe_z_loss_coef=0.1"],
     [f"{MEGATRON}.moe_token_drop_policy=prob"],
     [f"{MEGATRON}.moe_aux_loss_coeff=0.1"],
-    [f"{MEGATRON}.moe_token_dispatcher_type=flex"],
-    [*ON_GPUS, f"{MEGATRON}.fp8=hybrid"],
+    [*ON_GPUS, f"{MEGATRON}.fp8=hybrid", "actor.mb_spec.max_tokens_per_mb=40"],
+    [*ON_GPUS, f"{MEGATRON}.fp8_param=true"],
+    [*ON_GPUS, f"{MEGATRON}.cuda_graph_impl=local", "actor.megatron.optimizer_offload=true"],
+    [*ON_GPUS, f"{MEGATRON}.cuda_graph_impl=local", "actor.offload=true"],
+    [*ON_GPUS, f"{MEGATRON}.attention_backend=fused", "actor.env_vars.NVTE_FLASH_ATTN=1"],
+    [*ON_GPUS, "actor.megatron.use_precision_aware_optimizer=true", "actor.dtype=float32"],
+    [*ON_GPUS, "actor.megatron.use_precision_aware_optimizer=true", "actor.megatron.use_distributed_optimizer=false"],
+    ["actor.megatron.use_precision_aware_optimizer=true"],
+    [*ON_GPUS, "actor.dtype=bfloat16", "actor.megatron.exp_avg_dtype=bfloat16"],
+    [*EXPERTS, "actor.megatron.moe_token_dispatcher_type=allgather"],
+    [*EXPERTS, "actor.megatron.moe_token_dispatcher_type=flex"],
+    [*EXPERTS, "actor.megatron.bridge_type=mbridge", "actor.megatron.moe_grouped_gemm=false"],
+    [*EXPERTS, "actor.megatron.moe_grouped_gemm=false", "actor.megatron.recompute_modules=[moe_act]"],
+    [*EXPERTS, *FULL, "actor.megatron.moe_layer_recompute=true"],
+    [*FULL, "actor.megatron.recompute_modules=[mlp]"],
+    ["actor.megatron.recompute_granularity=selective", "actor.megatron.recompute_modules=[layernorm]"],
+    ["actor.megatron.overlap_param_gather=true", "actor.megatron.overlap_grad_reduce=false"],
+    ["actor.megatron.overlap_param_gather=true", "actor.megatron.use_distributed_optimizer=false"],
     [*BIG, "rollout.backend=sglang:d1t16@0-15", "actor.backend=megatron:d16@16-31"],
     [*BIG, "allocation_mode=sglang:d1t16@0-15+megatron:d16@16-31"],
 ]  # fmt: skip

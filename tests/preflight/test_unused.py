@@ -14,6 +14,11 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
 FILE = ["train_dataset.path=data.jsonl", "valid_dataset.path=data.parquet"]
 HUB = ["train_dataset.path=openai/gsm8k", "valid_dataset.path=openai/gsm8k"]
+ON_GPUS = ["device=cuda"]
+EXPERTS_OF_A_BRIDGE = [
+    "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
+    "actor.megatron.bridge_type=megatron-bridge",
+]
 EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
 
 
@@ -100,16 +105,34 @@ def test_a_resolved_configuration_may_be_run_again(write, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("setting", "without"),
+    [
+        ("moe_layer_recompute=true", EXPERTS_OF_A_BRIDGE),
+        ("moe_grouped_gemm=false", EXPERTS_OF_A_BRIDGE),
+        ("recompute_modules=[mlp]", ["actor.megatron.recompute_granularity=selective"]),
+        ("overlap_grad_reduce=true", ["actor.backend=megatron:d2"]),
+        ("overlap_param_gather=true", ["actor.backend=megatron:d2"]),
+        ("param_offload=true", [*ON_GPUS]),
+        ("optimizer_offload=true", [*ON_GPUS]),
+    ],
+)
+def test_a_setting_that_does_nothing_is_named(write, setting, without):
+    name, _, _ = setting.partition("=")
+    one = ["actor.backend=megatron:d1", f"actor.megatron.{setting}", "cluster.n_gpus_per_node=2"]
+    found = preflight(load(write(), one)).findings
+    assert [(f.code, str(f.key).partition(" (")[0]) for f in found] == [("RUN-UNUSED", f"actor.megatron.{name}")]
+    found = preflight(load(write(), [*one, "cluster.n_gpus_per_node=3", *without]), dry_run=True).findings
+    assert f"actor.megatron.{name}" not in [str(f.key).partition(" (")[0] for f in found]
+
+
+@pytest.mark.parametrize(
     ("name", "setting", "without"),
     [
         ("cp_comm_type", "cp_comm_type=a2a", ["actor.backend=megatron:c2"]),
         (
             "moe_z_loss_coeff",
             "moe_z_loss_coeff=0.1",
-            [
-                "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
-                "actor.megatron.bridge_type=megatron-bridge",
-            ],
+            EXPERTS_OF_A_BRIDGE,
         ),
     ],
 )

@@ -50,6 +50,7 @@ def test_it_prints_every_step_on_one_line_and_where_everything_lies(finished: Ru
     lines = finished.output.splitlines()
     (header,) = [line for line in lines if line.lstrip().startswith("step ")]
     assert header.split()[-2:] == ["tok/s", "s"]
+    assert lines.index(header) > next(i for i, line in enumerate(lines) if "a data-parallel rank packs its" in line)
     for what in ("checkpoint", "reward curve", "report", "TensorBoard", "configuration", "summary"):
         (line,) = [line for line in lines if line.startswith(f"  {what} ")]
         assert Path(line.split(maxsplit=len(what.split()))[-1]).exists()

@@ -3,12 +3,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from allocation import ParallelSizes
 from areal_like.config.options import read_options
-from areal_like.config.schema import ActorConfig, MegatronConfig
-from areal_like.trainer.environment import apply_environment, local_interface, rank_environment
+from areal_like.config.schema import ActorConfig, EngineConfig, MegatronConfig, OptimizerConfig
+from areal_like.trainer.engine import EngineSpec
+from areal_like.trainer.environment import (
+    DETERMINISTIC,
+    apply_environment,
+    attention_environment,
+    local_interface,
+    rank_environment,
+)
 from areal_like.trainer.megatron.options import (
     TABLE,
     check_overrides,
@@ -43,7 +52,10 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("moe_z_loss_coeff", "abc", "'abc' should be a number or null"),
         ("moe_pad_expert_input_to_capacity", 1, "1 should be true or false"),
         ("moe_token_drop_policy", "first", "'first' should be one of probs, position"),
-        ("recompute_modules", "mlp", "'mlp' should be a list of texts or null"),
+        ("cuda_graph_modules", 1, "1 should be text or a list of texts or a list"),
+        ("recompute_modules", ["mlp"], "is set by actor.megatron.recompute_modules"),
+        ("overlap_grad_reduce", True, "is set by actor.megatron.overlap_grad_reduce"),
+        ("fp8_param", True, "the weights in actor.dtype"),
         ("tensor_model_parallel_size", 2, "follows from the allocation"),
         ("bf16", True, "actor.dtype"),
         ("variable_seq_lengths", False, "fixed by the trainer"),
@@ -90,12 +102,42 @@ def test_the_attention_backend_is_chosen_by_name():
         assert options["attention_backend"] is backend
 
 
+def spec(sizes=ParallelSizes(), device="cuda", role="actor", backend="megatron", **keys) -> EngineSpec:  # noqa: B008
+    optimizer = None if role == "ref" else OptimizerConfig()
+    return EngineSpec(role, EngineConfig(**keys), optimizer, Path(), sizes, device, seed=1, backend=backend)
+
+
+DP2 = ParallelSizes(dp=2, edp=2)
+
+
+@pytest.mark.parametrize(
+    ("made", "variables"),
+    [
+        (spec(megatron=MegatronConfig(use_deterministic_algorithms=True)), DETERMINISTIC),
+        (spec(DP2), {"NVTE_BWD_LAYERNORM_SM_MARGIN": "16"}),
+        (spec(DP2, megatron=MegatronConfig(overlap_grad_reduce=False)), {"NVTE_BWD_LAYERNORM_SM_MARGIN": None}),
+        (spec(DP2, role="ref"), {"NVTE_BWD_LAYERNORM_SM_MARGIN": None}),
+        (spec(DP2, backend="fsdp"), {"NVTE_TORCH_COMPILE": None, "NVTE_FLASH_ATTN": None}),
+        (spec(), {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "1", "NVTE_UNFUSED_ATTN": "1"}),
+        (
+            spec(megatron=MegatronConfig(override_transformer_config={"attention_backend": "flash"})),
+            {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
+        ),
+        (spec(env_vars={"NVTE_TORCH_COMPILE": "1", "MINE": "x"}), {"NVTE_TORCH_COMPILE": "1", "MINE": "x"}),
+        (spec(device="cpu", env_vars={"OMP_NUM_THREADS": "3"}), {"OMP_NUM_THREADS": "3"}),
+    ],
+)
+def test_variables_follow_from_layout_and_keys(made, variables):
+    found = rank_environment(made)
+    assert {name: found.get(name) for name in variables} == variables
+
+
 def test_environment_of_a_rank(monkeypatch):
-    assert rank_environment(device="cpu")["OMP_NUM_THREADS"] == "1"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in rank_environment(device="cuda")
-    variables = rank_environment(device="cuda", deterministic=True, model_parallel=True)
-    assert variables["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    assert variables["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+    assert rank_environment(spec(device="cpu"))["OMP_NUM_THREADS"] == "1"
+    one = rank_environment(spec())
+    assert one.keys() == {"NCCL_CUMEM_ENABLE", "NVTE_TORCH_COMPILE", *attention_environment("auto")}
+    assert one["NVTE_TORCH_COMPILE"] == "0"
+    assert rank_environment(spec(ParallelSizes(tp=2, etp=2)))["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
     monkeypatch.setenv("A_USERS_OWN", "kept")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

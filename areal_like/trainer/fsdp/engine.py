@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,12 @@ class FSDPEngine:
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
-        self._memory = DeviceMemory(
-            self.device, {"params": self._model.parameters, "grads": tuple, "optimizer": self._states}
-        )
+        tensors: Mapping[Part, Callable[[], Iterable[Tensor]]] = {
+            "params": self._model.parameters,
+            "grads": tuple,
+            "optimizer": self._states,
+        }
+        self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
@@ -136,10 +139,10 @@ class FSDPEngine:
             )
         self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
 
-    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+    def offload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.offload(parts)
 
-    def onload(self, parts: Iterable[Part] = PARTS) -> None:
+    def onload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.onload(parts)
 
     def shutdown(self) -> None:

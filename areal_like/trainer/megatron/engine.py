@@ -1,7 +1,7 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, R
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.lora import save_adapters_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
-from areal_like.trainer.megatron.options import transformer_options
+from areal_like.trainer.megatron.options import row_multiple, transformer_options
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import prepare_process
 from areal_like.types import Batch, Floats, LossSpec
@@ -43,6 +43,7 @@ class MegatronEngine:
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         config, sizes = spec.config, spec.sizes
         self._spec, self._is_critic = spec, spec.role == "critic"
+        self._rows = row_multiple(config.megatron.override_transformer_config) or 1
         self.device = prepare_process(spec, rendezvous.address)
         options = transformer_options(config, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
         dtype = getattr(torch, config.dtype)
@@ -66,7 +67,8 @@ class MegatronEngine:
                 steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
                 self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
-        self._memory = DeviceMemory(self.device, optimizer.tensors(self._wrapped, self._optimizer))
+        tensors = optimizer.tensors(self._wrapped, self._optimizer)
+        self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._skipped = 0  # steps in a row
 
     def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
@@ -108,6 +110,7 @@ class MegatronEngine:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         with self._memory.needed("params"):
+            optimizer.gather_weights(self._wrapped)
             weights = iter(self._bridge.export(self._models))
             while True:
                 with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
@@ -140,6 +143,7 @@ class MegatronEngine:
     def save(self, path: Path) -> None:
         self._refuse_without_optimizer()
         with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
+            optimizer.gather_weights(self._wrapped)
             self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler)
 
     def is_saved(self) -> bool:
@@ -155,10 +159,10 @@ class MegatronEngine:
         with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
 
-    def offload(self, parts: Iterable[Part] = PARTS) -> None:
+    def offload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.offload(parts)
 
-    def onload(self, parts: Iterable[Part] = PARTS) -> None:
+    def onload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.onload(parts)
 
     def shutdown(self) -> None:
@@ -197,7 +201,7 @@ class MegatronEngine:
             batch.lengths,
             dp=sizes.dp,
             max_tokens=self._spec.config.mb_spec.max_tokens_per_mb,
-            alignment=packing.sequence_alignment(sizes.tp, sizes.cp),
+            alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
         cp_rank = parallel_state.get_context_parallel_rank()

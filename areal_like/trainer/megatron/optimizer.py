@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -14,22 +15,27 @@ from megatron.core.utils import get_model_config
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
 
+_PRECISIONS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
 
 def wrap_models(
     models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
 ) -> list[torch.nn.Module]:
     """Wraps the chunks for mixed precision and, if they are trained, for data parallelism, which has gradient buffers.
 
-    `overlap` sends gradients while more are computed.
+    `overlap` is what `overlap_grad_reduce: null` means: whether gradients are sent while more are computed.
     """
     config = get_model_config(models[0])
     chunks = [Float16Module(config, model) if engine.dtype == "bfloat16" else model for model in models]
     if not trained:
         return [chunk.requires_grad_(False) for chunk in chunks]
+    megatron = engine.megatron
+    overlap = overlap if megatron.overlap_grad_reduce is None else megatron.overlap_grad_reduce
     ddp = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=engine.megatron.use_distributed_optimizer,
+        grad_reduce_in_fp32=megatron.main_grads_dtype == "float32",
+        use_distributed_optimizer=megatron.use_distributed_optimizer,
         overlap_grad_reduce=overlap,
+        overlap_param_gather=megatron.overlap_param_gather,
         bucket_size=40_000_000 if overlap else None,
     )
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
@@ -42,28 +48,41 @@ def make_optimizer(
 
     There is nothing to scale, and a `grad_scale_func` of the optimizer's would keep all of it alive for ever.
     """
-    made = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer=optimizer.type,
-            lr=optimizer.lr,
-            min_lr=optimizer.lr * optimizer.min_lr_ratio,
-            weight_decay=optimizer.weight_decay,
-            adam_beta1=optimizer.beta1,
-            adam_beta2=optimizer.beta2,
-            adam_eps=optimizer.eps,
-            clip_grad=optimizer.gradient_clipping,
-            bf16=engine.dtype == "bfloat16",
-            params_dtype=getattr(torch, engine.dtype),
-            use_distributed_optimizer=engine.megatron.use_distributed_optimizer,
-        ),
-        models,
-        use_gloo_process_groups=False,
-    )
+    settings = OptimizerConfig(**optimizer_options(engine, optimizer))
+    made = get_megatron_optimizer(settings, models, use_gloo_process_groups=False)
     config = get_model_config(models[0])
     config.finalize_model_grads_func = finalize_model_grads
     no_sync = [model.no_sync for model in models]
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
     return made
+
+
+def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerConfig) -> dict[str, Any]:
+    """The fields of Megatron's OptimizerConfig that the trainer sets."""
+    megatron = engine.megatron
+    return {
+        "optimizer": optimizer.type,
+        "lr": optimizer.lr,
+        "min_lr": optimizer.lr * optimizer.min_lr_ratio,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.beta1,
+        "adam_beta2": optimizer.beta2,
+        "adam_eps": optimizer.eps,
+        "clip_grad": optimizer.gradient_clipping,
+        "bf16": engine.dtype == "bfloat16",
+        "params_dtype": getattr(torch, engine.dtype),
+        "use_distributed_optimizer": megatron.use_distributed_optimizer,
+        "overlap_param_gather": megatron.overlap_param_gather,
+        "use_precision_aware_optimizer": megatron.use_precision_aware_optimizer,
+        **{name: getattr(torch, getattr(megatron, name)) for name in _PRECISIONS},
+    }
+
+
+def gather_weights(models: list[torch.nn.Module]) -> None:
+    """Have all of the weights here that the last step changed, where `overlap_param_gather` leaves that to the next."""
+    for model in models:
+        if isinstance(model, DistributedDataParallel) and model.ddp_config.overlap_param_gather:
+            model.start_param_sync(force_sync=True)
 
 
 def step_if_finite(optimizer: MegatronOptimizer) -> float:

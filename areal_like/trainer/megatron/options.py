@@ -6,7 +6,7 @@ from typing import Any
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
-from areal_like.config.schema import EngineConfig
+from areal_like.config.schema import EngineConfig, MegatronConfig
 
 TABLE = Path(__file__).with_name("options.json")
 _SECTION = "actor.megatron.override_transformer_config"
@@ -15,11 +15,15 @@ _FROM_ALLOCATION = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
     *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
 )
-_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+# Keys of the same name and meaning as Megatron's fields.
+_SAME_NAME = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    *("moe_token_dispatcher_type", "moe_grouped_gemm"),
+)
 _BY_KEY = {
     **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "actor.dtype"),
     "deterministic_mode": "actor.megatron.use_deterministic_algorithms",
-    **{name: f"actor.megatron.{name}" for name in _RECOMPUTE},
+    **{name: f"actor.megatron.{name}" for name in MegatronConfig.model_fields},
 }
 _FIXED = (
     *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
@@ -46,6 +50,7 @@ _FROM_MODEL = frozenset(
 )
 _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
 _WITHOUT_EFFECT_PREFIXES = {"inference_": "SGLang generates", "cross_entropy_": "the trainer computes log-probs itself"}
+_IN_ITS_TYPE = ("fp8_param", "fp4_param")
 _FUSED_ON_GPU = (
     *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
     *("persist_layer_norm", "moe_permute_fusion"),
@@ -84,6 +89,8 @@ def check_overrides(overrides: Mapping[str, Any], *, device: str) -> Iterator[Op
 
 def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     options = read_options(TABLE)
+    if value not in (False, None) and name in _IN_ITS_TYPE:
+        return OptionProblem(name, "servers and checkpoints get the weights in actor.dtype", f"leave out {name}")
     if reason := _decided_elsewhere(name):
         return OptionProblem(name, reason, f"leave out {name}")
     if name not in options:
@@ -116,6 +123,26 @@ def _decided_elsewhere(name: str) -> str | None:
     )
 
 
+def row_multiple(overrides: Mapping[str, Any]) -> int:
+    """What FP8 wants the rows of a product to be a multiple of (`megatron/core/fp8_utils.py`); 0 without FP8."""
+    if overrides.get("fp8") is None and overrides.get("fp4") is None:
+        return 0
+    return 32 if overrides.get("fp8_recipe") == "mxfp8" or overrides.get("fp4") is not None else 16
+
+
+def recomputed(megatron: MegatronConfig) -> dict[str, Any]:
+    """What `moe_layer_recompute` adds to the recomputed modules; nothing without it.
+
+    Megatron's own option of that name is deprecated, and recomputes attention as well.
+    """
+    if not megatron.moe_layer_recompute or megatron.recompute_granularity == "full":  # which covers experts too
+        return {}
+    present = megatron.recompute_modules
+    if present is None:
+        present = ["core_attn"] if megatron.recompute_granularity == "selective" else []
+    return {"recompute_granularity": "selective", "recompute_modules": list(dict.fromkeys([*present, "moe"]))}
+
+
 def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
     """Fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
 
@@ -135,14 +162,14 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "batch_p2p_comm": False,
         "overlap_p2p_comm": interleaved,
         "deallocate_pipeline_outputs": pipelined,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_router_dtype": "fp32",
         "deterministic_mode": megatron.use_deterministic_algorithms,
         "use_cpu_initialization": not on_gpu,
         "gradient_accumulation_fusion": False,
-        **{name: getattr(megatron, name) for name in _RECOMPUTE},
+        **{name: getattr(megatron, name) for name in _SAME_NAME},
+        **recomputed(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
         **overrides,
     }

@@ -1,0 +1,164 @@
+"""The trainer's settings against layout, model and device: what Megatron-core would refuse or would not heed."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+from allocation import Finding, ParallelSizes, Plan, Severity
+from allocation.model_spec import ModelSpec
+from areal_like.config.findings import finding
+from areal_like.config.options import OptionProblem
+from areal_like.config.schema import MegatronConfig, RunConfig
+from areal_like.preflight.machine import Device
+from areal_like.trainer.environment import attention_environment
+from areal_like.trainer.megatron.options import check_overrides, row_multiple
+from areal_like.trainer.packing import sequence_alignment
+
+_MEGATRON = "actor.megatron"
+_OVERRIDES = f"{_MEGATRON}.override_transformer_config"
+_PRECISIONS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
+OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
+_OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
+_GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+
+
+def check_trainer_options(
+    config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None
+) -> Iterator[Finding]:
+    """What Megatron-core would refuse, and what it would not heed."""
+    megatron = config.actor.megatron
+    overrides = megatron.override_transformer_config
+    for problem in check_overrides(overrides, device=device):
+        yield about("RUN-MEGATRON", _OVERRIDES, problem)
+    if plan is not None and plan.engine("actor").backend != "megatron":
+        return  # `unused` says that these keys do nothing
+    if plan is not None:
+        yield from _layout(config, plan.engine("actor").sizes)
+    if spec is not None and not spec.experts:
+        set_ones = (name for name, value in overrides.items() if value is not None)
+        yield from (_unused(name, "the model has no experts") for name in set_ones if name.startswith("moe_"))
+        for name in _FOR_EXPERTS:
+            if getattr(megatron, name) != MegatronConfig.model_fields[name].default:
+                yield _idle(name, "the model has no experts")
+    else:
+        yield from _experts(megatron)
+    yield from _recomputed(megatron, device)
+    yield from _optimizer(config, device)
+    yield from _offloaded(config)
+    if device == "cuda":
+        yield from _attention(config)
+
+
+def about(code: str, section: str, problem: OptionProblem) -> Finding:
+    """A finding about an option that a section passes on."""
+    nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
+    return finding(code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
+
+
+def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
+    """What depends on the parallel sizes."""
+    megatron, limit = config.actor.megatron, config.actor.mb_spec.max_tokens_per_mb
+    overrides = megatron.override_transformer_config
+    if overrides.get("cp_comm_type") is not None and sizes.cp == 1:
+        yield _unused("cp_comm_type", "the trainer's layout has no context parallelism")
+    if rows := row_multiple(overrides):
+        alignment = sequence_alignment(sizes.tp, sizes.cp, rows)
+        longest = -(-config.longest_sequence // alignment) * alignment
+        if longest > limit >= config.longest_sequence:
+            key = "actor.mb_spec.max_tokens_per_mb"
+            message = f"for FP8 a sequence of {config.longest_sequence} tokens is padded to {longest}"
+            yield finding("RUN-MEGATRON", key, message, f"write {key}={longest} or more")
+    if sizes.dp * sizes.cp == 1:
+        for name in ("overlap_grad_reduce", "overlap_param_gather"):
+            if getattr(megatron, name):
+                yield _idle(name, "there is one data-parallel rank")
+
+
+def _experts(megatron: MegatronConfig) -> Iterator[Finding]:
+    """Megatron-core's flexible dispatcher is DeepEP's; experts one by one have names that mbridge does not know."""
+    key, backend = "moe_token_dispatcher_type", megatron.override_transformer_config.get("moe_flex_dispatcher_backend")
+    if megatron.moe_token_dispatcher_type == "flex" and importlib.util.find_spec("deep_ep") is None:
+        message = f"the flex dispatcher needs {backend or 'DeepEP'}, and the package deep_ep is not installed"
+        yield finding("RUN-PACKAGE", f"{_MEGATRON}.{key}", message, f"write {_MEGATRON}.{key}=alltoall")
+    elif backend is not None and megatron.moe_token_dispatcher_type != "flex":
+        yield _unused("moe_flex_dispatcher_backend", f"{key} is not flex")
+    if not megatron.moe_grouped_gemm and megatron.bridge_type == "mbridge":
+        message = "mbridge names the weights of experts that are computed together only"
+        help = f"write {_MEGATRON}.bridge_type=megatron-bridge, or {_MEGATRON}.moe_grouped_gemm=true"
+        yield finding("RUN-MEGATRON", f"{_MEGATRON}.moe_grouped_gemm", message, help)
+    if not megatron.moe_grouped_gemm and "moe_act" in (megatron.recompute_modules or ()):
+        message = "moe_act is recomputed where experts are computed together only"
+        yield finding(
+            "RUN-MEGATRON", f"{_MEGATRON}.recompute_modules", message, f"write {_MEGATRON}.moe_grouped_gemm=true"
+        )
+
+
+def _recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:
+    """Modules are chosen where not everything is recomputed."""
+    if megatron.moe_layer_recompute and megatron.recompute_granularity == "full":
+        key = f"{_MEGATRON}.moe_layer_recompute"
+        yield finding("RUN-MEGATRON", key, "full recomputation covers the experts' layers", f"write {key}=false")
+    if megatron.recompute_modules and megatron.recompute_granularity == "full":
+        key = f"{_MEGATRON}.recompute_modules"
+        yield finding("RUN-MEGATRON", key, "full recomputation covers every module", f"write {key}=null")
+    if megatron.recompute_modules and not megatron.moe_layer_recompute and megatron.recompute_granularity is None:
+        yield _idle("recompute_modules", "recompute_granularity is not selective")
+    if device == "cpu" and (needing := [name for name in _OUTPUTS if name in (megatron.recompute_modules or ())]):
+        key, message = f"{_MEGATRON}.recompute_modules", f"{' and '.join(needing)} cannot be recomputed on CPU"
+        yield finding("RUN-CPU", key, message, f"write {key}=null, or device=cuda")
+
+
+def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
+    """What Transformer Engine's Adam can do, and what the data types of its state go with."""
+    megatron, key = config.actor.megatron, f"{_MEGATRON}.use_precision_aware_optimizer"
+    if megatron.use_precision_aware_optimizer:
+        wrong = {
+            "needs Transformer Engine's Adam, which runs on GPUs": device == "cpu",
+            "needs the distributed optimizer (use_distributed_optimizer)": not megatron.use_distributed_optimizer,
+            "is for weights in bfloat16 (actor.dtype)": config.actor.dtype != "bfloat16",
+        }
+        for message in (message for message, holds in wrong.items() if holds):
+            yield finding("RUN-MEGATRON", key, message, f"write {key}=false")
+        return
+    for name in _PRECISIONS:
+        if (value := getattr(megatron, name)) != "float32":
+            message = f"{value} is for the precision-aware optimizer"
+            help = f"write {key}=true, or {_MEGATRON}.{name}=float32"
+            yield finding("RUN-MEGATRON", f"{_MEGATRON}.{name}", message, help)
+
+
+def _offloaded(config: RunConfig) -> Iterator[Finding]:
+    """A captured graph has the addresses of what it was captured with."""
+    actor = config.actor
+    overrides, chosen = actor.megatron.override_transformer_config, [n for n in OFFLOADS if getattr(actor.megatron, n)]
+    if actor.offload:
+        yield from (_idle(name, "actor.offload covers it") for name in chosen)
+    graphs = next((name for name in _GRAPHS if overrides.get(name) not in (None, False, "none")), None)
+    if graphs and (chosen or actor.offload):
+        key = "actor.offload" if actor.offload else f"{_MEGATRON}.{chosen[0]}"
+        message = f"what is offloaded comes back elsewhere in memory than CUDA graphs expect it ({graphs})"
+        yield finding("RUN-MEGATRON", key, message, f"write {key}=false")
+
+
+def _attention(config: RunConfig) -> Iterator[Finding]:
+    """Megatron-core ends a run in which a variable says something else than `attention_backend`."""
+    backend = str(config.actor.megatron.override_transformer_config.get("attention_backend", "auto"))
+    for name, right in attention_environment(backend).items():
+        mine = config.actor.env_vars.get(name)
+        value = mine if mine is not None else os.environ.get(name)
+        if value is not None and value != right:
+            where = f"actor.env_vars.{name}" if mine is not None else f"{_OVERRIDES}.attention_backend"
+            message = f"{name} is {value}, and attention_backend {backend} wants {right}"
+            help = f"leave {name} out, and choose with {_OVERRIDES}.attention_backend"
+            yield finding("RUN-MEGATRON", where, message, help)
+
+
+def _idle(name: str, why: str) -> Finding:
+    key = f"{_MEGATRON}.{name}"
+    return finding("RUN-UNUSED", key, f"does nothing: {why}", f"leave out {name}", severity=Severity.WARNING)
+
+
+def _unused(name: str, why: str) -> Finding:
+    key = f"{_OVERRIDES}.{name}"
+    return finding("RUN-UNUSED", key, f"does nothing: {why}", f"leave out {name}", severity=Severity.WARNING)

@@ -1,0 +1,100 @@
+"""A key of actor.megatron reaches the object of Megatron's that it is named after, and changes no figure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_layouts import TOLERANCE
+from trainer_jobs import Setting, reached, three_steps
+
+from allocation import ParallelSizes
+from areal_like.config.schema import EngineConfig, MegatronConfig, OptimizerConfig
+from areal_like.trainer.megatron.options import transformer_options
+
+DP2 = ParallelSizes(dp=2, edp=2)
+EXPERTS = ParallelSizes(dp=2, ep=2)
+
+REACHED = [
+    ({"recompute_granularity": "selective", "recompute_modules": ["mlp"]}, "model", {"recompute_modules": ["mlp"]}),
+    ({"moe_layer_recompute": True}, "model", {"recompute_granularity": "selective", "recompute_modules": ["moe"]}),
+    ({"moe_token_dispatcher_type": "alltoall"}, "model", {"moe_token_dispatcher_type": "alltoall"}),
+    ({"moe_grouped_gemm": False, "bridge_type": "megatron-bridge"}, "modules", {"SequentialMLP": True}),
+    ({"moe_grouped_gemm": True, "bridge_type": "megatron-bridge"}, "modules", {"TEGroupedMLP": True}),
+    ({"overlap_grad_reduce": True}, "ddp", {"overlap_grad_reduce": True}),
+    ({"overlap_grad_reduce": True, "overlap_param_gather": True}, "ddp", {"overlap_param_gather": True}),
+    ({"overlap_grad_reduce": True, "overlap_param_gather": True}, "optimizer", {"overlap_param_gather": True}),
+    ({"use_distributed_optimizer": False}, "ddp", {"use_distributed_optimizer": False}),
+    ({"use_deterministic_algorithms": True}, "model", {"deterministic_mode": True}),
+    ({"override_transformer_config": {"moe_z_loss_coeff": 0.5}}, "model", {"moe_z_loss_coeff": 0.5}),
+]
+
+
+def _named(x: object) -> str | None:
+    return "-".join(x) if isinstance(x, dict) else None
+
+
+@pytest.mark.parametrize(("keys", "where", "fields"), REACHED, ids=_named)
+def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
+    bridge, *_ = [keys.get("bridge_type", "mbridge")]
+    settings = {name: value for name, value in keys.items() if name != "bridge_type"}
+    for seen in ranks.run(reached, 2, Setting(models["moe"], EXPERTS, bridge=bridge, megatron=settings)):
+        assert seen[where].items() >= fields.items()
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "megatron"),
+    [
+        ("tied", DP2, {"overlap_grad_reduce": True}),
+        ("tied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        ("moe", EXPERTS, {"moe_layer_recompute": True}),
+        ("moe", EXPERTS, {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "moe"]}),
+        ("moe", EXPERTS, {"moe_grouped_gemm": False}),
+        ("moe", EXPERTS, {"optimizer_offload": True, "param_offload": True, "grad_offload": True}),
+    ],
+    ids=_named,
+)
+def test_it_is_computed_otherwise_and_the_same(ranks, models, model, sizes, megatron):
+    bridge = "megatron-bridge" if "moe_grouped_gemm" in megatron else "mbridge"
+    (expected,) = ranks.run(three_steps, 1, Setting(models[model], bridge=bridge))
+    outcomes = ranks.run(three_steps, 2, Setting(models[model], sizes, bridge=bridge, megatron=megatron))
+    for outcome in outcomes:
+        for step, wanted in zip(outcome.steps, expected.steps, strict=True):
+            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+    assert outcomes[0].weights.keys() == expected.weights.keys()
+    for name, weight in outcomes[0].weights.items():
+        assert weight == pytest.approx(expected.weights[name], abs=TOLERANCE), name
+
+
+def test_the_precision_aware_optimizers_keys_are_fields_of_its_config():
+    """Transformer Engine's Adam alone has them, so that Megatron's object cannot be made without a GPU."""
+    from megatron.core.optimizer import OptimizerConfig as MegatronsOptimizer
+
+    from areal_like.trainer.megatron.optimizer import optimizer_options
+
+    dtypes = {"main_params_dtype": "float16", "main_grads_dtype": "bfloat16", "exp_avg_sq_dtype": "float16"}
+    megatron = MegatronConfig(use_precision_aware_optimizer=True, exp_avg_dtype="bfloat16", **dtypes)
+    options = optimizer_options(EngineConfig(megatron=megatron), OptimizerConfig())
+    assert options["use_precision_aware_optimizer"] is True
+    assert options["exp_avg_dtype"] is torch.bfloat16
+    assert {name: options[name] for name in dtypes} == {name: getattr(torch, dtype) for name, dtype in dtypes.items()}
+    assert options.keys() <= MegatronsOptimizer.__dataclass_fields__.keys()
+
+
+@pytest.mark.parametrize(
+    ("settings", "granularity", "modules"),
+    [
+        ({}, None, None),
+        ({"moe_layer_recompute": True}, "selective", ["moe"]),
+        ({"recompute_granularity": "selective"}, "selective", None),
+        ({"recompute_granularity": "selective", "moe_layer_recompute": True}, "selective", ["core_attn", "moe"]),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["mlp"], "moe_layer_recompute": True},
+            "selective",
+            ["mlp", "moe"],
+        ),
+    ],
+)
+def test_what_is_recomputed(settings, granularity, modules):
+    engine = EngineConfig(megatron=MegatronConfig(**settings))
+    options = transformer_options(engine, device="cpu", pipelined=False, interleaved=False)
+    assert (options["recompute_granularity"], options["recompute_modules"]) == (granularity, modules)
