@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from allocation import Finding, Plan, Source
+from allocation import Finding, Plan, Severity, Source
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
@@ -62,6 +62,12 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         elif not key.startswith("actor."):
             key, message = "actor.path", f"config.json, {key}: {message}"
         yield finding("RUN-BRIDGE", key, message, help)
+    if spec.mtp_layers:
+        message = (
+            f"the model's layers for multi-token prediction ({spec.mtp_layers}) are left out: nothing trains, sends or "
+        )
+        message += "saves them, and checkpoints of this run say that there are none"
+        yield finding("RUN-MTP", "actor.path", message, severity=Severity.NOTE)
 
 
 def _under_fsdp(spec: ModelSpec) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from areal_like.trainer.engine import EngineSpec
 
 Bucket = list[tuple[str, Tensor]]
 _SHARD_BYTES = 4 << 30
+_EXTRA_PREDICTION = "num_nextn_predict_layers"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 # as transformers names them (VOCAB_FILES_NAMES of its tokenizers)
 _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "*.model", "*.tiktoken")
@@ -110,15 +111,17 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:
     """Copies a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
 
-    The config then names the data type of the new weights; one that names it is copied byte for byte.
+    The config then names the data type of the new weights, and no layers for multi-token prediction, which are gone;
+    one that says so already is copied byte for byte.
     """
     files = [file for file in source.iterdir() if not _is_tokenizers(file)]
     for file in files + [file for file in tokenizer.iterdir() if _is_tokenizers(file)]:
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
             shutil.copy(file, target)
     config = json.loads((target / "config.json").read_text())
-    if {config.pop("torch_dtype", dtype), config.get("dtype", dtype)} != {dtype}:
-        config["dtype"] = dtype
+    named = {config.pop("torch_dtype", dtype), config.get("dtype", dtype)}
+    if named != {dtype} or config.get(_EXTRA_PREDICTION):
+        config |= {"dtype": dtype} | ({_EXTRA_PREDICTION: 0} if _EXTRA_PREDICTION in config else {})
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

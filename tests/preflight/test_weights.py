@@ -10,6 +10,7 @@ from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 from areal_like.preflight.weights import check_weights
+from areal_like.trainer.hf_checkpoint import copy_descriptions
 
 
 @pytest.fixture
@@ -60,6 +61,18 @@ def test_another_models_config_is_refused(model, changes, words):
 def test_layers_that_predict_further_tokens_may_be_there(model):
     edit(model, num_hidden_layers=1, num_nextn_predict_layers=1)
     check_weights(model, load_model(model))
+
+
+def test_layers_that_predict_further_tokens_are_said_to_be_left_out(write, model, tmp_path):
+    edit(model, num_hidden_layers=1, num_nextn_predict_layers=1)
+    checked = preflight(load(write(), [f"actor.path={model}"]))
+    assert checked.ok
+    (found,) = checked.findings
+    assert found.code == "RUN-MTP" and "multi-token prediction (1) are left out" in found.message
+    (tmp_path / "saved").mkdir()
+    copy_descriptions(model, model, tmp_path / "saved", "float32")
+    assert json.loads((tmp_path / "saved/config.json").read_text())["num_nextn_predict_layers"] == 0
+    assert load_model(tmp_path / "saved").mtp_layers == 0
 
 
 def test_only_the_files_of_the_index_count(model):
