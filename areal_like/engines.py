@@ -47,7 +47,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         lora=_lora(job.config.actor) if role == "actor" else None,
         backend=plan.backend,
         path=model,
-        weights=_initial_weights(config),
+        weights=_initial_weights(job.config.roles[role]),
         tokenizer=job.tokenizer.directory,
         scratch=scratch,
         sizes=plan.sizes,
