@@ -7,7 +7,8 @@ One server and one `ServerPool`, a fixed number of samples whose lengths are dra
 at `--longest`; lengths are forced, so random weights will do), all sent at once. Each round generates them without
 updates, and then with an update every `--interval` seconds under each value of `weight_update.requests`. The weights
 are sent as a run does it, from this process, over `--mode`. The pause is the time from the first server's pause to the
-last one's continuation, as requests see it. With two GPUs the weights come from the second one over nccl.
+last one's continuation, as requests see it. With two GPUs the weights come from the second one over nccl, unless
+`--mode ipc` lends them on the server's own.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.weights.collective.rank import CollectiveSender
-from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync, publish
 from benchmarks.report import ROOT, circumstances
 
 LIMIT_S = 400.0
@@ -100,8 +100,8 @@ async def measure(
         ServerSpec("server", arguments, folder / "server.log", token, None, LIMIT_S), "127.0.0.1"
     ).start()
     print(f"server ready after {time.monotonic() - begun:.0f} s", flush=True)
-    apart = device == "cuda" and torch.cuda.device_count() > 1  # nccl wants a GPU for each end
-    trainer = LocalTrainer(model, "cuda:1" if apart else device)
+    apart = device == "cuda" and mode != "ipc" and torch.cuda.device_count() > 1  # nccl wants a GPU for each end
+    trainer = LocalTrainer(model, "cuda:1" if apart else device, mode)
     bench = Bench(run, folder, url, token, trainer, mode, "nccl" if apart else "gloo", interval, *work)
     await bench.once(None)  # warm up
     results: dict[str, list[Round]] = {name: [] for name in ("none", *contracts)}
@@ -213,11 +213,11 @@ class Bench:
 class LocalTrainer:
     """A trainer of one rank in this process: the weights of a Hugging Face directory, on the device."""
 
-    def __init__(self, model: Path, device: str) -> None:
+    def __init__(self, model: Path, device: str, mode: str) -> None:
         with safe_open(model / "model.safetensors", "pt", device=device) as file:
             self._weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         self._model = model
-        self._sender = CollectiveSender(self, 0, "127.0.0.1")
+        self._sender = make_sender(mode, self, 0, "127.0.0.1")
         self._seconds: dict[str, float] = {}
         self._updates = 0
 
@@ -234,6 +234,9 @@ class LocalTrainer:
         self._updates += (step, *arguments) == ("prepare", 0)
         return result
 
+    async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        return [await self.transfer(step, *arguments, timeout_s=timeout_s)]
+
     async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
         start = time.perf_counter()
         await asyncio.to_thread(shutil.copytree, self._model, path, copy_function=os.link)
@@ -241,7 +244,7 @@ class LocalTrainer:
         self._updates += 1
 
     def _took(self, step: str, start: float) -> None:
-        if step in ("first prepare", "prepare", "send", "save"):
+        if step in ("first prepare", "prepare", "send", "lend", "save"):
             self._seconds[step] = self._seconds.get(step, 0.0) + time.perf_counter() - start
 
 

@@ -19,9 +19,10 @@ from allocation import ParallelSizes
 )
 def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models, model, sizes, bridge):
     outcomes = ranks.run(gathered, world(sizes), Setting(models[model], sizes, bridge=bridge))
-    buckets, held = outcomes[0]
-    assert all(other == buckets for other, _ in outcomes[1:])
-    assert not any(any(other) for _, other in outcomes[1:])
+    buckets, held, whole = outcomes[0]
+    assert all(other == buckets for other, _, _ in outcomes[1:])
+    assert not any(any(other) for _, other, _ in outcomes[1:])
+    assert all(other == whole for _, _, other in outcomes[1:]), "a rank could not lend its weights to servers"
     expected = load_file(models[model] / "model.safetensors")
     assert {spec.name for (spec,) in buckets} == expected.keys()
     for (spec,), content in zip(buckets, held, strict=True):

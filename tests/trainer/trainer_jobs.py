@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -387,8 +388,10 @@ def threads_left(rendezvous: Rendezvous, listener: socket.socket | None, setting
     return psutil.Process().num_threads()
 
 
-def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> tuple[list, list[bytes]]:
-    """What a sender lays out, and what it holds of each bucket, of one tensor here, before it sends it."""
+def gathered(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting
+) -> tuple[list, list[bytes], dict[str, str]]:
+    """What a sender lays out, what it holds of each bucket, of one tensor here, and what the rank itself has of all."""
     from areal_like.weights.collective.rank import CollectiveSender
 
     with engine(rendezvous, listener, setting) as made:
@@ -398,7 +401,8 @@ def gathered(rendezvous: Rendezvous, listener: socket.socket | None, setting: Se
             sender.prepare(number)
             held.append(b"" if sender._flat is None else sender._flat.numpy().tobytes())
             sender._flat = None
-        return buckets, held
+        whole = {name: sha256(value.tobytes()).hexdigest() for name, value in exported(made).items()}
+        return buckets, held, whole
 
 
 def log_probs_and_weights(

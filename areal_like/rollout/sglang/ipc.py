@@ -30,7 +30,7 @@ def lend(flat: Tensor, file: Path) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.from_file(str(file), shared=True, size=len(flat), dtype=torch.uint8).copy_(flat)
         return json.dumps({"file": str(file), "bytes": len(flat)})
-    torch.cuda.synchronize(flat.device)
+    torch.cuda.synchronize(flat.device)  # so that who borrows needs no event of this process
     _, *shared = flat.untyped_storage()._share_cuda_()
     words = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in shared]
     return json.dumps({"cuda": words, "bytes": len(flat)})
@@ -41,9 +41,9 @@ def borrow(loan: str, device: torch.device) -> Tensor:
     terms = json.loads(loan)
     if "file" in terms:
         return torch.from_file(terms["file"], shared=True, size=terms["bytes"], dtype=torch.uint8)
-    parts = [base64.b64decode(part) if isinstance(part, str) else part for part in terms["cuda"]]
+    *parts, _ = [base64.b64decode(part) if isinstance(part, str) else part for part in terms["cuda"]]
     index = torch.cuda.current_device() if device.index is None else device.index
-    storage = torch.UntypedStorage._new_shared_cuda(index, *parts)
+    storage = torch.UntypedStorage._new_shared_cuda(index, *parts, False)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (terms["bytes"],))
 
 
