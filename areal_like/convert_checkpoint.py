@@ -9,7 +9,9 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from safetensors import SafetensorError
 
@@ -19,7 +21,6 @@ from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest, read
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
 from areal_like.errors import CheckpointError
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.preflight.model import find_spec
@@ -43,23 +44,41 @@ def convert(
     it. Returns what was done, in words. Raises CheckpointError, and leaves nothing behind then.
     """
     _check_target(target)
-    from_hugging_face = (source / "config.json").is_file()
-    if from_hugging_face:
-        files = _weight_files(source)
-        weights = config = tokenizer = source
-    elif dtype or leave_out:
-        raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out are for Hugging Face checkpoints")
-    else:
-        weights, config, tokenizer = _megatron_source(source, model)
-        read_weights(weights)
-    chosen = _bridge(config, bridge)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it when it is imported
+    if (source / "config.json").is_file():
+        files, chosen = _weight_files(source), _bridge(source, bridge)
+        with _appearing(target) as partial, _megatron() as megatron:
+            return megatron.to_megatron(chosen, source, files, partial, dtype, leave_out)
+    if dtype or leave_out:
+        raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out are for Hugging Face checkpoints")
+    found = _find(source, model)
+    if found.by_fsdp:
+        from areal_like.trainer.fsdp.conversion import to_hugging_face
+
+        with _appearing(target) as partial:
+            return to_hugging_face(found.path, found.config, found.tokenizer, found.by_fsdp, partial)
+    read_weights(found.path)
+    chosen = _bridge(found.config, bridge)
+    with _appearing(target) as partial, _megatron() as megatron:
+        return megatron.to_hugging_face(chosen, found.path, found.config, found.tokenizer, partial)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a trainer's weights are, and their config and tokenizer; of FSDP's, the data type that a run writes."""
+
+    path: Path
+    config: Path
+    tokenizer: Path
+    by_fsdp: str | None = None
+
+
+@contextmanager
+def _megatron() -> Iterator[ModuleType]:
     from areal_like.trainer.megatron import conversion
 
-    with _appearing(target) as partial, conversion.alone():
-        if from_hugging_face:
-            return conversion.to_megatron(chosen, weights, files, partial, dtype, leave_out)
-        return conversion.to_hugging_face(chosen, weights, config, tokenizer, partial)
+    with conversion.alone():
+        yield conversion
 
 
 def _check_target(target: Path | None) -> None:
@@ -95,36 +114,32 @@ def _bridge(path: Path, wanted: str | None) -> str:
     return wanted or fitting[0]
 
 
-def _megatron_source(source: Path, model: Path | None) -> tuple[Path, Path, Path]:
-    """Where the weights, the config and the tokenizer are. Raises CheckpointError."""
+def _find(source: Path, model: Path | None) -> _Source:
+    """What a trainer has written. Raises CheckpointError."""
     path, run = _of_run(source)
-    if model is not None:
-        return path, model, model
-    if (path / DESCRIPTIONS / "config.json").is_file():
-        return path, path / DESCRIPTIONS, path / DESCRIPTIONS
+    own = model or path / DESCRIPTIONS
+    if (path / CONFIG).is_file() and (model or (own / "config.json").is_file()):
+        return _Source(path, own, own)
     help = "name the model that it is of: --model DIRECTORY, which has config.json and tokenizer"
     if run is None:
-        if not (path / CONFIG).is_file():
-            raise CheckpointError(
-                f"{path} is not a checkpoint: it has neither config.json (Hugging Face) nor {CONFIG} (Megatron), "
-                f"nor {CONFIG_FILE} and {DIRECTORY} (a run)"
-            )
-        raise CheckpointError(f"{path} does not say whose weights it has; {help}")
+        if (path / CONFIG).is_file():
+            raise CheckpointError(f"{path} does not say whose weights it has; {help}")
+        raise CheckpointError(
+            f"{path} is not a whole checkpoint: it has neither config.json (Hugging Face) nor {CONFIG} (Megatron's last), "
+            f"nor {CONFIG_FILE} and {DIRECTORY} (a run)"
+        )
     try:
         config = load(run / CONFIG_FILE).config
     except (ConfigError, OSError) as error:
         raise CheckpointError(f"{run / CONFIG_FILE} cannot be read: {error}; {help}") from error
-    config_path = _model_of(config, run, path.name)
-    if not (config_path / "config.json").is_file():
-        raise CheckpointError(f"{config_path}, the model of the run, is not a directory with a config.json; {help}")
-    tokenizer = Path(config.tokenizer_path or config_path)
-    return path, config_path, tokenizer if tokenizer.is_dir() else config_path
-
-
-def _model_of(config: RunConfig, run: Path, role: str) -> Path:
-    section = next((section for name, section in config.roles.items() if name == role), config.actor)
-    path = section.path or config.actor.path
-    return run / "initial_model" if path is None else Path(path)
+    section = next((section for role, section in config.roles.items() if role == path.name), config.actor)
+    named = section.path or config.actor.path
+    directory = model or (run / "initial_model" if named is None else Path(named))
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory}, the model of the run, is not a directory with a config.json; {help}")
+    tokenizer = Path(config.tokenizer_path or directory) if model is None else model
+    by_fsdp = None if (path / CONFIG).is_file() else section.dtype
+    return _Source(path, directory, tokenizer if tokenizer.is_dir() else directory, by_fsdp)
 
 
 def _of_run(source: Path) -> tuple[Path, Path | None]:

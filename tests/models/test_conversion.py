@@ -17,8 +17,13 @@ from trainer_jobs import Setting, initial_weights
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
+from areal_like.checkpoint.journal import Journal
+from areal_like.checkpoint.state import RunState
+from areal_like.checkpoint.store import Store
+from areal_like.config.load import dump, load
 from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
 
+EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 FAMILIES = sorted(name for name in tiny_models.FAMILIES if converting_bridges({"model_type": name}))
 
 
@@ -127,6 +132,27 @@ def test_what_a_layout_trained_becomes_what_it_would_save(ranks, convert, tiny, 
     assert_same(tmp_path / "hf", tmp_path / "converted")
 
 
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_a_runs_policy_is_taken_out_of_its_newest_checkpoint(ranks, convert, tiny, tmp_path, backend):
+    model, run = tiny("llama-tied"), tmp_path / "run"
+    ranks.run(trained, 2, Setting(model, ParallelSizes(dp=2, edp=2), backend=backend), tmp_path)
+    (run / "recover").mkdir(parents=True)
+    keys = [f"actor.path={model}", "actor.dtype=float32", f"actor.backend={backend}:d2"]
+    (run / "config.yaml").write_text(dump(load(EXAMPLE, keys).config))
+    store = Store(run / "recover", Journal(run / "recover/journal.jsonl", "prompts").run, keep=2)
+    for version in (1, 2):
+        shutil.copytree(tmp_path / "state", (partial := store.begin(version)) / "actor")
+        store.commit(partial, RunState(version=version), {})
+    convert(run, tmp_path / "policy")
+    assert_same(tmp_path / "hf", tmp_path / "policy")
+    assert "each mapped once" in convert(run / "recover/step-1", "--audit") or backend == "fsdp"
+
+    torn(run / "recover/step-2/actor")
+    assert "step-2 is not whole: actor/__" in convert(run / "recover/step-2", tmp_path / "torn", code=2)
+    convert(run / "recover/step-1/actor", tmp_path / "older")
+    assert_same(tmp_path / "hf", tmp_path / "older")
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "role", "bridge"),
     [
@@ -202,7 +228,10 @@ def another_models(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda path: (path / "metadata.json").unlink(), "has no metadata.json, which is written last"),
+        (
+            lambda path: (path / "metadata.json").unlink(),
+            "is not a whole checkpoint: it has neither config.json (Hugging Face) nor metadata.json",
+        ),
         (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
         (torn, "__0_0.distcp has"),
         (lambda path: (path / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR."), ".metadata holds os.system"),
@@ -224,6 +253,6 @@ def test_a_full_disk_and_a_target_that_is_there(convert, tiny, megatron, tmp_pat
         said = convert(source, tmp_path / "target", code=2, job=full_disk)
         assert "cannot be written" in said
     assert "exists already" in convert(tiny("qwen3"), megatron, code=2)
-    assert "is not a checkpoint: it has neither" in convert(tmp_path, tmp_path / "target", code=2)
+    assert "is not a whole checkpoint" in convert(tmp_path, tmp_path / "target", code=2)
     assert "there is no directory" in convert(tiny("qwen3"), tmp_path / "no/target", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["megatron"]

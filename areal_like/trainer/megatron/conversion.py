@@ -37,6 +37,7 @@ _ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"  # of Megatron
 _HF_EMBEDDING, _HF_OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _COMPUTED = "*.rotary_emb.inv_freq"  # of old checkpoints; transformers computes them from the config
+_COPIED = "it is the embedding"
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HELD = ("float32", "bfloat16")
 # What transformers, the bridges and Megatron raise of a config that they cannot use
@@ -76,7 +77,7 @@ def to_megatron(
         model.reread(target)
     model.compare(tensors)
     if target is not None:
-        kept = {name: kind for name, kind in given.dtypes.items() if name in tensors.files or name == _HF_OUTPUT}
+        kept = {name: kind for name, kind in given.dtypes.items() if left.get(name, _COPIED) == _COPIED}
         (target / TENSORS).write_text(json.dumps(kept, indent=1) + "\n")
         (target / DESCRIPTIONS).mkdir()
         copy_descriptions(path, path, target / DESCRIPTIONS, _dtype_of(config) or held)
@@ -99,11 +100,13 @@ def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path,
     model.reread(path)
     record = json.loads((path / TENSORS).read_text()) if (path / TENSORS).is_file() else None
     config = json.loads((config_path / "config.json").read_text())
-    names = []
+    names = set()
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in _restored(model.export(), record):
-            names.append(name)
+            if name in names:
+                raise CheckpointError(f"{bridge} gives {name} twice")
+            names.add(name)
             yield name, tensor
 
     if target is None:
@@ -210,7 +213,7 @@ def _without(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]
     left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
     tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, _HF_EMBEDDING} <= given.files.keys()
     if tied and torch.equal(given.read(_HF_OUTPUT), given.read(_HF_EMBEDDING)):
-        left[_HF_OUTPUT] = "it is the embedding"
+        left.setdefault(_HF_OUTPUT, _COPIED)
     shapes = {name: shape for name, shape in given.shapes.items() if name not in left}
     return left, _Tensors({name: given.files[name] for name in shapes}, given.dtypes, shapes)
 

@@ -1,0 +1,43 @@
+"""From a checkpoint of the FSDP trainer to Hugging Face form, in one process on the CPU."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint
+
+from areal_like.errors import CheckpointError
+from areal_like.trainer.hf_checkpoint import fill_checkpoint
+
+_MODEL = "model."  # begins the name of each of the model's tensors in a checkpoint
+_HEAD = "lm_head.weight"
+
+
+def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, target: Path | None) -> str:
+    """Write what `FSDPEngine.save` wrote to `path` in Hugging Face form into the empty directory `target`, if any.
+
+    Names are Hugging Face's already; `dtype` is that of the new weights. Returns what was done. Raises CheckpointError.
+    """
+    found = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
+    tied = json.loads((config_path / "config.json").read_text()).get("tie_word_embeddings")
+    sizes = {
+        name.removeprefix(_MODEL): entry.size
+        for name, entry in found.items()
+        if name.startswith(_MODEL) and isinstance(entry, checkpoint.TensorStorageMetadata)
+    }
+    if tied:
+        sizes.pop(_HEAD, None)
+    if not any(name.endswith("embed_tokens.weight") for name in sizes):
+        raise CheckpointError(f"{path} does not have the weights of a whole language model")
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, size in sizes.items():
+            state = {_MODEL + name: torch.empty(size)}
+            checkpoint.load(state, checkpoint_id=path, no_dist=True)
+            yield name, state[_MODEL + name].to(getattr(torch, dtype))
+
+    if target is not None:
+        fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer)
+    return f"{len(sizes)} tensors of the FSDP trainer, which have Hugging Face's names"
