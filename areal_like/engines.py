@@ -9,10 +9,11 @@ from allocation import EnginePlan
 from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import ActorConfig, EngineConfig, TrainerRole
+from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
 from areal_like.preflight import Job
+from areal_like.prepare import local_directory
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
@@ -98,6 +99,24 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
     call_limit = limit + 10  # the server's own limit speaks first
     servers = await cluster.start_group("rollout", SGLangServer, devices, arguments, call_timeout_s=call_limit)
     return servers, await servers.call_all("start", phase="start-up")
+
+
+async def start_reward_model(
+    cluster: Cluster, job: Job, section: RewardModelConfig
+) -> tuple[WorkerGroup, list[str], Path]:
+    """The reward model's servers, ready for requests, their URLs, and where the model lies."""
+    plan, limit = job.plan.engine("reward"), job.config.rollout.startup_timeout_s
+    directory = await local_directory(section.path, "reward.model.path")
+    command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
+
+    def arguments(rank: int, host: str) -> dict[str, object]:
+        name = f"reward-{rank}"
+        log_file = (cluster.log_dir / f"{name}.log").absolute()
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit), "host": host}
+
+    devices = [server.devices for server in plan.servers]
+    servers = await cluster.start_group("reward", SGLangServer, devices, arguments, call_timeout_s=limit + 10)
+    return servers, await servers.call_all("start", phase="start-up"), directory
 
 
 def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:

@@ -32,7 +32,7 @@ async def model_directory(config: RunConfig, directory: Path) -> Path:
         except (OSError, SafetensorError) as error:
             raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
         return made.absolute()
-    return await _directory(str(config.actor.path), "actor.path")
+    return await local_directory(str(config.actor.path), "actor.path")
 
 
 async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerRole, Path]:
@@ -40,11 +40,12 @@ async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerR
     found: dict[TrainerRole, Path] = {"actor": await model_directory(config, directory)}
     for role, engine in config.roles.items():
         if role != "actor":
-            found[role] = await _directory(engine.path, f"{role}.path") if engine.path else found["actor"]
+            found[role] = await local_directory(engine.path, f"{role}.path") if engine.path else found["actor"]
     return found
 
 
-async def _directory(path: str, key: str) -> Path:
+async def local_directory(path: str, key: str) -> Path:
+    """Where a model lies, downloaded if it is a name on the hub. Raises PreparationError, which names the key."""
     return Path(path).absolute() if is_local(path) else await _downloaded(path, key)
 
 

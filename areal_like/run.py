@@ -1,8 +1,9 @@
 """A run that was checked: put together on its cluster, trained by the loop, ended as a whole."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,19 @@ from allocation import render
 from allocation.views.svg import plan_svg
 from areal_like.checkpoint.state import RunState
 from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.load import dump
-from areal_like.config.schema import SINGLE_TURN, RunConfig, TrainerRole
+from areal_like.config.schema import SINGLE_TURN, RewardModelConfig, RunConfig, TrainerRole
 from areal_like.data.stream import PromptStream
 from areal_like.directory import RunDirectory, run_directory
-from areal_like.engines import carry_user_code, make_reference, start_servers, start_trainer, weight_sync
+from areal_like.engines import (
+    carry_user_code,
+    make_reference,
+    start_reward_model,
+    start_servers,
+    start_trainer,
+    weight_sync,
+)
 from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.events import span
 from areal_like.gate import allowed_logprob_diff
@@ -29,6 +38,7 @@ from areal_like.opening import opening
 from areal_like.preflight import Job
 from areal_like.prepare import model_directories
 from areal_like.rewards import Rewards
+from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.keeper import Keeper
@@ -134,6 +144,8 @@ async def _run_on(
     async with asyncio.TaskGroup() as tasks:
         start, alternates = partial(start_servers, cluster, job, models["actor"]), config.rollout.alternates
         starting = None if alternates else tasks.create_task(start())
+        scorer = config.reward.model
+        scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         with record.doing("starting the trainer"):
             trainers = await _trainers(cluster, job, models)
         trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
@@ -159,7 +171,10 @@ async def _run_on(
                 requests=config.weight_update.requests,
                 prefill_once=rollout.prefill_once,
             ) as pool,
-            Rewards(config.reward, job.tokenizer, log=record.directory / "logs/rewards.log", say=view.say) as rewards,
+            _scored(scorer, await scoring, cluster.token, tasks) if scorer and scoring else nullcontext() as model,
+            Rewards(
+                config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
+            ) as rewards,
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
@@ -186,6 +201,18 @@ async def _run_on(
             )
             await reinforce(config, parts, job.steps, record, state if checkpoint else None)
         watching.cancel()
+
+
+@asynccontextmanager
+async def _scored(
+    section: RewardModelConfig, started: tuple[WorkerGroup, list[str], Path], token: str, tasks: asyncio.TaskGroup
+) -> AsyncIterator[RewardModel]:
+    """The model on its servers, whose end is that of the run: what they score cannot be had elsewhere."""
+    servers, urls, directory = started
+    watching = tasks.create_task(servers.call_all("watch", phase="scoring", timeout=math.inf))
+    async with RewardModel(urls, token, directory, section.timeout_s) as model:
+        yield model
+    watching.cancel()
 
 
 async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:

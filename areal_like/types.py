@@ -29,7 +29,8 @@ class Prompt:
 
     `sample_id` is the row's number in the dataset, `row` the row with all of its columns, `answer` its reference answer
     ("" where it has none). `tokens` are the prompt as it is generated from. `dataset` names the set of a mixture that
-    it is from, "" for the one at `path`.
+    it is from, "" for the one at `path`. `messages()` is the
+    conversation that the tokens are of.
     """
 
     sample_id: int
@@ -37,6 +38,7 @@ class Prompt:
     answer: str = ""
     row: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
+    messages: Callable[[], Sequence[Mapping[str, Any]]] = field(default=tuple, compare=False)
 
 
 @dataclass(frozen=True)

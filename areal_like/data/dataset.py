@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
@@ -191,7 +192,8 @@ def _prompt(
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
             raise _row_error(source, row, "path", problem, f"{remedy}, such as `bytes`")
-    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name)
+    messages = partial(messages_of, source, record)
+    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages)
 
 
 def _encoded(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list[int]:

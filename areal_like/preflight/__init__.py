@@ -25,6 +25,7 @@ from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.resume import check_resume
+from areal_like.preflight.reward_model import check_reward_model
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.sharing import check_sharing, described
@@ -95,6 +96,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_lora(config, spec, plan),
         *check_data(config, spec, tokenizer, plan, prompts),
         *check_rewards(config, prompts["train_dataset"]),
+        *check_reward_model(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
         *check_sharing(config, device, plan),

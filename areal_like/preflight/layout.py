@@ -24,7 +24,13 @@ from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recomputed
 
 _TRAINERS = ("megatron", "fsdp")
-_BACKENDS = {"actor": _TRAINERS, "rollout": ("sglang",), "ref": _TRAINERS, "critic": ("megatron",)}
+_BACKENDS = {
+    "actor": _TRAINERS,
+    "rollout": ("sglang",),
+    "ref": _TRAINERS,
+    "critic": ("megatron",),
+    "reward": ("sglang",),
+}
 _KEYS = {
     "ALLOC-BATCH-MINIBATCHES": "actor.ppo_n_minibatches",
     "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
@@ -40,7 +46,7 @@ _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", "give them equally many GPUs"),
     "ALLOC-CLUSTER-SIZE": ("separation", "colocation", "make the layouts smaller"),
 }
-_KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "trainer"}
+_KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "trainer", "reward": "server"}
 
 
 def find_plan(
@@ -67,7 +73,7 @@ def find_plan(
         memory=memory_settings(config, model),
     )
     result = compile(config.allocation_mode or _backends(config))
-    findings += dict.fromkeys(_keyed(found, config, model) for found in result.findings)
+    findings += dict.fromkeys(_keyed(_of_reward(found), config, model) for found in result.findings)
     if result.plan is not None:
         findings += _roles(config, result.plan)
         if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
@@ -89,6 +95,8 @@ def workload(config: RunConfig, model: ModelSpec) -> Workload:
 def _backends(config: RunConfig) -> dict[str, str]:
     backends = {"actor": config.actor.backend, "rollout": config.rollout.backend}
     backends |= {role: section.backend for role, section in config.further_roles.items()}
+    if config.reward.model is not None:
+        backends["reward"] = config.reward.model.backend
     return {role: text for role, text in backends.items() if text is not None}
 
 
@@ -109,6 +117,8 @@ def _own(
         settings, found = _megatron(played)
         own[role] = RoleSettings(models[role], _batch(played), settings)
         findings += [of_role(other, role, section) for other in found if section.megatron is not None]
+    if config.reward.model is not None:
+        own["reward"] = RoleSettings(None, None, MegatronSettings())  # SGLang judges it
     return own, findings
 
 
@@ -175,6 +185,12 @@ def _recomputed(megatron: MegatronConfig) -> dict[str, Any]:
     return {**modules, "recompute_modules": tuple(modules["recompute_modules"] or ())}
 
 
+def _of_reward(found: Finding) -> Finding:
+    """The finding with the key of the reward model's layout, which is not called as its role is."""
+    key = re.sub(r"\breward\.backend", _backend_key("reward"), found.source.key or "")
+    return replace(found, source=replace(found.source, key=key or None))
+
+
 def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
     key, help = _KEYS.get(found.code), found.help
@@ -218,12 +234,15 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
     """The layout is said once: for the whole run, or by each role; further roles may do without."""
     whole, backends = config.allocation_mode is not None, _backends(config)
     for role in backends if whole else ():
-        key, message = f"{role}.backend", "allocation_mode gives the layout already"
+        key, message = _backend_key(role), "allocation_mode gives the layout already"
         yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
     for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
         if not whole and role not in backends:
             key, message = f"{role}.backend", "no layout is given, and no allocation_mode either"
             yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
+    if not whole and config.reward.model is not None and "reward" not in backends:
+        key, message = _backend_key("reward"), "no layout is given for the reward model"
+        yield finding("RUN-LAYOUT", key, message, f"write for example {key}=sglang:d1")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
@@ -235,6 +254,8 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             yield about(
                 role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role][0]}[{role}]:…"
             )
+    if config.reward.model is not None and "reward" not in present:
+        yield about("reward", "the allocation has no server for the reward model", "add sglang[reward]:…")
     actor = present.get("actor")
     if config.critic and "critic" not in present and actor and actor.backend not in _BACKENDS["critic"]:
         message = f"the critic would run as the actor does, on {actor.backend}; it runs on megatron"
@@ -242,8 +263,10 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
+        elif role == "reward" and config.reward.model is None:
+            yield about(role, "this run has no reward model: reward.model is missing", "leave it out")
         elif role not in _BACKENDS:
-            roles = "actor, rollout, ref and critic"
+            roles = "actor, rollout, ref, critic and reward"
             yield about(role, f"no part of a run is called {role}; the roles are {roles}", "leave it out")
         elif engine.backend not in _BACKENDS[role]:
             able = " or ".join(_BACKENDS[role])
@@ -286,5 +309,9 @@ def _narrower(
 
 
 def _about(config: RunConfig, role: str, message: str, help: str) -> Finding:
-    key = "allocation_mode" if config.allocation_mode else f"{role}.backend"
+    key = "allocation_mode" if config.allocation_mode else _backend_key(role)
     return finding("RUN-ROLE", key, message, help)
+
+
+def _backend_key(role: str) -> str:
+    return "reward.model.backend" if role == "reward" else f"{role}.backend"

@@ -24,7 +24,7 @@ def judges(config: RewardConfig) -> Mapping[str, JudgeConfig]:
 
 def answer_check(config: RunConfig) -> AnswerCheck | None:
     """What a reference answer has to be; None where only a user's own code judges, which may do without one."""
-    types = [judge.type for judge in judges(config.reward).values() if judge.function is None]
+    types = [judge.type for judge in judges(config.reward).values() if judge.function is None and judge.type in REWARDS]
     return REWARDS[types[0]].check if types and config.workflow is None else None
 
 

@@ -22,7 +22,8 @@ type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]
 class Rewards(AbstractAsyncContextManager["Rewards"]):
     """Judges the responses of a run, in a `RewardPool` of its own that ends with the context.
 
-    What judges print goes to `log`, so do their tracebacks; `say` is told the first failure of each cause.
+    `model` is the judge of `type: model`, where there is one. What judges print goes to `log`, so do their tracebacks;
+    `say` is told the first failure of each cause.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         config: RewardConfig,
         tokenizer: Tokenizer,
         *,
+        model: Judge | None = None,
         log: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._tokenizer, self._say, self._log = tokenizer, say, log
+        self._tokenizer, self._model, self._say, self._log = tokenizer, model, say, log
         judged: Mapping[str, JudgeConfig] = config.parts or {"": config}
-        types = [part.type for part in judged.values() if part.function is None]
+        types = [part.type for part in judged.values() if part.function is None and part.type in REWARDS]
         self._pool = RewardPool(
             timeout_s=config.timeout_s,
             workers=config.workers,
@@ -89,6 +91,9 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
     def _judge(self, config: JudgeConfig) -> Judge:
         if config.function is not None:
             return _OfFunction(self._pool, Portable.of(config.function))
+        if config.type == "model":
+            assert self._model is not None, "reward.model is set"  # for the type checker; preflight has seen to it
+            return self._model
         return functools.partial(_verified, self._pool, REWARDS[config.type])
 
 

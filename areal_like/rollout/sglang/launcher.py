@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Never
 
-from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE
+from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier
 from areal_like.rollout.sglang.versions import run_scheduler
 
 
@@ -93,7 +93,8 @@ def serve(arguments: list[str], cuda: bool) -> None:
         multiprocessing.set_start_method("fork")
         multiprocessing.set_start_method = lambda method, force=False: None  # SGLang would force spawn
     try:
-        launch_server(server, run_scheduler_process_func=run_scheduler)
+        run = classifier.run_scheduler if server.is_embedding else run_scheduler
+        launch_server(server, run_scheduler_process_func=run)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import RewardModelConfig, RunConfig
 
 if TYPE_CHECKING:
     from allocation import ParallelSizes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_name("options.json")
 DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
+TOKENS_OF_CLASSIFIER_ON_CPU = 2**16
 
 # Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
 # work with weights that change under it.
@@ -140,19 +141,44 @@ def server_arguments(
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }
     if device == "cpu":
+        options |= _ON_CPU
         groups = config.train_dataset.batch_size * (1 + config.rollout.max_head_offpolicyness)
-        options |= {
-            "device": "cpu",
-            "attention-backend": "torch_native",
-            "disable-cuda-graph": True,
-            "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
-            "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
-            "max-total-tokens": context_length * min(groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU),
-        }
+        sequences = min(groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU)
+        options |= {"max-total-tokens": context_length * sequences}
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
-    options |= {name.replace("_", "-"): value for name, value in sglang.extra_args.items()}
+    return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
+
+
+def classifier_arguments(
+    config: RunConfig, model: RewardModelConfig, directory: Path, sizes: ParallelSizes, device: str
+) -> tuple[str, ...]:
+    """SGLang's arguments for a server of the reward model."""
+    options: dict[str, object] = {
+        "model-path": directory,
+        "is-embedding": True,
+        "dtype": model.dtype or config.actor.dtype,
+        "tp-size": sizes.tp,
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "chunked-prefill-size": -1,  # the score is that of a sequence's last token
+        "attention-backend": config.sglang.attention_backend,
+        "enforce-disable-flashinfer-allreduce-fusion": True,
+    }
+    return _command(options | (_ON_CPU | {"max-total-tokens": TOKENS_OF_CLASSIFIER_ON_CPU} if device == "cpu" else {}))
+
+
+_ON_CPU: dict[str, object] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "disable-cuda-graph": True,
+    "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
+    "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
+}
+
+
+def _command(options: Mapping[str, object]) -> tuple[str, ...]:
     flags: list[str] = []
     for name, value in options.items():
         if value is True:

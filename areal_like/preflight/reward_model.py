@@ -1,0 +1,59 @@
+"""The reward model: a classifier that SGLang scores with, as far as its files tell."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from allocation import Finding
+from areal_like.config.findings import finding
+from areal_like.config.schema import RewardModelConfig, RunConfig
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.preflight.model import is_local
+from areal_like.preflight.rewards import CODE, judges
+from areal_like.rollout.sglang.classifier import CLASSES
+from areal_like.types import Prompt
+
+_PATH = "reward.model.path"
+
+
+def check_reward_model(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    """There is one where it is asked, and it is asked where there is one; it has one label, and takes the first row."""
+    asked = [key for key, judge in judges(config.reward).items() if judge.function is None and judge.type == "model"]
+    model = config.reward.model
+    if model is None:
+        for key in asked:
+            message = "the reward is that of a model, and the run has none"
+            yield finding(CODE, f"{key}.type", message, "write reward.model.path=… and reward.model.backend=sglang:d1")
+        return
+    if not asked:
+        message = "nothing asks this model"
+        help = "write reward.type=model, or `type: model` for one of reward.parts"
+        yield finding(CODE, "reward.model", message, help)
+    if is_local(model.path):  # a name on the hub is looked at once it is downloaded
+        yield from _files(model, prompts)
+
+
+def _files(model: RewardModelConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    try:
+        described = json.loads(Path(model.path, "config.json").read_text())
+        tokenizer = Tokenizer.load(model.path)
+    except (OSError, ValueError) as error:
+        yield finding(CODE, _PATH, f"config.json cannot be read: {error}", "name the directory of a classifier")
+        return
+    except TokenizerError as error:
+        yield finding(CODE, _PATH, str(error), "put the files of its tokenizer beside the model")
+        return
+    names, labels = described.get("architectures") or ["nothing"], len(described.get("id2label") or {0: "", 1: ""})
+    if names[0] not in CLASSES:
+        message = f"it is {names[0]}, which is none of the classifiers that are scored with: {', '.join(CLASSES)}"
+        yield finding(CODE, _PATH, message, "name one of these, or score with a function of yours (reward.function)")
+    elif labels != 1:
+        yield finding(
+            CODE, _PATH, f"it has {labels} labels: which of them is the reward?", "name a model with one label"
+        )
+    for prompt in prompts[:1]:
+        try:
+            tokenizer.encode_chat([*prompt.messages(), {"role": "assistant", "content": "x"}])
+        except TokenizerError as error:
+            message = f"row {prompt.sample_id + 1} and a response: {error}"
+            yield finding(CODE, _PATH, message, "correct chat_template.jinja beside the reward model")

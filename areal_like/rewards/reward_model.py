@@ -1,0 +1,70 @@
+"""A reward model on servers of its own: a sequence classifier whose one logit is the reward."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import aiohttp
+import orjson
+
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.rewards.pool import Cause, Failure
+from areal_like.types import Prompt, Reward
+
+
+class RewardModel(AbstractAsyncContextManager["RewardModel"]):
+    """Scores conversations, each with a response for its last message; a Judge (`rewards/scoring.py`).
+
+    The conversation is written in the chat template of the reward model at `directory` and encoded by its tokenizer,
+    whatever the policy's are. The score is that of the last token that is not the padding token, as transformers has
+    it. `timeout_s` is the longest time for one response, its turn at the server included.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str, directory: Path, timeout_s: float) -> None:
+        self._urls = itertools.cycle(urls)
+        self._tokenizer = Tokenizer.load(str(directory))
+        self._padding = json.loads((directory / "config.json").read_text()).get("pad_token_id")
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {token}"},
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        )
+        self._timeout_s = timeout_s
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
+        """A reward for each response, or why there is none."""
+        return await asyncio.gather(*(self._score(prompt, response) for response in responses))
+
+    async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
+        try:
+            body = orjson.dumps({"input_ids": self._tokens(prompt, response)})
+            headers = {"Content-Type": "application/json"}
+            async with self._session.post(next(self._urls) + "/classify", data=body, headers=headers) as answer:
+                content = await answer.read()
+                if answer.status != 200:
+                    return Failure(
+                        Cause.RAISED, f"the reward model refuses it: {content[:300].decode(errors='replace')}"
+                    )
+                (value,) = orjson.loads(content)["embedding"]
+                return Reward(float(value))
+        except (ValueError, LookupError, TypeError) as error:
+            return Failure(Cause.RAISED, f"the reward model's server gave an answer that cannot be used: {error!r}")
+        except TokenizerError as error:
+            return Failure(Cause.RAISED, f"the reward model's tokenizer: {error}")
+        except TimeoutError:
+            return Failure(Cause.TIMED_OUT, f"the reward model took more than {self._timeout_s:g} s")
+        except aiohttp.ClientError as error:
+            return Failure(Cause.DIED, f"the reward model's server: {error}")
+
+    def _tokens(self, prompt: Prompt, response: str) -> list[int]:
+        conversation = [*prompt.messages(), {"role": "assistant", "content": response}]
+        tokens = self._tokenizer.encode_chat(conversation, add_generation_prompt=False)
+        while len(tokens) > 1 and tokens[-1] == self._padding:
+            tokens.pop()
+        return tokens
