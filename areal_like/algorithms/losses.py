@@ -201,25 +201,17 @@ def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
     }
 
 
-@dataclass(frozen=True)
-class DPO:
-    """Parameters of `dpo`."""
+def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
+    """Direct preference optimization, linear around the weights that the step starts from.
 
-    beta: float
-
-
-def dpo(inputs: LossInputs, parameters: DPO) -> TokenLoss:
-    """Direct preference optimization; a pair's two sequences may lie in different micro-batches and ranks.
-
-    Fields, the same at all tokens of a sequence: `preferred`, 1 for the better of a pair and -1 for the worse, and
-    `partner`, the other one's sum of log policy - log reference under the weights that the step starts from. Each of
-    both has the pair's loss and half of its gradient, so that a mean over all sequences is half the pair's gradient;
-    this is exact in the first optimizer step of a batch. Also `reference_logprobs`.
+    A pair's two sequences may lie in different micro-batches and ranks, so that neither's loss can read the other's
+    log-probs. Fields, the same at all tokens of a sequence, are those of `preferences.every_pair`: the value of the
+    sequence's loss, and its slope by the sequence's log-probs. Both are exact in the first optimizer step of a batch.
 
     Source: DPO (arXiv 2305.18290), eq. 7.
     """
     fields = inputs.fields
-    own = inputs.sequences.sum(inputs.logprobs - fields["reference_logprobs"])
-    margin = parameters.beta * fields["preferred"] * (own - fields["partner"])
-    loss = margin.new_zeros(()).logaddexp(-margin)  # -log sigmoid
-    return loss, {"entropy": inputs.entropy, "margin": margin, "preferred_share": (margin > 0).to(loss.dtype)}
+    own = inputs.sequences.sum(inputs.logprobs)
+    loss = fields["pair_loss"] + fields["slope"] * (own - own.detach())
+    stats = {"entropy": inputs.entropy, "margin": fields["margin"], "preferred_share": fields["preferred_share"]}
+    return loss, stats

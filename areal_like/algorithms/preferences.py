@@ -8,26 +8,38 @@ from areal_like.algorithms.types import Experience
 from areal_like.types import Floats
 
 
-def ranked_pairs(experience: Experience) -> Mapping[str, Floats]:
-    """`preferred`, `partner` and `loss_mask` of the pairs that each group gives: its best response and its worst one,
-    the second best and the second worst, and so on as long as their rewards differ.
+def every_pair(experience: Experience, beta: float) -> Mapping[str, Floats]:
+    """DPO's loss at the weights that the step starts from, of all pairs of a group whose rewards differ.
 
-    All are `[trajectories]`; `loss_mask` is 0 for those without a partner. Reads `proximal_logprobs` and
-    `reference_logprobs`.
+    Returns fields `[trajectories]`, with which a mean over those that have a partner is the mean over all pairs:
+    `pair_loss`, of its pairs; `slope`, that loss's derivative by the trajectory's own log policy - log reference;
+    `margin` and `preferred_share`, over its pairs; `loss_mask`, 0 for those without a partner. Reads
+    `proximal_logprobs` and `reference_logprobs`. With all pairs, a response that is alone among seven others counts
+    seven times: at margins near 0 the gradient is that of rewards less their group's mean.
 
-    Source: Online AI feedback (arXiv 2402.04792), with rewards for the annotator; it draws two responses to a prompt.
+    Source: DPO (arXiv 2305.18290), eq. 7; pairs ranked by a judge while training from Online AI feedback
+    (arXiv 2402.04792), which draws two responses to a prompt.
     """
     batch, rewards = experience.batch, experience.rewards
-    fields = batch.fields
-    log_ratio = (fields["proximal_logprobs"] - fields["reference_logprobs"]) * fields["loss_mask"]
+    log_ratio = (batch.fields["proximal_logprobs"] - batch.fields["reference_logprobs"]) * batch.fields["loss_mask"]
     distance = np.add.reduceat(log_ratio, np.cumsum(batch.lengths) - batch.lengths, dtype=np.float64)
-    preferred, partner = np.zeros(len(rewards), np.float32), np.zeros(len(rewards), np.float32)
+    loss, slope, margins, right, partners = np.zeros((5, len(rewards)))
     for group in np.unique(experience.groups):
-        member = np.flatnonzero(experience.groups == group)
-        ranked = member[np.argsort(-rewards[member], kind="stable")]
-        better, worse = ranked[: len(ranked) // 2], ranked[::-1][: len(ranked) // 2]
-        differ = rewards[better] > rewards[worse]
-        better, worse = better[differ], worse[differ]
-        preferred[better], preferred[worse] = 1, -1
-        partner[better], partner[worse] = distance[worse], distance[better]
-    return {"preferred": preferred, "partner": partner, "loss_mask": np.abs(preferred)}
+        of = np.flatnonzero(experience.groups == group)
+        better = rewards[of][:, None] > rewards[of]  # [better one, worse one]
+        margin = beta * (distance[of][:, None] - distance[of])
+        surprise = np.where(better, np.logaddexp(0, -margin), 0)  # -log sigmoid
+        pull = np.where(better, beta * np.exp(-np.logaddexp(0, margin)), 0)  # beta * sigmoid(-margin)
+        slope[of] = pull.sum(0) - pull.sum(1)
+        for total, values in ((loss, surprise), (margins, better * margin), (right, better & (margin > 0))):
+            total[of] = values.sum(0) + values.sum(1)
+        partners[of] = better.sum(0) + better.sum(1)
+    paired, n_pairs = partners > 0, max(partners.sum() / 2, 1)
+    each = np.maximum(partners, 1)
+    return {
+        "pair_loss": (loss / 2 * paired.sum() / n_pairs).astype(np.float32),
+        "slope": (slope * paired.sum() / n_pairs).astype(np.float32),
+        "margin": (margins / each).astype(np.float32),
+        "preferred_share": (right / each).astype(np.float32),
+        "loss_mask": paired.astype(np.float32),
+    }

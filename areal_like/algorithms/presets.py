@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import constant_length, sequence_mean
-from areal_like.algorithms.losses import DPO, DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, value_loss
-from areal_like.algorithms.preferences import ranked_pairs
+from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, value_loss
+from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Need
 from areal_like.config.schema import RunConfig
@@ -85,10 +85,10 @@ def tells_apart(group: Sequence[Trajectory]) -> bool:
 
 
 def online_dpo(config: RunConfig) -> Algorithm:
-    """DPO on the pairs that the rewards of each group rank."""
+    """DPO on all pairs that the rewards of each group rank."""
     return Algorithm(
-        targets=ranked_pairs,
-        loss=LossSpec(dpo, DPO(config.actor.dpo_beta)),
+        targets=partial(every_pair, beta=config.actor.dpo_beta),
+        loss=LossSpec(dpo),
         needs=frozenset({"policy", "reference"}),
         weights=sequence_mean,
     )

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from areal_like.algorithms.losses import (
-    DPO,
     DecoupledPPO,
     LossInputs,
     Sequences,
@@ -170,24 +169,17 @@ def test_a_value_that_moved_beyond_the_clip_is_not_pulled_on():
     assert stats["clip_share"].tolist() == [1, 0, 0]
 
 
-def test_dpo_by_hand_and_by_the_paper_s_gradient():
-    """Better: tokens 0 and 1, policy 0.3 nats above the reference; worse: token 2, 0.1 below it; β 2.
-
-    The margin is 2 * (0.3 + 0.1) = 0.8, and both sequences have -log sigmoid(0.8). The paper's gradient of a pair is
-    -β sigmoid(-0.8) (grad log better - grad log worse); means over each sequence's tokens, summed, have just that.
-    """
-    given = inputs(
-        [-1.0, -1.0, -2.0],
-        numbers=[0, 0, 1],
-        reference_logprobs=[-1.2, -1.1, -1.9],
-        preferred=[1.0, 1.0, -1.0],
-        partner=[-0.1, -0.1, 0.3],
-    )
-    loss, stats = dpo(given, DPO(2.0))
-    expected = math.log(1 + math.exp(-0.8))
-    torch.testing.assert_close(loss.detach(), torch.full((3,), expected))
-    per_sequence = loss[:2].mean() + loss[2]
-    (gradient,) = torch.autograd.grad(per_sequence, given.logprobs)
-    slope = 2 / (1 + math.exp(0.8))
-    torch.testing.assert_close(gradient, torch.tensor([-slope, -slope, slope]))
-    assert stats["preferred_share"].tolist() == [1, 1, 1]
+def test_dpo_has_the_value_and_the_slope_that_it_is_given():
+    """A mean over each sequence's tokens, summed, has the slope at each of its tokens."""
+    fields = {
+        "pair_loss": [0.7, 0.7, 0.5],
+        "slope": [-0.2, -0.2, 0.3],
+        "margin": [1, 1, 2],
+        "preferred_share": [1, 1, 1],
+    }
+    given = inputs([-1.0, -1.0, -2.0], numbers=[0, 0, 1], **fields)
+    loss, stats = dpo(given, None)
+    torch.testing.assert_close(loss.detach(), torch.tensor([0.7, 0.7, 0.5]))
+    (gradient,) = torch.autograd.grad(loss[:2].mean() + loss[2], given.logprobs)
+    torch.testing.assert_close(gradient, torch.tensor([-0.2, -0.2, 0.3]))
+    assert stats["margin"].tolist() == [1, 1, 2]

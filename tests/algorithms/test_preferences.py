@@ -1,32 +1,61 @@
 """Pairs for direct preference optimization."""
 
-import numpy as np
+import math
 
-from areal_like.algorithms.preferences import ranked_pairs
+import numpy as np
+import pytest
+import torch
+
+from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.types import Experience
 from areal_like.types import Batch
 
+type Reals = list[float]
 
-def test_a_group_is_paired_from_both_ends_of_its_ranking():
-    """Group 0 has rewards 0, 1, 0.5, 0.75, group 1 equal ones; only generated tokens count in the distances."""
-    policy, reference = np.array([9, -1, 9, -2, 9, -3, 9, -7, 9, -4, 9, -5.0]), np.array([0, -2, 0, -2.5] + [0] * 8)
+
+def experience(rewards: Reals, groups: list[int], distances: Reals) -> Experience:
+    """Trajectories of a prompt's token and one of a response, which is that much likelier than for the reference."""
+    n = len(rewards)
+    policy = np.stack([np.full(n, 9.0), np.array(distances) - 1], axis=1).reshape(-1)  # a prompt's does not count
     fields = {
-        "loss_mask": np.array([0, 1] * 6, np.float32),
+        "loss_mask": np.tile(np.array([0, 1], np.float32), n),
         "proximal_logprobs": policy.astype(np.float32),
-        "reference_logprobs": reference.astype(np.float32),
+        "reference_logprobs": np.tile(np.array([0, -1], np.float32), n),
     }
-    batch = Batch(np.full(6, 2, np.int32), np.zeros(12, np.int32), fields)
-    rewards, groups = np.array([0, 1, 0.5, 0.75, 1, 1], np.float32), np.array([0, 0, 0, 0, 1, 1], np.int32)
-    targets = ranked_pairs(Experience(rewards, groups, batch))
-    assert targets["preferred"].tolist() == [-1, 1, -1, 1, 0, 0]
-    assert targets["partner"].tolist() == [0.5, 1, -7, -3, 0, 0]
-    assert targets["loss_mask"].tolist() == [1, 1, 1, 1, 0, 0]
+    batch = Batch(np.full(n, 2, np.int32), np.zeros(2 * n, np.int32), fields)
+    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), batch)
 
 
-def test_equal_rewards_and_the_odd_one_have_no_partner():
-    """Rewards 1, 1, 1, 0, 1 in one group: a single pair."""
-    ones = np.ones(5, np.float32)
-    fields = {"loss_mask": ones, "proximal_logprobs": ones, "reference_logprobs": ones}
-    batch = Batch(np.ones(5, np.int32), np.zeros(5, np.int32), fields)
-    targets = ranked_pairs(Experience(np.array([1, 1, 1, 0, 1], np.float32), np.zeros(5, np.int32), batch))
-    assert targets["preferred"].tolist() == [1, 0, 0, -1, 0]
+def test_a_pair_by_hand():
+    """Better by 0.3, worse by -0.1, beta 2: the margin is 0.8, the loss -log sigmoid(0.8), and the paper's gradient is
+    -beta sigmoid(-0.8) (grad log better - grad log worse). A mean over the two halves each."""
+    fields = every_pair(experience([1, 0], [7, 7], [0.3, -0.1]), beta=2)
+    expected, slope = math.log(1 + math.exp(-0.8)), 2 / (1 + math.exp(0.8))
+    assert fields["pair_loss"].mean() == pytest.approx(expected)
+    assert (fields["slope"] / 2).tolist() == pytest.approx([-slope, slope])
+    assert fields["margin"].tolist() == pytest.approx([0.8, 0.8])
+    assert fields["preferred_share"].tolist() == [1, 1]
+
+
+def test_the_mean_over_trajectories_is_the_papers_loss_over_all_pairs_with_its_gradient():
+    """Groups of several sizes and rewards, some of them equal, against torch's gradient of every pair's loss."""
+    rng = np.random.default_rng(0)
+    groups = [0] * 5 + [1] * 3 + [2] * 4 + [3]
+    rewards = [0, 1, 0.5, 1, 0, 1, 1, 1, 0, 0, 0, 1, 1]
+    distances = rng.normal(size=len(groups)).astype(np.float32)
+    fields = every_pair(experience(list(map(float, rewards)), groups, distances.tolist()), beta=0.7)
+    own = torch.tensor(distances, requires_grad=True)
+    n = range(len(groups))
+    pairs = [(i, j) for i in n for j in n if groups[i] == groups[j] and rewards[i] > rewards[j]]
+    losses = [-torch.nn.functional.logsigmoid(0.7 * (own[i] - own[j])) for i, j in pairs]
+    mean = torch.stack(losses).mean()
+    (gradient,) = torch.autograd.grad(mean, own)
+    paired = fields["loss_mask"] > 0
+    assert paired.tolist() == [i in {i for pair in pairs for i in pair} for i in n]
+    assert fields["pair_loss"][paired].mean() == pytest.approx(mean.item(), rel=1e-5)
+    np.testing.assert_allclose(fields["slope"] / paired.sum(), gradient, atol=1e-6)
+
+
+def test_equal_rewards_are_no_pair():
+    fields = every_pair(experience([1, 1, 0], [0, 0, 1], [0, 0, 0]), beta=1)
+    assert fields["loss_mask"].tolist() == [0, 0, 0] and not fields["slope"].any()

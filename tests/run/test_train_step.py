@@ -109,11 +109,11 @@ def test_a_critic_that_warms_up_is_trained_alone() -> None:
 
 def test_dpo_trains_on_pairs_under_the_weights_that_the_step_starts_from() -> None:
     scene = Scene("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1")
-    assert scene.did == ["reference: log-probs of 4", "actor: log-probs of 4", "actor: train on 2"]
+    assert scene.did == ["reference: log-probs of 4", "actor: log-probs of 4", "actor: train on 4"]
     assert scene.actor.losses[0].function is dpo
     (batch,) = scene.actor.batches
-    assert batch.fields["preferred"].tolist() == [0, 1, 1, 0, -1, -1]
-    assert batch.fields["partner"].tolist() == [0, 2, 2, 0, 2, 2]
+    slopes = [0, -0.1, -0.1, 0, 0.1, 0.1, 0, 0.1, 0.1, 0, -0.1, -0.1]  # two pairs each, at margins of 0
+    assert batch.fields["slope"].tolist() == pytest.approx(slopes)
 
 
 def test_a_step_without_any_pair_trains_nothing_and_is_a_step_all_the_same() -> None:

@@ -10,7 +10,7 @@ import pytest
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import DPO, DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, dpo
+from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, dpo
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
@@ -52,7 +52,7 @@ SEQUENCE_LOSSES = {
     "gspo": LossSpec(
         decoupled_ppo, DecoupledPPO(0.2, 0.3, 5.0, behaviour_mode="sequence_mask", ratio_level="sequence")
     ),
-    "dpo": LossSpec(dpo, DPO(0.5)),
+    "dpo": LossSpec(dpo),
 }
 
 
@@ -68,8 +68,7 @@ def sequence_steps(
         "behaviour_logprobs": near,
         "proximal_logprobs": near,
         "reference_logprobs": near,
-        "preferred": np.ones(total, np.float32),
-        "partner": np.zeros(total, np.float32),
+        **{name: np.ones(total, np.float32) for name in ("pair_loss", "slope", "margin", "preferred_share")},
     }
     with engine(rendezvous, listener, setting) as made:
         return [made.train(replace(batch, fields=fields), SEQUENCE_LOSSES[loss]) for _ in range(2)]

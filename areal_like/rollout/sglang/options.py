@@ -162,7 +162,6 @@ def classifier_arguments(
         "tp-size": sizes.tp,
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
-        "chunked-prefill-size": -1,  # the score is that of a sequence's last token
         "attention-backend": config.sglang.attention_backend,
         "enforce-disable-flashinfer-allreduce-fusion": True,
     }
