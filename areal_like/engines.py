@@ -81,8 +81,8 @@ def carry_user_code(algorithm: Algorithm) -> None:
 
 def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
     """The reference, if the run has one."""
-    section = job.config.ref
-    return Reference(section, trainers["ref"], trainers["actor"], cluster.shared_dir) if section else None
+    section, actor = job.config.ref, trainers["actor"]
+    return Reference(section, trainers.get("ref", actor), actor, cluster.shared_dir) if section else None
 
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:

@@ -917,9 +917,16 @@ class RunConfig(Section):
         return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
 
     @property
+    def base_is_reference(self) -> bool:
+        """Whether the reference is the actor without its adapters, as an empty section asks for nothing else."""
+        elsewhere = self.warm_start is not None or "ref" in (self.allocation_mode or "")
+        return self.actor.use_lora and self.ref == ReferenceConfig() and not elsewhere
+
+    @property
     def further_roles(self) -> Mapping[TrainerRole, RoleConfig]:
         """The sections of the roles on trainer ranks beside the actor, as far as the run has them."""
-        sections: dict[TrainerRole, RoleConfig | None] = {"ref": self.ref, "critic": self.critic}
+        ref = None if self.base_is_reference else self.ref
+        sections: dict[TrainerRole, RoleConfig | None] = {"ref": ref, "critic": self.critic}
         return {role: section for role, section in sections.items() if section is not None}
 
     @property

@@ -39,10 +39,13 @@ class TrainEngine(Protocol):
     Every rank calls every method, in the same order and with the same arguments, and finds its own share of a batch.
     """
 
-    def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
+    def log_probs(
+        self, batch: Batch, temperature: float = 1.0, adapted: bool = True
+    ) -> tuple[NDArray[np.int64], Floats] | None:
         """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, `[tokens]`.
 
-        None where another rank gives the same. Together the results cover the batch. Raises RoleError for a critic.
+        None where another rank gives the same. Together the results cover the batch. Without `adapted` they are those
+        of the model that has no adapters. Raises RoleError for a critic.
         """
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:

@@ -7,6 +7,7 @@ arXiv 2106.09685). W gets no gradient and no optimizer state.
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,19 @@ def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int
     bound = inputs**-0.5
     a = torch.empty(lora.rank, inputs).uniform_(-bound, bound, generator=generator)
     return Adapter(a, torch.zeros(outputs, lora.rank))
+
+
+@contextmanager
+def paused(modules: Iterable[torch.nn.Module], pause: bool) -> Iterator[None]:
+    """Have the hooks of these modules add nothing while it is open, if `pause`; each looks at its own `paused`."""
+    modules = list(modules) if pause else []
+    for module in modules:
+        module.paused = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.paused = False
 
 
 def refuse_unmatched(lora: LoRA, layers: Iterable[str]) -> None:

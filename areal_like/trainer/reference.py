@@ -12,7 +12,8 @@ from areal_like.types import Batch, Floats
 class Reference:
     """A trainer without optimizer that takes weights from the actor's, whatever the layouts of the two.
 
-    They go through a checkpoint below `directory`, which every host sees.
+    They go through a checkpoint below `directory`, which every host sees. Where `trainer` is the actor's, the reference
+    is the actor without its adapters, which never changes.
     """
 
     def __init__(self, config: ReferenceConfig, trainer: Trainer, actor: Trainer, directory: Path) -> None:
@@ -21,6 +22,8 @@ class Reference:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Log-probs of the batch's tokens, `[tokens]`."""
+        if self._trainer is self._actor:
+            return await self._actor.log_probs(batch, temperature, adapted=False)
         return await self._trainer.log_probs(batch, temperature)
 
     def due(self, step: int) -> bool:

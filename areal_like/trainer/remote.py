@@ -21,9 +21,9 @@ class Trainer:
     def __init__(self, ranks: WorkerGroup) -> None:
         self._ranks = ranks
 
-    async def log_probs(self, batch: Batch, temperature: float) -> Floats:
-        """Log-probs of the batch's tokens under the current weights, `[tokens]`."""
-        return await self._per_token("log_probs", batch, temperature, phase="log-probs")
+    async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> Floats:
+        """Log-probs of the batch's tokens under the current weights, `[tokens]`; with adapters, if it has any."""
+        return await self._per_token("log_probs", batch, temperature, adapted, phase="log-probs")
 
     async def values(self, batch: Batch) -> Floats:
         """A critic's values, `[tokens]`: the one at a token is made from all before it, and 0 at a sequence's first."""

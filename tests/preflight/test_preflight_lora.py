@@ -76,6 +76,22 @@ def test_the_layers_of_a_model_on_disk_are_those_that_may_be_named(write, tmp_pa
     assert "it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in found.message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "own"),
+    [
+        (["ref={}"], False),
+        (["ref.dtype=float32"], True),
+        (["ref.update_every_steps=2"], True),
+        (["ref={}", "warm_start.steps=1"], True),
+    ],
+)
+def test_an_empty_reference_is_the_actor_without_its_adapters(write, overrides, own):
+    checked = check(write(), LORA, "actor.kl_ctl=0.1", *overrides)
+    assert checked.ok, list(map(str, checked.findings))
+    assert ("ref" in [engine.role for engine in checked.job.plan.engines]) == own
+    assert list(checked.job.config.roles) == ["actor", *(["ref"] if own else [])]
+
+
 def test_an_adapter_begins_as_nothing_and_the_same_everywhere():
     lora = LoRA(rank=8, alpha=16, targets=("q_proj",))
     adapter, again = (initial_adapter(lora, 1, "model.layers.0.self_attn.q_proj", 400, 300) for _ in range(2))

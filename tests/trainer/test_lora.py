@@ -57,6 +57,9 @@ def test_a_layout_trains_adapters_as_one_rank_does(ranks, models, one_rank, mode
     outcomes = ranks.run(adapted_steps, world(sizes), Setting(models[model], sizes, lora=lora, **how))
     np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
     for outcome in outcomes:
+        if outcome.log_probs is not None:  # before the first step, and without adapters after the last
+            np.testing.assert_array_equal(outcome.of_base[1], outcome.log_probs[1])
+            assert not np.array_equal(outcome.log_probs_after[1], outcome.log_probs[1])
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
             assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
     for name in ("weights", "adapters"):
@@ -100,6 +103,15 @@ def test_transformers_with_the_saved_adapters_is_the_model_that_was_trained(rank
     places, values = outcome.log_probs_after
     np.testing.assert_allclose(values, torch.cat(expected).detach().numpy()[places], atol=1e-4)
     assert outcome.trained == sum(tensor.numel() for tensor in adapters.values())
+
+
+def test_peft_loads_what_is_saved(ranks, models, tmp_path):
+    peft = pytest.importorskip("peft")
+    (outcome,) = ranks.run(adapted_steps, 1, Setting(models["tied"], lora=ATTENTION), tmp_path / "adapters")
+    base = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32)
+    merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload()
+    for name, weight in merged.named_parameters():
+        np.testing.assert_allclose(outcome.weights[name], weight.detach().numpy(), atol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize(

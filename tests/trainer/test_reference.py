@@ -43,3 +43,16 @@ def test_an_update_goes_through_a_checkpoint_that_is_removed(tmp_path: Path) -> 
 def test_it_is_due_every_so_many_steps(tmp_path: Path, every: int | None, due: list[int]) -> None:
     made = reference(tmp_path, Model(), update_every_steps=every)
     assert [step for step in range(1, 6) if made.due(step)] == due
+
+
+class Adapted:
+    async def log_probs(self, batch: str, temperature: float, *, adapted: bool = True) -> tuple[str, float, bool]:
+        return batch, temperature, adapted
+
+
+def test_the_actors_own_trainer_is_asked_without_adapters(tmp_path: Path) -> None:
+    actor, other = cast(Any, Adapted()), cast(Any, Adapted())
+    for trainer, adapted in ((actor, False), (other, True)):
+        made = Reference(ReferenceConfig(), trainer, actor, tmp_path)
+        assert asyncio.run(cast(Any, made.log_probs)("batch", 0.7)) == ("batch", 0.7, adapted)
+        assert not made.due(1)

@@ -206,6 +206,7 @@ class Adapted(Outcome):
 
     adapters: dict[str, np.ndarray]
     log_probs_after: tuple[np.ndarray, np.ndarray] | None
+    of_base: tuple[np.ndarray, np.ndarray] | None  # log-probs without adapters, then
     trained: int
 
 
@@ -218,14 +219,15 @@ def adapted_steps(
         steps = [made.train(make_batch(seed), LossSpec(sft), temperature=TEMPERATURE) for seed in (0, 1)]
         steps.append(made.train(make_batch(2), POLICY))
         weights, log_probs_after = exported(made), made.log_probs(make_batch(), TEMPERATURE)
+        of_base = made.log_probs(make_batch(), TEMPERATURE, adapted=False)
         path = folder or Path(scratch) / "adapters"
         made.save_adapters(path)
         trained = sum(p.numel() for group in made._optimizer.param_groups for p in group["params"])
         if rendezvous.rank:
-            return Adapted(log_probs, steps, {}, {}, log_probs_after, trained)
+            return Adapted(log_probs, steps, {}, {}, log_probs_after, of_base, trained)
         saved = load_file(path / "adapter_model.safetensors")
         adapters = {name: tensor.numpy().copy() for name, tensor in saved.items()}
-        return Adapted(log_probs, steps, weights, adapters, log_probs_after, trained)
+        return Adapted(log_probs, steps, weights, adapters, log_probs_after, of_base, trained)
 
 
 def reached(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from areal_like.trainer.fsdp import attention, lora, optimizer
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.logprobs import log_probs_and_entropy
-from areal_like.trainer.lora import save_adapters_together
+from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
 from areal_like.types import Batch, Floats, LossSpec
@@ -53,9 +53,12 @@ class FSDPEngine:
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._skipped = 0  # steps in a row
 
-    def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
+    def log_probs(
+        self, batch: Batch, temperature: float = 1.0, adapted: bool = True
+    ) -> tuple[NDArray[np.int64], Floats] | None:
         micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
-        with self._memory.needed("params"), torch.no_grad():
+        layers = lora.adapted_layers(self._model).values()
+        with self._memory.needed("params"), torch.no_grad(), paused(layers, not adapted):
             values = [self._log_probs_at(micro_batch, temperature)[0] for micro_batch in micro_batches]
             self._model.reshard()  # what only a backward pass would do
         return micro_batches.targets, torch.cat(values).cpu().numpy()

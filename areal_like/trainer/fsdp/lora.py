@@ -23,11 +23,14 @@ def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
             whole = initial_adapter(lora, seed, name, layer.in_features, layer.out_features)
             for matrix, values in zip(MATRICES, whole, strict=True):
                 layer.register_parameter(matrix, torch.nn.Parameter(values))
+            layer.paused = False
             layer.register_forward_hook(partial(_add, lora.scale))
     refuse_unmatched(lora, adapted_layers(model))
 
 
 def _add(scale: float, layer: torch.nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    if layer.paused:
+        return output
     return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B) * scale
 
 

@@ -15,7 +15,7 @@ from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
-from areal_like.trainer.lora import save_adapters_together
+from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import row_multiple, transformer_options
 from areal_like.trainer.offload import DeviceMemory
@@ -71,10 +71,13 @@ class MegatronEngine:
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._skipped = 0  # steps in a row
 
-    def log_probs(self, batch: Batch, temperature: float = 1.0) -> tuple[NDArray[np.int64], Floats] | None:
+    def log_probs(
+        self, batch: Batch, temperature: float = 1.0, adapted: bool = True
+    ) -> tuple[NDArray[np.int64], Floats] | None:
         if self._is_critic:
             raise RoleError("a critic has values, not log-probs")
-        return self._read(batch, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
+        with paused(self._adapted.of_layers if self._adapted else (), not adapted):
+            return self._read(batch, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
         if not self._is_critic:

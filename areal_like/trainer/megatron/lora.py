@@ -104,7 +104,7 @@ class LayerAdapter(torch.nn.Module):
 
     def __init__(self, joined: Joined, shares: dict[str, AdapterShare], scale: float) -> None:
         super().__init__()
-        self.joined, self.scale = joined, scale
+        self.joined, self.scale, self.paused = joined, scale, False
         self.shares = torch.nn.ModuleDict({name.rpartition(".")[2]: share for name, share in shares.items()})
 
     def forward(self, layer: torch.nn.Module, x: Tensor) -> Tensor:
@@ -137,6 +137,8 @@ def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
 
 def _add(adapter: LayerAdapter, layer: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Any]) -> Any:
     """A forward hook; a layer's output is a pair with its bias."""
+    if adapter.paused:
+        return output
     return output[0] + adapter(layer, inputs[0]), output[1]
 
 
@@ -188,10 +190,11 @@ def _find(module: torch.nn.Module, place: str) -> torch.nn.Module | None:
 
 
 class LoRABridge:
-    """A Bridge whose models have adapters from when they are loaded, which an export adds to the weights."""
+    """A Bridge whose models have adapters, `of_layers`, from when they are loaded; an export adds them to weights."""
 
     def __init__(self, bridge: Bridge, lora: LoRA, seed: int) -> None:
         self._bridge, self._lora, self._seed = bridge, lora, seed
+        self.of_layers: list[LayerAdapter] = []
 
     def build(self) -> list[torch.nn.Module]:
         return self._bridge.build()
@@ -201,7 +204,9 @@ class LoRABridge:
         self._bridge.load(models, path)
         self._shares: dict[str, AdapterShare] = {}
         for chunk in models:
-            self._shares |= {share.layer: share for _, share in attach(chunk, self._lora, self._seed).shares()}
+            adapters = attach(chunk, self._lora, self._seed)
+            self._shares |= {share.layer: share for _, share in adapters.shares()}
+            self.of_layers += adapters
         self._dtype = next(models[0].parameters()).dtype
         # which pipeline stage has the adapter of a layer, and its shapes, in the same order on all ranks
         shapes = {layer: share.shapes for layer, share in self._shares.items()}
