@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_jobs import GPU, TEMPERATURE, Setting, make_batch, resume, save_after_two_steps, three_steps
+from trainer_jobs import (
+    GPU,
+    TEMPERATURE,
+    Setting,
+    adapted_steps,
+    make_batch,
+    resume,
+    save_after_two_steps,
+    three_steps,
+)
 from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
 from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer.engine import LoRA
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -26,8 +38,12 @@ def setting(model, bridge="mbridge") -> Setting:
     return Setting(model, bridge=bridge, machine=GPU, optimizer=OptimizerConfig(lr=1e-3, eps=1e-2))
 
 
-def hf_log_probs(path, dtype) -> np.ndarray:
+def hf_log_probs(path, dtype, lora: LoRA | None = None, adapters: dict[str, np.ndarray] | None = None) -> np.ndarray:
     batch, hf, result = make_batch(), AutoModelForCausalLM.from_pretrained(path, dtype=dtype), []
+    for name in [name for name in adapters or {} if ".lora_A." in name]:
+        layer = hf.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+        a, b = (torch.from_numpy(adapters[other]) for other in (name, name.replace("lora_A", "lora_B")))
+        layer.weight.data = (layer.weight.float() + lora.scale * b @ a).to(dtype)
     for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
         with torch.no_grad():
             predicted = torch.log_softmax(hf(tokens[None]).logits[0].float() / TEMPERATURE, -1)[:-1]
@@ -53,3 +69,33 @@ def test_a_checkpoint_continues_the_run(one_rank, models, model, tmp_path):
     assert steps[0] == pytest.approx(expected, rel=1e-3)
     hf = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert hf.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ("tied", {"bridge": "mbridge"}),
+        ("untied", {"bridge": "megatron-bridge"}),
+        (
+            "untied",
+            {"megatron": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}},
+        ),
+        ("moe", {"bridge": "mbridge"}),
+        ("tied", {"backend": "fsdp"}),
+    ],
+    ids=["mbridge", "megatron-bridge", "recompute", "moe", "fsdp"],
+)
+def test_adapters_are_trained_and_the_weights_beside_them_stay(one_rank, models, tmp_path, model, how):
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj") if model == "moe" else ("all-linear",)
+    lora = LoRA(rank=8, alpha=16, targets=targets)
+    run = replace(setting(models[model]), lora=lora, **how)
+    (outcome,) = one_rank.run(adapted_steps, 1, run, tmp_path / "adapters")
+    assert all(np.isfinite(step["grad_norm"]) for step in outcome.steps)
+    np.testing.assert_array_equal(outcome.of_base[1], outcome.log_probs[1])
+    assert outcome.trained == sum(matrix.size for matrix in outcome.adapters.values())
+    exact, rounded = (
+        hf_log_probs(models[model], dtype, lora, outcome.adapters) for dtype in (torch.float32, torch.bfloat16)
+    )
+    places, values = outcome.log_probs_after
+    assert np.abs(values - outcome.log_probs[1]).mean() > 2 * np.abs(values - exact[places]).mean()
+    assert np.abs(values - exact[places]).mean() < 1.5 * np.abs(rounded - exact)[places].mean()
