@@ -78,6 +78,9 @@ class Stage:
     async def save_hf(self, path: Path) -> None:
         self.did.append("save")
 
+    async def save_adapters(self, path: Path) -> None:
+        self.did.append(f"save adapters {path.name}")
+
     def statistics(self) -> dict[str, float]:
         return {"queue_seconds_mean": 0.25, "queue_seconds_max": self._version, "reward_missing/raised": 1.0}
 
@@ -184,6 +187,17 @@ def test_the_reference_follows_what_was_published_and_the_critic_is_saved_beside
         *("train 0", "publish 1", "train 1", "publish 2", "follow"),
         *("train 2", "publish 3", "save", "save step-3-critic"),
     ]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_adapters_are_saved_and_the_whole_model_where_that_is_asked_for(tmp_path: Path, merged: bool) -> None:
+    async def run() -> list[str]:
+        stage = Stage([GOOD])
+        await train(stage, tmp_path, "actor.use_lora=true", f"saver.merge_lora={merged}".lower(), steps=1)
+        return stage.did
+
+    saved = ["save adapters step-1", *(["save"] if merged else [])]
+    assert asyncio.run(run()) == ["train 0", "publish 1", *saved]
 
 
 async def run_well(folder: Path, *overrides: str) -> Notes:

@@ -226,7 +226,7 @@ def adapted_steps(
         if rendezvous.rank:
             return Adapted(log_probs, steps, {}, {}, log_probs_after, of_base, trained)
         saved = load_file(path / "adapter_model.safetensors")
-        adapters = {name: tensor.numpy().copy() for name, tensor in saved.items()}
+        adapters = {name: tensor.float().numpy() for name, tensor in saved.items()}
         return Adapted(log_probs, steps, weights, adapters, log_probs_after, of_base, trained)
 
 

@@ -67,6 +67,10 @@ class AdapterShare(torch.nn.Module):
         axes = (1, None) if splits_inputs else (None, 0)
         self.a, self.b = (_share(matrix, axis, weight) for matrix, axis in zip(whole, axes, strict=True))
 
+    def forward(self) -> Adapter:
+        """The two, once they are what the last step made of them: Megatron may still gather them (a pre-hook waits)."""
+        return Adapter(self.a, self.b)
+
     def whole(self) -> Adapter:
         """Gathered from the tensor-parallel ranks, all of which call this."""
         return Adapter(*(_gathered(parameter) for parameter in (self.a, self.b)))
@@ -110,23 +114,20 @@ class LayerAdapter(torch.nn.Module):
     def forward(self, layer: torch.nn.Module, x: Tensor) -> Tensor:
         """From the input of `layer`, `[tokens, 1, in]`, to what joins its output, both as this rank has them there."""
         tp, joined = parallel_state.get_tensor_model_parallel_world_size(), self.joined
-        x = F.linear(_as_multiplied(layer, x), torch.cat([share.a for share in self.shares.values()]))
+        pairs = {name: share() for name, share in self.shares.items()}
+        x = F.linear(_as_multiplied(layer, x), torch.cat([pair.a for pair in pairs.values()]))
         if tp > 1:
-            pass_on = reduce_scatter_to_sequence_parallel_region if joined.splits_inputs else _gather_sequence
-            x = pass_on(x)
-        narrow = dict(zip(self.shares, x.chunk(len(self.shares), -1), strict=True))
+            gather, scatter = gather_from_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region
+            x = scatter(x) if joined.splits_inputs else gather(x)
+        narrow = dict(zip(pairs, x.chunk(len(pairs), -1), strict=True))
         added = []
         for name, outputs in joined.parts.items():
             if (short := name.rpartition(".")[2]) in narrow:
-                part = F.linear(narrow[short], self.shares[short].b)
+                part = F.linear(narrow[short], pairs[short].b)
             else:
                 part = x.new_zeros(*x.shape[:-1], outputs // tp)
             added.append(part.unflatten(-1, (joined.blocks, -1)))
         return torch.cat(added, -1).flatten(-2) * self.scale
-
-
-def _gather_sequence(x: Tensor) -> Tensor:
-    return gather_from_sequence_parallel_region(x)
 
 
 def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
@@ -162,6 +163,8 @@ def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
     if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
         raise ValueError("adapters of a layer with a norm in it are written for plain RMSNorm only")
     chunk.requires_grad_(False)
+    for router in [module for module in chunk.modules() if hasattr(module, "expert_bias")]:
+        router.frozen_expert_bias = True  # which is no parameter: Megatron moves it by itself
     adapters = ChunkAdapters()
     for decoder_layer in chunk.decoder.layers:
         prefix = f"model.layers.{decoder_layer.layer_number - 1}"
@@ -214,6 +217,8 @@ class LoRABridge:
         dist.all_gather_object(stages, shapes, group=parallel_state.get_pipeline_model_parallel_group())
         self._layers = {layer: (stage, its) for stage, of in enumerate(stages) for layer, its in of.items()}
         refuse_unmatched(self._lora, self._layers)
+        if not all(stages):
+            raise ValueError("a pipeline stage without decoder layers has no adapter to train: give each stage some")
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         hidden = {model: model._modules.pop(NAME) for model in models}
