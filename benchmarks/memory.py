@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ import typer
 import allocation
 from allocation.memory import CUDA, NCCL, RESERVE, trainer
 from allocation.model_spec import from_config
+from allocation.parameters import adapter_parameters, total_parameters
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from benchmarks.report import ROOT, circumstances
 
@@ -38,13 +39,17 @@ CASE_LIMIT_S = 240
 
 @dataclass(frozen=True)
 class Case:
-    """A shape in a layout. `tokens` are those of a micro-batch, of which a step has two on each rank."""
+    """A shape in a layout, whole or with adapters of a rank in all layers.
+
+    `tokens` are those of a micro-batch, of which a step has two on each rank.
+    """
 
     name: str
     shape: str
     layout: str = "megatron:d1"
     tokens: int = 16384
     recompute: Mapping[str, Any] = field(default_factory=dict)
+    lora_rank: int | None = None
 
 
 DENSE = {"tokenizer": "bytes", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
@@ -85,7 +90,11 @@ CASES = {
         Case("4b full", "qwen3-4b", tokens=32768, recompute=FULL),
         Case("moe", "qwen3-moe-6-layers"),
         Case("8b cut full", "qwen3-8b-20-layers", tokens=8192, recompute=FULL),
+        Case("0.6b lora", "qwen3-0.6b", lora_rank=32),
+        Case("4b lora", "qwen3-4b", tokens=8192, lora_rank=32),
+        Case("8b cut full lora", "qwen3-8b-20-layers", tokens=8192, recompute=FULL, lora_rank=32),
         Case("tiny", "tiny", tokens=512),
+        Case("tiny lora", "tiny", tokens=512, lora_rank=4),
         Case("tiny moe", "tiny-moe", tokens=512),
         Case("tiny t2", "tiny", "megatron:d1t2", tokens=512),
         Case("0.6b t2", "qwen3-0.6b", "megatron:d1t2"),
@@ -153,7 +162,8 @@ def measure(case: Case, device: str, folder: Path) -> dict[str, Any]:
             process.kill()
             process.wait()
     head = {"name": case.name, "shape": SHAPES[case.shape], "layout": case.layout, "tokens": case.tokens,
-            "length": min(LENGTH, case.tokens), "recompute": dict(case.recompute)}  # fmt: skip
+            "length": min(LENGTH, case.tokens), "recompute": dict(case.recompute),
+            "lora_rank": case.lora_rank}  # fmt: skip
     files = sorted(work.glob("rank*.json"))
     if len(files) < len(ranks):
         return head | {"failed": outputs[0][-2000:]}
@@ -171,7 +181,9 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
     batch = BatchSpec(2 * result["tokens"] // result["length"] * sizes.dp, 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
-    phases = trainer("actor", sizes, Workload(model, settings, MemorySettings(), batch)).phases
+    adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
+    memory = MemorySettings(trained=adapters / total_parameters(model) if adapters else 1.0)
+    phases = trainer("actor", sizes, Workload(model, settings, memory, batch)).phases
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 
 
@@ -226,13 +238,15 @@ class Rank:
 
     def run(self) -> dict[str, Any]:
         from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo
-        from areal_like.trainer.engine import EngineSpec
+        from areal_like.trainer.engine import EngineSpec, LoRA
         from areal_like.types import LossSpec
 
         model = made_model(SHAPES[self.case.shape], self.folder / self.case.shape, self.device)
         phases: dict[str, dict[str, int]] = {}
         free = self.free()
+        rank = self.case.lora_rank
         spec = EngineSpec("actor", self.actor, self.actor.optimizer, model, self.sizes, self.device, 1, 1000)
+        spec = replace(spec, lora=LoRA(rank, rank, ("all-linear",)) if rank else None)
         self.engine = self.phase(phases, "load", lambda: self.make(spec, self.meet()))
         batch, loss = self.batch(), LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
         self.phase(phases, "first log-probs", lambda: self.engine.log_probs(batch))
