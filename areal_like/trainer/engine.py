@@ -91,8 +91,8 @@ class TrainEngine(Protocol):
     def save(self, path: Path) -> None:
         """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
 
-        What is written is in host memory or on disk when this returns, so that training may go on. Raises RoleError for
-        a role without an optimizer, whose weights `save_hf` writes.
+        What is written is in host memory or on disk when this returns, so that training may go on. Of a reference it
+        is the weights, which are all that it has.
         """
 
     def is_saved(self) -> bool:
@@ -102,7 +102,7 @@ class TrainEngine(Protocol):
         """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote. Raises RoleError as that does, FileNotFoundError when nothing is there."""
+        """Continue from what `save` wrote. Raises FileNotFoundError when nothing is there."""
 
     def offload(self, parts: Collection[Part] = PARTS) -> None:
         """Move parts of the engine from its device to host memory; gradients, which no call leaves behind, are freed.
@@ -165,11 +165,10 @@ class EngineSpec:
     @property
     def resting(self) -> tuple[Part, ...]:
         """The parts that are in host memory while nothing that needs them is asked of the engine."""
-        if self.config.offload:
-            return PARTS
-        megatron = self.config.megatron
+        megatron, by_part = self.config.megatron, self.backend == "megatron"
         keys = (megatron.param_offload, megatron.grad_offload, megatron.optimizer_offload)
-        return tuple(part for part, key in zip(PARTS, keys, strict=True) if key and self.backend == "megatron")
+        chosen = (part for part, key in zip(PARTS, keys, strict=True) if self.config.offload or (key and by_part))
+        return tuple(part for part in chosen if part == "params" or self.optimizer is not None)
 
 
 @dataclass(frozen=True)

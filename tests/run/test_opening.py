@@ -49,9 +49,12 @@ def test_the_micro_batches_follow_from_batch_and_layout() -> None:
 
 
 def test_what_rests_in_host_memory_and_a_gpus_variables_are_said() -> None:
-    said = lines("actor.megatron.optimizer_offload=true", "actor.env_vars.NCCL_DEBUG=WARN", device="cuda")
-    assert "  in host memory, except while they are needed: optimizer" in said
-    (variables,) = (line for line in said if "environment" in line)
+    said = lines(
+        "actor.megatron.optimizer_offload=true", "actor.env_vars.NCCL_DEBUG=WARN", "ref.offload=true", device="cuda"
+    )
+    resting = [line.partition(": ")[2] for line in said if line.startswith("  in host memory, except while")]
+    assert resting == ["optimizer", "params"]
+    variables, _ = (line for line in said if "environment" in line)
     assert "NVTE_TORCH_COMPILE=0" in variables and "NCCL_DEBUG=WARN" in variables
 
 

@@ -9,11 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_layouts import MORE_LAYOUTS, TOLERANCE, world
-from trainer_jobs import Machine, Setting, Valued, critic_steps, make_batch, reference_updates, resumed_critic
+from trainer_jobs import (
+    Machine,
+    Setting,
+    Valued,
+    critic_steps,
+    make_batch,
+    moved_reference,
+    reference_updates,
+    resumed_critic,
+    resumed_reference,
+)
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from allocation import ParallelSizes
 
+DP2 = ParallelSizes(dp=2, edp=2)
 LAYOUTS = [
     ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
     ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
@@ -120,6 +131,32 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
     for outcome in outcomes:
         assert outcome.trainable == 0
         assert outcome.refused == [
-            "the ref has no optimizer: it is saved by save_hf and loaded by load_hf",
+            "the ref has no optimizer",
             "a critic has values, the ref has log-probs",
         ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"sizes": ParallelSizes(tp=2, etp=2)}, {"sizes": DP2}),
+        ({"sizes": DP2, "backend": "fsdp", "offload": True, "max_tokens_per_mb": 32}, {"backend": "fsdp"}),
+    ],
+    ids=["megatron", "fsdp"],
+)
+def test_a_reference_that_moves_is_saved_and_goes_on(ranks, models, tmp_path, before, after):
+    hf = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32)
+    old = {name: parameter.detach().clone().numpy() for name, parameter in hf.named_parameters()}
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    hf.save_pretrained(tmp_path / "new")
+    before, after = (Setting(models["tied"], **settings) for settings in (before, after))
+    saved = ranks.run(moved_reference, world(before.sizes), before, tmp_path / "new", tmp_path / "state")
+    resumed = ranks.run(resumed_reference, world(after.sizes), after, tmp_path / "state")
+    new = {name: parameter.detach().numpy() for name, parameter in hf.named_parameters()}
+    for name, weight in resumed[0][0].items():
+        np.testing.assert_allclose(weight, (old[name] + new[name]) / 2, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(weight, saved[0][0][name], err_msg=name)
+    values = [gathered([part[1] for part in outcome]) for outcome in (saved, resumed)]
+    np.testing.assert_allclose(*values, atol=TOLERANCE)

@@ -70,6 +70,7 @@ class Setting:
     role: TrainerRole = "actor"
     backend: str = "megatron"
     fsdp: Mapping[str, Any] = field(default_factory=dict)
+    offload: bool = False
     lora: LoRA | None = None
     weights: Path | None = None
 
@@ -106,6 +107,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         dtype=setting.machine.dtype,
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         fsdp=FSDPConfig(**setting.fsdp),
+        offload=setting.offload,
         mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
     )
     spec = EngineSpec(
@@ -499,3 +501,26 @@ def reference_updates(
         )
         trainable += sum(part is not None for part in (made._optimizer, made._scheduler))
     return Referred(log_probs, weights if rendezvous.rank == 0 else [], refused, trainable)
+
+
+def moved_reference(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, new: Path, folder: Path
+) -> tuple[dict[str, np.ndarray], list]:
+    """A reference that has given log-probs, moved halfway to `new`, and is saved; its weights and log-probs then."""
+    with engine(rendezvous, listener, replace(setting, role="ref")) as made:
+        made.log_probs(make_batch())
+        made.load_hf(new, 0.5)
+        made.save(folder)
+        while not made.is_saved():
+            time.sleep(0.01)
+        made.finish_save()
+        return exported(made), made.log_probs(make_batch())
+
+
+def resumed_reference(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> tuple[dict[str, np.ndarray], list]:
+    """The weights of a new reference that continues from there, and its log-probs."""
+    with engine(rendezvous, listener, replace(setting, role="ref")) as made:
+        made.load(folder)
+        return exported(made), made.log_probs(make_batch())

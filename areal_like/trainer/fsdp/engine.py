@@ -14,7 +14,13 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.config.schema import OptimizerConfig
@@ -115,8 +121,6 @@ class FSDPEngine:
             take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
-        if self._spec.optimizer is None:
-            raise RoleError(f"the {self._spec.role} has no optimizer")
         try:
             with self._memory.needed("params", "optimizer"):
                 distributed_checkpoint.save(self._state(), checkpoint_id=path)
@@ -136,6 +140,9 @@ class FSDPEngine:
         with self._memory.needed("params", "optimizer"):
             state = self._state()
             distributed_checkpoint.load(state, checkpoint_id=path)
+            if self._spec.optimizer is None:
+                set_model_state_dict(self._model, state["model"])
+                return
             model, optimized = state["model"], state["optimizer"]
             set_state_dict(
                 self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
@@ -154,6 +161,9 @@ class FSDPEngine:
         gc.collect()
 
     def _state(self) -> dict[str, Any]:
+        """What `save` writes; of a reference the weights alone."""
+        if self._spec.optimizer is None:
+            return {"model": get_model_state_dict(self._model)}
         options = StateDictOptions(ignore_frozen_params=True)
         model, optimized = get_state_dict(self._model, self._optimizer, options=options)
         schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}

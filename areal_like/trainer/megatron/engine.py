@@ -87,7 +87,8 @@ class MegatronEngine:
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        self._refuse_without_optimizer()
+        if self._spec.optimizer is None:
+            raise RoleError(f"the {self._spec.role} has no optimizer")
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not trained.any():
@@ -144,7 +145,6 @@ class MegatronEngine:
                 parameter.lerp_(before, decay)
 
     def save(self, path: Path) -> None:
-        self._refuse_without_optimizer()
         with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             optimizer.gather_weights(self._wrapped)
             self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler)
@@ -158,7 +158,6 @@ class MegatronEngine:
         del self._saving
 
     def load(self, path: Path) -> None:
-        self._refuse_without_optimizer()
         with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
 
@@ -171,10 +170,6 @@ class MegatronEngine:
     def shutdown(self) -> None:
         vars(self).clear()  # process groups end with all that holds them
         parallel.shutdown()
-
-    def _refuse_without_optimizer(self) -> None:
-        if self._spec.optimizer is None:
-            raise RoleError(f"the {self._spec.role} has no optimizer: it is saved by save_hf and loaded by load_hf")
 
     def _read(
         self, batch: Batch, at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
