@@ -3,8 +3,8 @@
 python -m benchmarks.offload [--shape 0.6b] [--out FILE]     one GPU; --device cpu --shape tiny is a rehearsal
 
 One line of JSON. `left` is what torch still has on the GPU with everything offloaded; `driver` is the GPU's free memory
-with everything there and with nothing. `same` is whether the weights are what they were before all that. Two figures for
-a step are those without and with optimizer_offload.
+with everything there and with nothing. `same` is whether the weights are what they were before all that. Two figures
+for a step are those without and with optimizer_offload.
 """
 
 from __future__ import annotations

@@ -149,6 +149,33 @@ def test_what_helps_fsdp_is_its_own():
     assert "Adam's moments" not in {item.name for phase in offloaded.phases for item in phase.items}
 
 
+@pytest.mark.parametrize(
+    ("key", "names", "needed"),
+    [
+        ("param_offload", {"weights"}, {"load", "log-probs", "forward and backward", "weight update", "save"}),
+        ("grad_offload", {"gradients (float32)"}, {"load", "forward and backward"}),
+        ("optimizer_offload", {"main weights (float32)", "Adam's moments"}, {"load", "save"}),
+    ],
+)
+def test_what_is_offloaded_is_there_in_the_phases_that_need_it(key, names, needed):
+    work = Workload(MODELS["qwen3-8b"], MegatronSettings(**{key: True}), batch=BATCH)
+    plain = Workload(MODELS["qwen3-8b"], batch=BATCH)
+    for sizes in (ParallelSizes(), ParallelSizes(dp=4, edp=4)):
+        less, more = trainer("actor", sizes, work), trainer("actor", sizes, plain)
+        for phase in less.phases:
+            there = {item.name for item in phase.items} & names
+            wanted = names - {"Adam's moments"} if phase.name == "load" else names
+            assert there == (wanted if phase.name in needed | {"optimizer step"} else set()), phase.name
+        assert less.idle < more.idle
+        assert less.phase("optimizer step").bytes == more.phase("optimizer step").bytes
+
+
+def test_a_reference_that_is_offloaded_leaves_its_gpu_alone():
+    work = Workload(MODELS["qwen3-8b"], MegatronSettings(param_offload=True), batch=BATCH)
+    reference = trainer("ref", ParallelSizes(), work)
+    assert reference.idle < 1 << 30 < reference.phase("log-probs").bytes
+
+
 def test_nothing_is_refused_without_the_size_of_a_gpu():
     assert allocation.check("megatron:d1", model="deepseek-v3", batch=BATCH).ok
 
