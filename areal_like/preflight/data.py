@@ -10,6 +10,7 @@ from areal_like.config.schema import SERVER_RESERVE, RunConfig
 from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
+from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import sequence_alignment
 from areal_like.types import Prompt
 
@@ -54,7 +55,9 @@ def check_data(
     if config.warm_start is not None and tokenizer is not None and plan is not None:
         sizes = plan.engine("actor").sizes
         for key in ("train_dataset", "valid_dataset"):
-            yield from _warm_start(config, key, prompts[key], tokenizer, sequence_alignment(sizes.tp, sizes.cp))
+            rows = row_multiple(config.actor.megatron.override_transformer_config) or 1
+            alignment = sequence_alignment(sizes.tp, sizes.cp, rows)
+            yield from _warm_start(config, key, prompts[key], tokenizer, alignment)
 
 
 def _samples(config: RunConfig) -> Iterator[Finding]:

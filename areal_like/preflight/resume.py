@@ -20,7 +20,8 @@ from areal_like.types import Prompt
 # Sections and keys whose values may change within a run, as may every `..._timeout_s`.
 MAY_CHANGE = (
     *("allocation_mode", "cluster", "scheduler", "device", "total_train_epochs", "total_train_steps"),
-    *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("backend", "mb_spec", "megatron")),
+    *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("backend", "mb_spec", "megatron", "env_vars")),
+    *("actor.offload", "ref.offload", "critic.offload"),
     *("actor.optimizer.max_skipped_steps", "critic.optimizer.max_skipped_steps"),
     *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches"),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),

@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 ROLES = (
     *("ref.backend=megatron:t2", "ref.update_every_steps=2", "ref.ema_decay=0.5"),
     *("critic.backend=megatron:c2", "critic.megatron.bridge_type=megatron-bridge"),
+    *("ref.offload=true", "critic.offload=true", "actor.megatron.optimizer_offload=true"),
 )
 
 

@@ -39,12 +39,18 @@ def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengt
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 4), st.randoms())
-def test_context_parallel_shares_together_hold_every_prediction_once(lengths, tp, cp, random):
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([1, 16, 32]),
+    st.randoms(),
+)
+def test_context_parallel_shares_together_hold_every_prediction_once(lengths, tp, cp, rows, random):
     lengths = np.array(lengths, np.int32)
     tokens = np.arange(lengths.sum(), dtype=np.int32) + 7
     members = random.sample(range(len(lengths)), k=random.randint(1, len(lengths)))
-    alignment = packing.sequence_alignment(tp, cp)
+    alignment = packing.sequence_alignment(tp, cp, rows)
     shares = [packing.pack(tokens, lengths, members, alignment, cp=cp, cp_rank=r) for r in range(cp)]
 
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -52,7 +58,7 @@ def test_context_parallel_shares_together_hold_every_prediction_once(lengths, tp
     targets = np.concatenate([share.targets for share in shares])
     assert sorted(targets[targets != packing.NO_TARGET]) == sorted(expected)
     for share in shares:
-        assert len(share.tokens) % tp == 0
+        assert len(share.tokens) % (tp * rows) == 0
         assert len({len(other.tokens) for other in shares}) == 1
         predicting = share.targets != packing.NO_TARGET
         assert (share.tokens[predicting] == tokens[share.targets[predicting] - 1]).all()
