@@ -28,12 +28,16 @@ from typing import Any
 from areal_like import events
 from areal_like.errors import Fault, ServerError
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, fault_of
+from areal_like.rollout.sglang.answers import Info, decode
+from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, encoded, fault_of
+from areal_like.rollout.turns import Turns
 
 AHEAD = 1.25  # times what a server runs at once: what follows is there when a sample ends
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
 UNEVEN, SLACK = 1.25, 16  # a server with more samples than this times the least busy one's, and so many, is too busy
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
+
+PARTS = 2  # of answers, each up to some 100 KB, that are decoded in one turn of the event loop
 
 type Entry = tuple[Sample, asyncio.Future[None]]
 
@@ -99,6 +103,7 @@ class Fleet:
         self._queue: list[Ticket] = []
         self._arrivals = itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
+        self._turn = Turns(PARTS)  # to encode and decode
         self._is_open = self._is_stopped = False
         self._excused = 0  # how many have asked for that
         self._idle = asyncio.Event()  # nothing is on its way
@@ -274,21 +279,32 @@ class Fleet:
             "return_logprob": True,
             "stream": True,
         }
+        await self._turn()
+        request = encoded(body)
         for rid, (_, ended) in zip(rids, entries, strict=True):
             ended.add_done_callback(partial(self._abort_cancelled, member, rid))
-        async with aclosing(member.server.stream("/generate", body)) as answer:
-            async for event in answer:
-                member.progressed = time.monotonic()
-                try:
-                    if "error" in event:
-                        raise _refusal(name, event["error"])
-                    (sample, ended), info = entries[event["index"]], event["meta_info"]
-                except (TypeError, LookupError) as error:
-                    raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}", "unusable") from error
-                if not ended.done():
-                    self._extend(member, sample, ended, info, first)
+        async with aclosing(member.server.stream("/generate", request)) as answer:
+            async for events in answer:
+                await self._turn()
+                for event in events:
+                    self._take(member, entries, event, first)
 
-    def _extend(self, member: Member, sample: Sample, ended: asyncio.Future[None], info: Any, first: int) -> None:
+    def _take(self, member: Member, entries: Sequence[Entry], event: bytes, first: int) -> None:
+        """Give a sample what an event says of it; raises ServerError where it says that of none."""
+        member.progressed, name = time.monotonic(), member.server.name
+        try:
+            news = decode(event)
+            if news.error is not None:
+                raise _refusal(name, news.error)
+            if news.meta_info is None or not 0 <= news.index < len(entries):
+                raise ValueError(f"an event about input {news.index}")
+        except (ValueError, TypeError) as error:
+            raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}", "unusable") from error
+        sample, ended = entries[news.index]
+        if not ended.done():
+            self._extend(member, sample, ended, news.meta_info, first)
+
+    def _extend(self, member: Member, sample: Sample, ended: asyncio.Future[None], info: Info, first: int) -> None:
         try:
             self.generated += sample.extend(info, member.server.name, first, self.version)
         except ServerError as error:

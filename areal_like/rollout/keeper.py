@@ -69,7 +69,8 @@ class Keeper:
 
     async def _end(self, server: Server) -> None:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
-        self.say(f"{server.name} did nothing although it had requests (rollout.request_timeout_s), and is ended")
+        why = "did nothing although it had requests (rollout.request_timeout_s) or an update (weight_update.timeout_s)"
+        self.say(f"{server.name} {why}, and is ended")
         try:
             await self.servers.call_one(self._ranks[server], "end", phase="serving")
         except WorkerError as error:

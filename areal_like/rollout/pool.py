@@ -16,7 +16,8 @@ from areal_like.events import span
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang import KEEP_ALIVE_S
-from areal_like.rollout.sglang.http import Deadline, Server, ServerError, Unavailable
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable
+from areal_like.rollout.turns import Turns
 
 __all__ = ["Requests", "Response", "Sampling", "ServerPool"]
 
@@ -24,6 +25,9 @@ type Requests = Literal["in_place", "recompute", "drain"]
 
 MOST_TRIES = 4  # of a sample, in a row
 LONG_PROMPT = 64  # tokens; to wait for another's prefill of less costs more than to do it again
+PAUSE_SHARE = 1 / 3  # of an update's time: the rest is for sending the weights to the others once more
+POLL_S = 0.1
+GROUPS = 2  # that start in one turn of the event loop
 MOST_SESSIONS = 100_000  # that are remembered
 
 
@@ -52,6 +56,7 @@ class ServerPool:
         self._requests = requests
         self._prefill_once = prefill_once
         self._sessions: dict[Hashable, Near] = {}
+        self._start = Turns(GROUPS)
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
         self._held: Sequence[Server] = ()
@@ -126,6 +131,7 @@ class ServerPool:
         count on deterministic servers, they never do, so that a sample does not depend on what the cache holds. Raises
         as `sample` does.
         """
+        await self._start()
         first: dict[bytes, tuple[Sample, Near]] = {}
 
         async def one(place: int) -> Response:
@@ -234,8 +240,25 @@ class ServerPool:
         self._holding.close()
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
-        mode = "retract" if self._requests == "recompute" else "in_place"
-        await _tell(servers, "/pause_generation", {"mode": mode}, deadline)
+        body = {"mode": "retract" if self._requests == "recompute" else "in_place"}
+        limit_s = deadline.left * PAUSE_SHARE
+
+        async def pause(server: Server) -> None:
+            try:
+                await server.post("/pause_generation", body, limit_s)
+            except Unavailable as error:
+                if error.fault == "late":
+                    await self._end(server)
+                raise
+
+        await asyncio.gather(*map(pause, servers))
+
+    async def _end(self, server: Server) -> None:
+        """Tell whoever keeps the servers that one hangs, and wait until it has left, if it does."""
+        self._fleet.hung(server)
+        leaving = Deadline(2 * AFTERMATH_S)
+        while server in self.servers and not leaving.passed:
+            await asyncio.sleep(POLL_S)
 
     async def _continue(self, servers: Sequence[Server], deadline: Deadline) -> None:
         await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from areal_like.rollout.sglang.answers import Info
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.versions import WrongLabels, token_versions
 from areal_like.types import FinishReason, Floats, Ints
@@ -54,6 +54,9 @@ class Sample:
     seed: int | None = None
     response: Response = field(default_factory=Response)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+    _held: tuple[NDArray[Any], ...] = field(
+        default=(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
+    )
 
     @property
     def input(self) -> Ints:
@@ -76,30 +79,30 @@ class Sample:
             params["ignore_eos"] = True
         return params if self.seed is None else params | {"sampling_seed": self.seed}
 
-    def extend(self, info: Mapping[str, Any], server: str, first: int, last: int) -> int:
-        """Add what SGLang has generated since the last time, `info` being its `meta_info`; returns how many tokens.
+    def extend(self, info: Info, server: str, first: int, last: int) -> int:
+        """Add what SGLang has generated since the last time; returns how many tokens.
 
         `first` and `last` are the versions that may have made it. Raises WrongVersion, Unavailable for what cannot be
         used or was given up, and ServerError where the request itself is at fault; nothing is added then.
         """
         try:
-            reason = info["finish_reason"] or {}
-            if status := reason.get("status_code"):
-                kind = Unavailable if may_pass(int(status)) else ServerError
-                raise kind(f"{server} gave up on a request: {reason.get('message')}", fault_of(int(status)))
-            scored = info["output_token_logprobs"]
-            logprobs, tokens = (_column(scored, place, dtype) for place, dtype in enumerate(("f4", "i4")))
-            versions = token_versions(info, len(tokens))
-            ended = FinishReason(reason["type"]) if reason else None
-            if not np.isfinite(logprobs).all():
-                raise ValueError("a log-prob that is no number")
+            reason = info.finish_reason
+            if reason and (status := reason.status_code):
+                kind = Unavailable if may_pass(status) else ServerError
+                raise kind(f"{server} gave up on a request: {reason.message}", fault_of(status))
+            columns = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
+            logprobs, tokens = np.array(columns[0], np.float32), np.array(columns[1], np.int32)
+            versions = token_versions(bytes(info.labels), len(tokens))
+            ended = FinishReason(reason.type) if reason else None
         except WrongLabels as error:
             raise Unavailable(f"{server} {error}", "wrong_labels") from error
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             raise Unavailable(f"{server} gave an answer that cannot be used: {error!r}", "unusable") from error
-        if len(self.response.tokens) + len(tokens) > self.sampling.max_new_tokens:
+        if self._length + len(tokens) > self.sampling.max_new_tokens:
             raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
-        if len(versions) and not (first <= versions[0] and versions[-1] <= last and (np.diff(versions) >= 0).all()):
+        if len(versions) and not (
+            first <= versions[0] and versions[-1] <= last and (versions[1:] >= versions[:-1]).all()
+        ):
             made = ", ".join(map(str, dict.fromkeys(versions.tolist())))
             raise WrongVersion(
                 f"{server} generated with weights {made}, where {first} to {last} were possible", "wrong_version"
@@ -113,16 +116,19 @@ class Sample:
         self.begun.set()
         return len(tokens)
 
-    def _add(self, tokens: Ints, logprobs: Floats, versions: Ints) -> None:
-        response = self.response
-        if not len(response.tokens):
-            response.tokens, response.logprobs, response.versions = tokens, logprobs, versions
-            return
-        response.tokens = np.concatenate([response.tokens, tokens])
-        response.logprobs = np.concatenate([response.logprobs, logprobs])
-        response.versions = np.concatenate([response.versions, versions])
+    def _add(self, *news: NDArray[Any]) -> None:
+        """Append tokens, log-probs and versions; the arrays that hold them grow by half when they are full."""
+        start, end = self._length, self._length + len(news[0])
+        if end > len(self._held[0]):
+            room = max(end, min(end + end // 2, self.sampling.max_new_tokens))
+            grown = tuple(np.empty(room, held.dtype) for held in self._held)
+            for new, held in zip(grown, self._held, strict=True):
+                new[:start] = held[:start]
+            self._held = grown
+        for held, new in zip(self._held, news, strict=True):
+            held[start:end] = new
+        self.response.tokens, self.response.logprobs, self.response.versions = (held[:end] for held in self._held)
 
-
-def _column(scored: Sequence[Any], place: int, dtype: str) -> Any:
-    """One of log-prob, token, text or null of each token."""
-    return np.fromiter(map(itemgetter(place), scored), dtype, len(scored))
+    @property
+    def _length(self) -> int:
+        return len(self.response.tokens)

@@ -51,7 +51,7 @@ class Server:
 
         Without `timeout_s` it may take for ever. Raises Unavailable, and ServerError for a request that is wrong.
         """
-        return await self._request("POST", path, _encoded(body), timeout_s)
+        return await self._request("POST", path, encoded(body), timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """GET JSON; raises as `post` does."""
@@ -90,15 +90,13 @@ class Server:
         with self._using("/v1/loads"):
             return [[load[count] for count in counts] for load in answer["loads"]]
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any]:
-        """POST JSON and give the events of the answer as they come, without a time limit; raises as `post` does."""
-        async with self._reply("POST", path, _encoded(body), None) as reply:
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[bytes]]:
+        """POST JSON; gives the JSON of its answer's events as they come, no time limit. Raises as `post` does."""
+        async with self._reply("POST", path, body, None) as reply:
             rest = b""
             async for part in reply.content.iter_any():
                 *events, rest = (rest + part).split(b"\n\n")
-                for event in events:
-                    if event != b"data: [DONE]":
-                        yield orjson.loads(event.removeprefix(b"data: "))
+                yield [event[len(_DATA) :] for event in events if event != _DATA + b"[DONE]"]
 
     @contextmanager
     def _using(self, path: str) -> Iterator[None]:
@@ -140,7 +138,11 @@ class Server:
             raise Unavailable(f"{where} failed: {error}", "connection") from error
 
 
-def _encoded(body: dict[str, Any]) -> bytes:
+_DATA = b"data: "  # each event begins with it
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    """JSON, numpy arrays included; raises ServerError where something is too large for it."""
     try:
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:

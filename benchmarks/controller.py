@@ -1,0 +1,257 @@
+"""What the controller costs per response token, and how long it blocks, with servers that answer at once.
+
+    python -m benchmarks.controller [--in-flight 100 --in-flight 1000 --in-flight 10000] [--tokens 1024]
+
+Everything that a response passes is the engine's own: admission, the pool's queue and HTTP, groups, the batch that the
+trainer gets. The servers are processes of their own that send SGLang's events, written beforehand, to all of their
+requests in turn. As many groups run at once as hold `in_flight` samples; a batch is half of these groups, or
+`--batch`, at η = 1. `--tokens 16384 --batch 512 --in-flight 10000` is a batch of 512 x 16 x 16k tokens.
+
+Figures, for each number in flight: response tokens per second of the controller's CPU time, and of wall time; the
+longest time between two turns of a task that asks for one every 5 ms: in wall time, during which other processes may
+have had the core, and of CPU time of the event loop's thread, during which this process itself was at work there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import multiprocessing
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Annotated, Any
+
+import numpy as np
+import orjson
+import typer
+from aiohttp import web
+
+from areal_like.algorithms.batch import join
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.data.stream import PromptStream
+from areal_like.rollout.admission import Admission
+from areal_like.rollout.collector import Collector
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sample import CHUNK
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.versions import LABELS
+from areal_like.types import Prompt, Reward
+from areal_like.workflows.single_turn import SingleTurn
+from benchmarks.report import save
+
+N_SAMPLES, PROMPT_TOKENS = 16, 32
+RATE = 4e6  # tokens per second that the servers have together, at most
+TICK_S = 0.005
+TOKEN = "benchmark"
+
+
+def main(
+    in_flight: Annotated[list[int], typer.Option()] = [100, 1000, 10000],  # noqa: B006
+    tokens: Annotated[int, typer.Option(help="response tokens of a sample")] = 1024,
+    samples: Annotated[int, typer.Option(help="samples of a measurement, at least; twice what is in flight")] = 10000,
+    batch: Annotated[int | None, typer.Option(help="groups of a training step")] = None,
+    servers: int = 2,
+    rounds: int = 3,
+) -> None:
+    with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
+        rows = [
+            asyncio.run(measure(urls, flying, tokens, max(samples, 2 * flying), batch))
+            for _ in range(rounds)
+            for flying in in_flight
+        ]
+    best = [max((row for row in rows if row["in_flight"] == n), key=_per_cpu_second) for n in in_flight]
+    costs = [1 / _per_cpu_second(row) for row in best]
+    save(
+        "controller_cpu",
+        {
+            "response_tokens": tokens,
+            "samples_per_group": N_SAMPLES,
+            "chunk_tokens": CHUNK,
+            "best_round": best,
+            "cost_per_token_most_over_least_in_flight": costs[-1] / costs[0],
+            "rounds": rows,
+        },
+    )
+
+
+def _per_cpu_second(row: dict[str, float]) -> float:
+    return row["tokens_per_cpu_second"]
+
+
+async def measure(
+    urls: Sequence[str], in_flight: int, tokens: int, samples: int, batch: int | None
+) -> dict[str, float]:
+    groups = math.ceil(in_flight / N_SAMPLES)
+    size = batch or max(1, groups // 2)
+    steps = math.ceil(samples / N_SAMPLES / size)
+    prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
+    async with ServerPool(urls, TOKEN, 600, prefill_once=False) as pool, asyncio.TaskGroup() as tasks:
+        async with pool.interrupted(0, Deadline(60)):
+            for server in pool.servers:
+                await server.post("/pace", in_flight * CHUNK / RATE, 60)  # type: ignore[arg-type]
+        collector = Collector(
+            prompts=PromptStream(prompts, shuffle=True, seed=0),
+            groups=steps * size,
+            workflow=SingleTurn(pool, no_reward, Sampling(tokens), N_SAMPLES),
+            admission=Admission(size, 1),
+            max_groups=groups,
+            tasks=tasks,
+        )
+        gc.collect()
+        watch = Watch(pool)
+        watching = asyncio.create_task(watch.look())
+        begun = time.perf_counter(), time.process_time()
+        for version in range(steps):
+            collector.publish(version)  # no update: the servers' tokens are all of version 0
+            trajectories = await collector.next_batch()
+            await asyncio.to_thread(join, trajectories, version)
+            del trajectories
+        wall_s, cpu_s = time.perf_counter() - begun[0], time.process_time() - begun[1]
+        watching.cancel()
+        total = pool.tokens["delivered"]
+    assert total == steps * size * N_SAMPLES * tokens, "tokens were lost"
+    row = {
+        "in_flight": in_flight,
+        "most_in_flight": watch.in_flight,
+        "batch_groups": size,
+        "steps": steps,
+        "response_tokens": total,
+        "wall_s": round(wall_s, 3),
+        "cpu_s": round(cpu_s, 3),
+        "tokens_per_cpu_second": round(total / cpu_s),
+        "tokens_per_second": round(total / wall_s),
+        "longest_block_wall_ms": round(1e3 * watch.wall_s, 1),
+        "longest_block_cpu_ms": round(1e3 * watch.cpu_s, 1),
+    }
+    print(row, flush=True)
+    return row
+
+
+async def no_reward(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
+    return [Reward(0.0)] * len(responses)
+
+
+@dataclass(eq=False)
+class Watch:
+    """How long the event loop was blocked at most, and how many samples were on their way."""
+
+    pool: ServerPool
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    in_flight: int = 0
+
+    async def look(self) -> None:
+        """Look on until cancelled."""
+        while True:
+            wall, cpu = time.perf_counter(), time.thread_time()
+            await asyncio.sleep(TICK_S)
+            self.wall_s = max(self.wall_s, time.perf_counter() - wall - TICK_S)
+            self.cpu_s = max(self.cpu_s, time.thread_time() - cpu)
+            self.in_flight = max(self.in_flight, sum(member.in_flight for member in self.pool._fleet._members))
+
+
+# The servers.
+
+
+@contextmanager
+def running(servers: int) -> Iterator[list[str]]:
+    """Server processes, and their URLs."""
+    context = multiprocessing.get_context("spawn")
+    processes, urls = [], []
+    try:
+        for _ in range(servers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process.start()
+            processes.append(process)
+            urls.append(ours.recv())
+        yield urls
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def serve(pipe: Connection) -> None:
+    """One server; says its URL through the pipe."""
+    asyncio.run(_serve(pipe))
+
+
+class Chunks:
+    """Events about CHUNK tokens, as SGLang 0.5.17 writes them (`skip_tokenizer_init`), up to the input's place."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        tokens, logprobs = rng.integers(0, 151_000, CHUNK).tolist(), np.log(rng.random(CHUNK, np.float32)).tolist()
+        self._scored = [[logprob, token, None] for logprob, token in zip(logprobs, tokens, strict=True)]
+        self._tokens = tokens
+        self._made: dict[tuple[int, bool], bytes] = {}
+
+    def event(self, place: int, tokens: int, end: bool) -> bytes:
+        key = tokens, end
+        if key not in self._made:
+            info = {
+                "id": "12345678-server 0",
+                "finish_reason": {"type": "length", "length": tokens} if end else None,
+                "prompt_tokens": PROMPT_TOKENS,
+                "weight_version": "0",
+                "num_retractions": 0,
+                "output_token_logprobs": self._scored[:tokens],
+                "output_token_logprobs_length": tokens,
+                LABELS: ["0"] * tokens,
+                "completion_tokens": tokens,
+                "cached_tokens": 0,
+                "e2e_latency": 1.25,
+            }
+            self._made[key] = orjson.dumps({"output_ids": self._tokens[:tokens], "meta_info": info})[:-1]
+        return b'data: %b,"index":%d}\n\n' % (self._made[key], place)
+
+
+async def _serve(pipe: Connection) -> None:
+    chunks, pace_s = Chunks(), 0.0
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        asked = orjson.loads(await request.read())
+        left = [params["max_new_tokens"] for params in asked["sampling_params"]]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while any(left):
+            for place, more in enumerate(left):
+                if more:
+                    await response.write(chunks.event(place, min(more, CHUNK), more <= CHUNK))
+                    left[place] = max(0, more - CHUNK)
+            await asyncio.sleep(pace_s)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def pace(request: web.Request) -> web.StreamResponse:
+        nonlocal pace_s
+        pace_s = float(await request.text())
+        return web.json_response({})
+
+    async def other(request: web.Request) -> web.StreamResponse:
+        answers: dict[str, Any] = {
+            "/model_info": {"weight_version": "0"},
+            "/server_info": {"internal_states": [{"effective_max_running_requests_per_dp": 1 << 20}]},
+            "/v1/loads": {"loads": []},
+        }
+        return web.json_response(answers.get(request.path, {"success": True}))
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/generate", generate)
+    app.router.add_post("/pace", pace)
+    app.router.add_route("*", "/{path:.*}", other)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    typer.run(main)
