@@ -25,6 +25,7 @@ class FakeServer:
         self.url = ""
         self.most_running = 256
         self.work_done = 0  # tokens
+        self.running, self.waiting, self.kv_use = 1, 1, 0.1  # as it says
         self._on_generate = on_generate
 
     def bodies(self, path: str) -> list[Body]:
@@ -48,8 +49,9 @@ class FakeServer:
         elif path == "/server_info":
             answer = {"internal_states": [{"effective_max_running_requests_per_dp": self.most_running}]}
         elif path == "/v1/loads":
-            counts = dict.fromkeys(("num_running_reqs", "num_waiting_reqs", "total_prefill_uncached_tokens"), 1)
-            answer = {"loads": [counts | {"num_total_tokens": self.work_done}]}
+            counts = {"num_running_reqs": self.running, "num_waiting_reqs": self.waiting, "token_usage": self.kv_use}
+            work = {"num_total_tokens": self.work_done, "total_prefill_uncached_tokens": 1}
+            answer = {"loads": [counts | work]}
         elif path in ("/pause_generation", "/continue_generation"):
             return web.Response()
         else:

@@ -2,7 +2,8 @@
 
 - A server joins with the next update of the weights: it is among those that `update` lists, and may be sent samples
   once that is done.
-- A server is sent a little more than it runs at once; the rest waits here, so the oldest work goes first everywhere.
+- A server is sent a little more than it runs at once, which is less than it could where its KV cache is full; the rest
+  waits here, so the oldest work goes first everywhere.
 - Samples that share a prefix go to the server that has it: those of a session while it lives, those of a group unless
   it has much more to do than another.
 - Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
@@ -29,12 +30,15 @@ from areal_like import events
 from areal_like.errors import Fault, ServerError
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang.answers import Info, decode
-from areal_like.rollout.sglang.http import Deadline, Server, Unavailable, encoded, fault_of
+from areal_like.rollout.sglang.http import Deadline, Load, Server, Unavailable, encoded, fault_of
 from areal_like.rollout.turns import Turns
 
 AHEAD = 1.25  # times what a server runs at once: what follows is there when a sample ends
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
 UNEVEN, SLACK = 1.25, 16  # a server with more samples than this times the least busy one's, and so many, is too busy
+LOAD_S = 2.0  # between two questions of how full a server is
+FULL = 0.5  # of a KV cache: from here on it says how many sequences it holds
+GROWTH = 1.1  # of a server's room from one question to the next, below that
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
 
 PARTS = 2  # of answers, each up to some 100 KB, that are decoded in one turn of the event loop
@@ -54,10 +58,15 @@ class Ticket:
 
 @dataclass(eq=False)
 class Member:
-    """A server and what is known of it; `in_flight` and `room` count samples, of which there are 0 until it joins."""
+    """A server and what is known of it; `in_flight` counts samples, of which `room` may be there: 0 until it joins.
+
+    `room` is `most`, or less where the KV cache cannot hold that many.
+    """
 
     server: Server
+    most: int = 0
     room: int = 0
+    load: Load | None = None  # what it said last
     in_flight: int = 0
     failures: int = 0  # since it last answered
     resting: bool = False
@@ -74,6 +83,17 @@ class Member:
         if self.resting or not self.room:
             return False
         return not self.in_flight or (not self.failures and self.in_flight < self.room)
+
+    def follow(self, load: Load) -> None:
+        """Make room for as many samples as the KV cache holds while they are as long as now; where it is rather empty,
+        for a few more than before: those that are left may be longer than those that come.
+        """
+        self.load = load
+        if load.kv_use < FULL:
+            room = self.room * GROWTH
+        else:
+            room = AHEAD * (load.running if load.waiting else load.running / load.kv_use)
+        self.room = max(1, min(self.most, math.ceil(room)))
 
     def lose(self, cause: str, fault: Fault) -> None:
         """Give all samples back, and if it has `left` those too that are on their way to it."""
@@ -120,6 +140,11 @@ class Fleet:
         return [member.server for member in self._members if member.room]
 
     @property
+    def loads(self) -> list[Load]:
+        """How full those servers are that have said it."""
+        return [member.load for member in self._members if member.load]
+
+    @property
     def busy(self) -> list[Server]:
         """Servers with samples on their way."""
         return [member.server for member in self._members if member.in_flight]
@@ -164,7 +189,8 @@ class Fleet:
     async def open(self, updated: Sequence[Server], deadline: Deadline) -> None:
         """Send samples, from now on also to those who wanted to join and are among those `updated`."""
         for member in [member for member in self._members if not member.room and member.server in updated]:
-            member.room = math.ceil(AHEAD * await member.server.most_running(deadline.left))
+            member.room = member.most = math.ceil(AHEAD * await member.server.most_running(deadline.left))
+            self._keep(asyncio.create_task(self._follow(member)))
         self._is_open = True
         self._dispatch()
 
@@ -343,6 +369,15 @@ class Fleet:
             self._dispatch()
 
         asyncio.get_running_loop().call_later(pause, rested)
+
+    async def _follow(self, member: Member) -> None:
+        """Ask a server now and then how full it is, as long as it has samples."""
+        while member in self._members:
+            await asyncio.sleep(LOAD_S)
+            if member.in_flight and not self._excused:
+                with suppress(ServerError):
+                    member.follow(await member.server.load(LOAD_S))
+                    self._dispatch()
 
     async def _look_after(self, member: Member) -> None:
         """Ask a server that has not answered for long what it has done meanwhile, once for all of its samples."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -189,16 +190,54 @@ def test_a_long_answer_may_come_late_as_long_as_the_server_works():
     asyncio.run(run())
 
 
-def test_a_busy_server_is_not_asked_how_it_is():
+@pytest.mark.parametrize(("kv_holds", "samples"), [(8, 60), (100, 60)])
+def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: int, samples: int, monkeypatch: Any):
+    """It could run 40 at once; of what comes beyond its KV cache it says that it waits."""
+    monkeypatch.setattr(fleet, "LOAD_S", 0.02)
+    monkeypatch.setattr(fleet, "GROWTH", 1)  # samples take seconds, not milliseconds
+    there: list[int] = []
+
+    def say(server: FakeServer, change: int) -> None:
+        at_once = (there[-1] if there else 0) + change
+        there.append(at_once)
+        server.running, server.waiting = min(at_once, kv_holds, 40), max(0, at_once - min(kv_holds, 40))
+        server.kv_use = server.running / kv_holds
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        say(server, 1)
+        await asyncio.sleep(random.uniform(0.1, 0.3))
+        say(server, -1)
+        return await answer(server, body)
+
+    async def run() -> int:
+        server = FakeServer(generate)
+        server.most_running = 40
+        async with pool_of(server) as pool:
+            first = [pool.sample([number], SAMPLING) for number in range(kv_holds if kv_holds < 40 else 0)]
+            going = [asyncio.create_task(one) for one in first]
+            while kv_holds < 40 and pool._fleet._members[0].room > 20:
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*going, *(pool.sample([number], SAMPLING) for number in range(samples)))
+            assert 0 <= pool.statistics()["rollout/kv_use"] <= 1
+            return pool._fleet._members[0].room
+
+    room = asyncio.run(run())
+    assert max(there) <= math.ceil(fleet.AHEAD * min(kv_holds, 40)) + (kv_holds < 40)  # it said so a moment ago
+    if kv_holds > 40:
+        assert room == math.ceil(fleet.AHEAD * 40)
+
+
+def test_a_busy_server_is_seldom_asked_how_it_is():
     async def generate(server: FakeServer, body: Body) -> Any:
         await asyncio.sleep(0.1)
         return await answer(server, body)
 
     async def run() -> None:
         server = FakeServer(generate)
+        start = time.monotonic()
         async with pool_of(server, timeout_s=120) as pool:
             await asyncio.gather(*(pool.generate([[1]], SAMPLING) for _ in range(300)))
-        assert server.bodies("/v1/loads") == []
+        assert len(server.bodies("/v1/loads")) <= 1 + (time.monotonic() - start) / fleet.LOAD_S
 
     asyncio.run(run())
 

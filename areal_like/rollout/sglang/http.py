@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,15 @@ AFTERMATH_S = 3.0
 
 class Unavailable(ServerError):
     """A server failed, was silent or left. What it was asked for may be asked again, of another or later."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that a server runs, and that wait there; `kv_use` is the share of its KV cache that they fill."""
+
+    running: int
+    waiting: int
+    kv_use: float
 
 
 class Deadline:
@@ -85,10 +95,20 @@ class Server:
 
         The server answers without asking its scheduler, so also when that stands still.
         """
-        answer = await self.get("/v1/loads?include=core", timeout_s)
+        answer = await self.get(_LOADS, timeout_s)
         counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
         with self._using("/v1/loads"):
             return [[load[count] for count in counts] for load in answer["loads"]]
+
+    async def load(self, timeout_s: float) -> Load:
+        """How full the server is; it answers from its scheduler's last note, which costs that nothing."""
+        answer = await self.get(_LOADS, timeout_s)
+        with self._using("/v1/loads"):
+            loads = answer["loads"]
+            running, waiting = (
+                sum(int(load[f"num_{state}_reqs"]) for load in loads) for state in ("running", "waiting")
+            )
+            return Load(running, waiting, max(float(load["token_usage"]) for load in loads))
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[bytes]]:
         """POST JSON; gives the JSON of its answer's events as they come, no time limit. Raises as `post` does."""
@@ -138,6 +158,7 @@ class Server:
             raise Unavailable(f"{where} failed: {error}", "connection") from error
 
 
+_LOADS = "/v1/loads?include=core"
 _DATA = b"data: "  # each event begins with it
 
 
