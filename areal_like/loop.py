@@ -101,7 +101,7 @@ async def reinforce(
                 await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
             stats |= await _statistics(parts, trajectories, version)
-            if parts.algorithm.keeps:
+            if parts.algorithm.keeps or config.rollout.oversampling:
                 stats["dropped_groups"] = float(parts.collector.dropped - dropped)
                 dropped = parts.collector.dropped
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)

@@ -254,7 +254,12 @@ def _parts(
             sampling.n_samples,
             seed=config.seed if config.sglang.deterministic else None,
         ),
-        admission=Admission(train_data.batch_size, config.rollout.max_head_offpolicyness, state.version),
+        admission=Admission(
+            train_data.batch_size,
+            config.rollout.max_head_offpolicyness,
+            state.version,
+            spare=math.ceil(config.rollout.oversampling * train_data.batch_size),
+        ),
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
         keeps=job.algorithm.keeps,

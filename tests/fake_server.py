@@ -23,6 +23,7 @@ class FakeServer:
         self.requests: list[tuple[str, Body]] = []
         self.answers: dict[str, Callable[[], Awaitable[Answer]]] = {}
         self.url = ""
+        self.is_paused = False  # what `on_generate` may heed
         self.most_running = 256
         self.work_done = 0  # tokens
         self.running, self.waiting, self.kv_use = 1, 1, 0.1  # as it says
@@ -53,6 +54,7 @@ class FakeServer:
             work = {"num_total_tokens": self.work_done, "total_prefill_uncached_tokens": 1}
             answer = {"loads": [counts | work]}
         elif path in ("/pause_generation", "/continue_generation"):
+            self.is_paused = path == "/pause_generation"
             return web.Response()
         else:
             self.version = body.get("weight_version") or self.version

@@ -653,6 +653,15 @@ class RolloutConfig(Section):
     max_concurrent_rollouts: int | None = Field(
         None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
     )
+    oversampling: float = Field(
+        0.0,
+        ge=0,
+        le=4,
+        description="Groups that run beyond what the staleness bound needs, as a share of `train_dataset.batch_size`. A step "
+        "takes the groups that finish first, and as many that are unfinished are cancelled for others. This saves the wait "
+        "for the longest responses and biases what is trained towards short ones: prompts with long responses are trained "
+        "less often than the dataset has them. 0: every prompt that was started is trained.",
+    )
     prefill_once: bool = Field(
         True,
         description="Send a group's other samples when the first has begun, so that they share its prompt; false: at "

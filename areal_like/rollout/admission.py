@@ -12,9 +12,13 @@ at its deadline at the latest, and nothing is ever discarded for its age. With Î
 
 A group that the algorithm does not want (`drop`) leaves its place to a new one: what waits behind it moves up, which
 only loosens the invariant.
+
+With `spare` groups, so many more may start than the invariant allows. A step then takes the first `batch_size` groups
+that have finished and gives up as few others as the invariant asks for, unfinished ones first, if `spare` are enough:
+it does not wait for the slow, which is quick, and has trained on fewer long responses than the data would give.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 
@@ -29,11 +33,13 @@ class Admitted:
 class Admission:
     """The bookkeeping of a run that begins with `version`; the module's docstring states its invariant."""
 
-    def __init__(self, batch_size: int, max_staleness: int, version: int = 0) -> None:
+    def __init__(self, batch_size: int, max_staleness: int, version: int = 0, spare: int = 0) -> None:
         if batch_size < 1 or max_staleness < 0:
             raise ValueError(f"batch_size {batch_size} must be at least 1, max_staleness {max_staleness} at least 0")
         self.batch_size = batch_size
         self.max_staleness = max_staleness
+        self.spare = spare
+        self.given_up: list[int] = []  # ids of groups that the last batch was taken without waiting for
         self.published = version  # what every server holds
         self.next_trained = version  # the version at which the next batch will be trained
         self._waiting: list[Admitted] = []  # in order of deadline, because deadlines never decrease
@@ -47,7 +53,7 @@ class Admission:
     def capacity(self) -> int:
         """How many more groups may start now."""
         steps = self.published + self.max_staleness - self.next_trained + 1
-        return max(0, steps * self.batch_size - len(self._waiting))
+        return max(0, steps * self.batch_size + self.spare - len(self._waiting)) if steps > 0 else 0
 
     def start(self, group_id: int) -> Admitted:
         """Let a group start at the published version; raises RuntimeError where `capacity` is 0."""
@@ -65,17 +71,32 @@ class Admission:
         self._waiting = rest
 
     def take(self, finished: Container[int]) -> list[int] | None:
-        """Ids of the next batch, oldest first, or None while it has to wait for more groups to finish."""
+        """Ids of the next batch, oldest first, or None while it has to wait for more groups to finish.
+
+        `given_up` has those that are not trained for it; finished ones are among them only where all others are.
+        """
         ready = [group for group in self._waiting if group.group_id in finished][: self.batch_size]
         taken = {group.group_id for group in ready}
         rest = [group for group in self._waiting if group.group_id not in taken]
-        first = self.next_trained + 1
-        in_time = all(group.deadline >= first + place // self.batch_size for place, group in enumerate(rest))
-        if len(ready) < self.batch_size or not in_time:
+        late = self._late(rest, finished)
+        if len(ready) < self.batch_size or len(late) > self.spare:
             return None
-        self._waiting = rest
+        self._waiting = [group for group in rest if group not in late]
+        self.given_up = [group.group_id for group in late]
         self.next_trained += 1
         return [group.group_id for group in ready]
+
+    def _late(self, rest: Sequence[Admitted], finished: Container[int]) -> list[Admitted]:
+        """As few groups as possible without which the `rest` is in time after the next step; the unfinished first."""
+        in_time: list[Admitted] = []
+        late: list[Admitted] = []
+        for group in rest:
+            in_time.append(group)
+            if group.deadline < self.next_trained + 1 + (len(in_time) - 1) // self.batch_size:
+                unfinished = [other for other in in_time if other.group_id not in finished]
+                late.append(unfinished[-1] if unfinished else group)
+                in_time.remove(late[-1])
+        return late
 
     def publish(self, version: int) -> None:
         """Every server holds `version` now: groups that start from here on are that fresh."""

@@ -16,7 +16,8 @@ from areal_like.workflows.protocol import Workflow
 class Collector:
     """A workflow for each of `groups` prompts, as many at once as the staleness bound and `max_groups` admit.
 
-    Every admitted group is handed out exactly once, unless `keeps` says no to it: then another one takes its place.
+    Every admitted group is handed out exactly once, unless `keeps` says no to it, or it is one of the admission's
+    `spare` groups that a batch does not wait for: then another one takes its place.
     After `max_drops` groups in a row that were not kept all are, until one would be kept anyway, so that a policy
     that always does the same still ends its run. Groups run as tasks of `tasks`, so the first one that fails ends the
     run. A group's id is its prompt's place in `prompts`. A run that is resumed starts the groups `again`, which
@@ -33,14 +34,14 @@ class Collector:
     max_drops: int = 0
     again: Sequence[int] = ()
     started: int = 0  # groups that ever were
-    dropped: int = 0  # groups that were not kept
+    dropped: int = 0  # groups that were not kept, or given up
     tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
     tokens_trained: int = 0  # by this process, as what follows
     tokens_dropped: int = 0
     taken: list[int] = field(default_factory=list, init=False)  # the groups of the last batch
     _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
-    _running: int = field(default=0, init=False)
+    _running: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
     _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -65,6 +66,8 @@ class Collector:
             self._progress.clear()
             await self._progress.wait()
         self.taken = groups
+        for group in self.admission.given_up:
+            self._give_up(group)
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
         self.tokens_trained += sum(self._tokens.pop(group) for group in groups)
         self._fill()
@@ -79,19 +82,27 @@ class Collector:
         while (
             (self._again or self.started - self.dropped < self.groups)
             and self.admission.capacity
-            and self._running != self.max_groups
+            and len(self._running) != self.max_groups
         ):
             group_id = self._again.popleft() if self._again else self.started
             self.started = max(self.started, group_id + 1)
             self.admission.start(group_id)
-            self._running += 1
-            self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
+            self._running[group_id] = self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
+
+    def _give_up(self, group_id: int) -> None:
+        """A group is not needed: break it off, or drop what it has."""
+        self.dropped += 1
+        if task := self._running.pop(group_id, None):
+            task.cancel()
+        else:
+            del self._finished[group_id]
+            self.tokens_dropped += self._tokens.pop(group_id)
 
     async def _run(self, group_id: int) -> None:
         with span("groups", "group", group=group_id):
             trajectories = await self.workflow(self.prompts[group_id], group_id)
         self.tokens_generated += (tokens := generated_in(trajectories))
-        self._running -= 1
+        del self._running[group_id]
         if self._is_dropped(trajectories):
             self.dropped += 1
             self.tokens_dropped += tokens

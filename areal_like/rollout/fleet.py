@@ -48,9 +48,12 @@ type Entry = tuple[Sample, asyncio.Future[None]]
 
 @dataclass(order=True)
 class Ticket:
-    """A sample's place in a queue: the smallest priority is next, and of those the first that came."""
+    """A sample's place in a queue: the smallest priority is next, then the longest response so far, which may well end
+    last and should not begin last too, then the first that came.
+    """
 
     priority: int
+    shortness: int
     arrival: int
     near: Near | None = field(compare=False)
     turn: asyncio.Future[Member] = field(compare=False)
@@ -204,10 +207,10 @@ class Fleet:
     async def generate(self, sample: Sample, priority: int, near: Near | None) -> None:
         """Have a server go on with a sample until it ends; what came of it before a failure is kept.
 
-        Of those that wait the smallest `priority` is next. Raises Unavailable, and ServerError where a repetition would
-        not help.
+        Of those that wait the smallest `priority` is next, then the longest. Raises Unavailable, and ServerError
+        where a repetition would not help.
         """
-        async with self._place(priority, near) as member:
+        async with self._place(priority, -len(sample.response.tokens), near) as member:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if not member.outbox:
                 asyncio.get_running_loop().call_soon(self._send, member)
@@ -215,10 +218,11 @@ class Fleet:
             await ended
 
     @asynccontextmanager
-    async def _place(self, priority: int, near: Near | None) -> AsyncIterator[Member]:
+    async def _place(self, priority: int, shortness: int, near: Near | None) -> AsyncIterator[Member]:
         turn: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
         bound = near.member if near and near.bound and near.member in self._members else None
-        heapq.heappush(bound.queue if bound else self._queue, Ticket(priority, next(self._arrivals), near, turn))
+        ticket = Ticket(priority, shortness, next(self._arrivals), near, turn)
+        heapq.heappush(bound.queue if bound else self._queue, ticket)
         self._dispatch()
         came = time.monotonic()
         try:

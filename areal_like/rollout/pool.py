@@ -145,9 +145,20 @@ class ServerPool:
         tasks = [asyncio.ensure_future(one(place)) for place in range(len(prompts))]
         try:
             return await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            self.cancel(
+                [task.result() for task in tasks if task.done() and not task.cancelled() and not task.exception()]
+            )
+            raise
         finally:
             for task in tasks:
                 task.cancel()
+
+    def cancel(self, responses: Sequence[Response]) -> None:
+        """Count responses that were delivered as cancelled, as nobody wants them any more."""
+        tokens = sum(len(response.tokens) for response in responses)
+        self.tokens["delivered"] -= tokens
+        self.tokens["cancelled"] += tokens
 
     async def sample(
         self,

@@ -1,5 +1,6 @@
 """A prompt, n samples, a reward for each."""
 
+import asyncio
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,11 @@ class SingleTurn:
         """See Workflow."""
         seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
         responses = await self.pool.generate([prompt.tokens] * self.n_samples, self.sampling, seeds, group_id)
-        rewards = await self.score(prompt, [response.tokens for response in responses])
+        try:
+            rewards = await self.score(prompt, [response.tokens for response in responses])
+        except asyncio.CancelledError:
+            self.pool.cancel(responses)
+            raise
         pairs = zip(responses, rewards, strict=True)
         return [trajectory(prompt, group_id, *pair, sample) for sample, pair in enumerate(pairs)]
 

@@ -133,3 +133,55 @@ def test_starting_beyond_capacity_is_refused():
     admission.start(0)
     with pytest.raises(RuntimeError, match="staleness could exceed 0"):
         admission.start(1)
+
+
+@given(
+    batch_size=st.integers(1, 5),
+    max_staleness=st.integers(0, 3),
+    spare=st.integers(1, 6),
+    steps=st.integers(1, 10),
+    seed=st.integers(0, 10**6),
+)
+def test_with_spare_groups_the_slow_ones_are_given_up_and_the_bound_holds(
+    batch_size, max_staleness, spare, steps, seed
+):
+    rng = random.Random(seed)
+    admission = Admission(batch_size, max_staleness, spare=spare)
+    started_at, running, finished, trained, given_up = {}, [], set(), [], []
+
+    def fill():
+        while admission.capacity:
+            group = len(started_at)
+            started_at[group] = admission.published
+            admission.start(group)
+            running.append(group)
+
+    for version in range(steps):
+        fill()
+        while (batch := admission.take(finished)) is None:
+            assert running, "the run would wait for ever"
+            finished.add(running.pop(rng.randrange(len(running))))
+        assert len(batch) == batch_size
+        assert all(version - started_at[group] <= max_staleness for group in batch)
+        assert len(admission.given_up) <= spare
+        unfinished = [group for group in admission.given_up if group not in finished]
+        assert len(unfinished) == len(admission.given_up) or not max_staleness or not set(running) - set(unfinished)
+        finished -= {*batch, *admission.given_up}
+        running = [group for group in running if group not in admission.given_up]
+        trained += batch
+        given_up += admission.given_up
+        admission.publish(version + 1)
+    assert len({*trained, *given_up}) == len(trained) + len(given_up)
+    assert sorted({*trained, *given_up, *admission.waiting}) == list(range(len(started_at)))
+
+
+def test_synchronous_training_with_a_spare_group_does_not_wait_for_the_last():
+    admission = Admission(batch_size=2, max_staleness=0, spare=1)
+    for group in range(3):
+        admission.start(group)
+    assert admission.take({2}) is None
+    assert admission.take({0, 2}) == [0, 2]
+    assert admission.given_up == [1]
+    assert admission.capacity == 0
+    admission.publish(1)
+    assert admission.capacity == 3

@@ -37,9 +37,12 @@ def breaking(answered: list[int]) -> FakeServer:
             response = web.StreamResponse()
             await response.prepare(request)
             for place, tokens in sorted(enumerate(body["input_ids"]), key=lambda numbered: numbered[1][0]):
-                begin, end = output([3] * (1 + tokens[0]), server.version, reason=None), output([STOP], server.version)
-                for part in [begin, end][len(tokens) > 1 :]:
-                    await asyncio.sleep(600 if part is end and tokens[0] == ENDLESS else 0.001)
+                for is_end in [False, True][len(tokens) > 1 :]:
+                    await asyncio.sleep(600 if is_end and tokens[0] == ENDLESS else 0.001)
+                    while server.is_paused:
+                        await asyncio.sleep(0.001)
+                    made = [STOP] if is_end else [3] * (1 + tokens[0])
+                    part = output(made, server.version, reason="stop" if is_end else None)
                     if random.random() < 0.02:
                         assert request.transport
                         request.transport.abort()
@@ -57,7 +60,8 @@ async def score(prompt: Prompt, responses: list[Ints]) -> list[Reward]:
     return [Reward(float(prompt.sample_id % 3)) for _ in responses]
 
 
-def test_generated_is_the_sum_of_the_others_at_every_step(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("spare", [0, 3], ids=["", "oversampling"])
+def test_generated_is_the_sum_of_the_others_at_every_step(spare: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
     monkeypatch.setattr(http, "AFTERMATH_S", 0.02)
     monkeypatch.setattr(pool, "MOST_TRIES", 1000)
@@ -74,7 +78,7 @@ def test_generated_is_the_sum_of_the_others_at_every_step(monkeypatch: pytest.Mo
                 prompts=PromptStream(prompts, shuffle=False, seed=0),
                 groups=STEPS * BATCH,
                 workflow=workflow,
-                admission=Admission(BATCH, 1),
+                admission=Admission(BATCH, 1, spare=spare),
                 max_groups=None,
                 tasks=tasks,
                 keeps=lambda group: bool(group[0].reward),
