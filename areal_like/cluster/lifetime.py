@@ -23,13 +23,6 @@ PACKAGE_ROOT = Path(__file__).parents[2]
 # Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
 # system and takes it anew, a page fault for each 4 KiB.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
-_DEFAULTS = {
-    **{name: str(value) for name, (_, value) in _MALLOC.items()},
-    # torch keeps compiled kernels below TMPDIR, where they would end with the run
-    "TORCHINDUCTOR_CACHE_DIR": os.path.expanduser(
-        os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "areal_like", "torchinductor")
-    ),
-}
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
 
 
@@ -120,7 +113,7 @@ def join_run(run_id: str) -> None:
 
 def _variables(run_id: str) -> dict[str, str]:
     """What every process of a run gets; the user's own word counts more where the run needs none of its own."""
-    return {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()} | {
+    return {name: os.environ.get(name, str(value)) for name, (_, value) in _MALLOC.items()} | {
         RUN_VARIABLE: run_id,
         "TMPDIR": str(temporary_directory(run_id)),
         "SPT_NOENV": "1",  # setproctitle would overwrite the environment that the janitor reads

@@ -35,6 +35,7 @@ class Cluster:
     log_dir: Path
     placement: Placement
     startup_timeout_s: float
+    cache_dir: str | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
 
@@ -73,7 +74,7 @@ class Cluster:
         actor: Any = ray.remote(worker_class(cls))
         actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
         host = slots[0].host
-        return Member(rank, host, actor.remote(self.run_id, host, gpus, log_file), log_file)
+        return Member(rank, host, actor.remote(self.run_id, host, gpus, log_file, self.cache_dir), log_file)
 
 
 @asynccontextmanager
@@ -96,7 +97,7 @@ async def run_cluster(
         _signals_cancel(),
     ):
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
-            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s)
+            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir)
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
                 yield cluster

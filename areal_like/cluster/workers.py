@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.cluster.caches import keep_caches
 from areal_like.cluster.lifetime import join_run, local_interface
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import WorkerError
@@ -32,8 +33,9 @@ AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wa
 class Worker:
     """The process around one member: environment and output first, then the object that does the work."""
 
-    def __init__(self, run_id: str, host: str, gpus: str, log_file: Path) -> None:
+    def __init__(self, run_id: str, host: str, gpus: str, log_file: Path, cache_dir: str | None) -> None:
         join_run(run_id)
+        keep_caches(cache_dir)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if host == LOOPBACK or name not in os.environ:  # what is private listens on loopback alone

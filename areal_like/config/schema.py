@@ -91,6 +91,12 @@ class SchedulerConfig(Section):
     startup_timeout_s: float = Field(
         300.0, gt=0, description="Longest wait for Ray's grant, then for every worker's process, in seconds."
     )
+    cache_dir: str | None = Field(
+        "~/.cache/areal_like",
+        description="Directory of every host where trainer ranks and servers keep compiled kernels from run to run: those of "
+        "torch, Triton, FlashInfer, DeepGEMM and CUDA. Variables that are set already, such as `TRITON_CACHE_DIR`, count "
+        "more. null: each library's own place, of which torch's ends with the run.",
+    )
 
 
 class ArithmeticConfig(Section):

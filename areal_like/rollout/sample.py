@@ -90,6 +90,8 @@ class Sample:
             if reason and (status := reason.status_code):
                 kind = Unavailable if may_pass(status) else ServerError
                 raise kind(f"{server} gave up on a request: {reason.message}", fault_of(status))
+            if info.output_token_logprobs is None:
+                raise ValueError("no log-probs")
             columns = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
             logprobs, tokens = np.array(columns[0], np.float32), np.array(columns[1], np.int32)
             versions = token_versions(bytes(info.labels), len(tokens))

@@ -194,11 +194,11 @@ def test_a_clean_up_that_hangs_fails_no_run(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_a_user_s_own_variables_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/users/own")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "12345678")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     with run_lifetime(secrets.token_hex(6)) as directory:
         assert os.environ["TMPDIR"] == str(directory)
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/users/own"
+        assert os.environ["MALLOC_MMAP_THRESHOLD_"] == "12345678"
         assert "MALLOC_TRIM_THRESHOLD_" in os.environ
     assert "MALLOC_TRIM_THRESHOLD_" not in os.environ
 

@@ -70,6 +70,11 @@ FAULTS = {
     "an error of its own": (web.Response(status=500), "server_error"),
     "too much to do": (web.Response(status=429), "server_error"),
     "a request given up": ([output([], reason="abort", status_code=503)], "server_error"),
+    "a request given up in few words": (
+        [{"meta_info": {"finish_reason": {"type": "abort", "status_code": 503}}}],
+        "server_error",
+    ),
+    "no log-probs": ([{"meta_info": {"finish_reason": {"type": "stop"}}}], "unusable"),
     "an error in an event": ([{"error": {"code": 500, "message": "no"}}], "server_error"),
     "nothing": (None, "stalled"),
 }

@@ -19,9 +19,12 @@ class Finish(msgspec.Struct, gc=False):
 
 
 class Info(msgspec.Struct):
-    """Tokens since the event before: log-prob, id and text or null of each; `labels` are JSON, a version for each."""
+    """Tokens since the event before: log-prob, id and text or null of each; `labels` are JSON, a version for each.
 
-    output_token_logprobs: list[tuple[float, int, str | None]]
+    A request that was given up may have neither.
+    """
+
+    output_token_logprobs: list[tuple[float, int, str | None]] | None = None
     finish_reason: Finish | None = None
     labels: msgspec.Raw = msgspec.field(name=LABELS, default=msgspec.Raw(b"[]"))
 
