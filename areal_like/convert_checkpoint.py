@@ -41,7 +41,8 @@ def convert(
 
     A source is a directory: in Hugging Face form, a Megatron distributed checkpoint, a run or one of its checkpoints
     (`recover/step-N`, or a role's in it). `model` is where config and tokenizer of a Megatron checkpoint are, if not in
-    it. Returns what was done, in words. Raises CheckpointError, and leaves nothing behind then.
+    it. Returns what was done, in words. Raises CheckpointError, and leaves nothing behind then. It is for a process
+    that does nothing else, as it hides the GPUs.
     """
     _check_target(target)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it when it is imported
