@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
+
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import constant_length, sequence_mean
-from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, value_loss
+from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, sft, value_loss
 from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
-from areal_like.algorithms.types import Algorithm, Need
+from areal_like.algorithms.types import Algorithm, Experience, Need
 from areal_like.config.schema import RunConfig
 from areal_like.types import Floats, Ints, LossSpec, Trajectory
 from areal_like.user_code import UserCodeError, load_object, where_it_failed
@@ -94,6 +96,20 @@ def online_dpo(config: RunConfig) -> Algorithm:
     )
 
 
+def imitation(config: RunConfig) -> Algorithm:
+    """Supervised fine-tuning on the responses whose reward is positive, whoever wrote them.
+
+    Source: RAFT (arXiv 2304.06767), alg. 1, where the model has generated them.
+    """
+    return Algorithm(targets=rewarded, loss=LossSpec(sft))
+
+
+def rewarded(experience: Experience) -> Mapping[str, Floats]:
+    """`loss_mask` `[trajectories]`: 1 where the reward is positive."""
+    return {"loss_mask": (experience.rewards > 0).astype(np.float32)}
+
+
 ALGORITHMS: Mapping[str, Callable[[RunConfig], Algorithm]] = MappingProxyType(
-    {name: partial(policy_gradient, settings) for name, settings in PRESETS.items()} | {"dpo": online_dpo}
+    {name: partial(policy_gradient, settings) for name, settings in PRESETS.items()}
+    | {"dpo": online_dpo, "sft": imitation}
 )

@@ -895,7 +895,7 @@ class RunConfig(Section):
     total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
     algorithm: str = Field(
         "grpo",
-        description="`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, or a function of "
+        description="`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, `sft`, or a function of "
         "yours, `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md)).",
     )
     tokenizer_path: Annotated[str | None, PATH] = Field(

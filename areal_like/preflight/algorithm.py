@@ -79,7 +79,8 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message = "a pair's loss is known at the weights that the step starts from: dpo takes one optimizer step"
         yield finding(_CODE, "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1")
     settings = settings_of(preset, actor) if preset else None
-    if config.gconfig.n_samples < 2 and (settings is None or _compares(settings)) and config.algorithm in ALGORITHMS:
+    compares = _compares(settings) if settings else config.algorithm == "dpo"
+    if config.gconfig.n_samples < 2 and compares:
         message = f"one sample per prompt teaches nothing: algorithm={config.algorithm} compares it with its group"
         yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if settings is None:

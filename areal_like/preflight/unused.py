@@ -115,8 +115,12 @@ def _while(unread: Callable[[RunConfig, Settings], bool]) -> Callable[[RunConfig
 
 
 _ALGORITHM = (
-    Rule(tuple(f"actor.{key}" for key in KEYS), lambda run: run.algorithm == "dpo", "dpo has a loss of its own"),
-    Rule(("actor.dpo_beta",), lambda run: run.algorithm in PRESETS, "the algorithm is not dpo"),
+    Rule(
+        tuple(f"actor.{key}" for key in KEYS),
+        lambda run: run.algorithm in ("dpo", "sft"),
+        "the algorithm has a loss of its own",
+    ),
+    Rule(("actor.dpo_beta",), lambda run: run.algorithm in (*PRESETS, "sft"), "the algorithm is not dpo"),
     Rule(
         ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"),
         _while(lambda run, settings: settings.use_decoupled_loss and run.actor.ppo_n_minibatches == 1),

@@ -175,7 +175,16 @@ class UserWorkflow:
             return sessions[-1]
 
         scene = self.scene
-        rollout = Rollout(prompt, group_id, scene.tokenizer, self.sampling, self._score(prompt), session, scene.clients)
+        rollout = Rollout(
+            prompt,
+            group_id,
+            scene.tokenizer,
+            self.sampling,
+            self._score(prompt),
+            scene.pool.version,
+            session,
+            scene.clients,
+        )
         try:
             returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)

@@ -33,13 +33,17 @@ class Recorded:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """The servers, the reward and the tokenizer of the run, for one group. `sampling` is the run's."""
+    """The servers, the reward and the tokenizer of the run, for one group.
+
+    `sampling` is the run's, `version` that of the weights that the servers held when the group began.
+    """
 
     prompt: Prompt
     group_id: int
     tokenizer: Tokenizer
     sampling: Sampling
     score: Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]
+    version: int
     _session: Callable[[], Session]
     _clients: Clients
 
@@ -73,6 +77,18 @@ class Rollout:
             reward=worth.value,
             reward_parts=worth.parts,
         )
+
+    def given(self, prompt: Sequence[int], response: Sequence[int], reward: float | Reward | None) -> Trajectory:
+        """A response that is data, for losses that imitate or prefer (`algorithm: sft`, `dpo`); both are token ids.
+
+        It is trained on as if the present weights had generated it. Which log-probs it was made with is not known: they
+        are nan, which every loss becomes that compares with them. Raises ValueError for an empty response.
+        """
+        tokens = np.array([*prompt, *response], np.int32)
+        known = Response(tokens[len(prompt) :], np.full(len(response), np.nan, np.float32))
+        known.versions = np.full(len(response), self.version, np.int32)
+        known.finish_reason = FinishReason.STOP
+        return self.trajectory([tokens[: len(prompt)], known], reward)
 
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[Recorded]:

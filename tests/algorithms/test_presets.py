@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo
+from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, sft
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
-from areal_like.algorithms.types import Algorithm
+from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.schema import ActorConfig, RunConfig
-from areal_like.types import FinishReason, Trajectory
+from areal_like.types import Batch, FinishReason, Trajectory
 from areal_like.user_code import UserCodeError
 
 
@@ -111,3 +111,12 @@ def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text:
     with pytest.raises(UserCodeError) as raised:
         make_algorithm(config(write(tmp_path, text)))
     assert words in str(raised.value)
+
+
+def test_sft_imitates_what_has_a_reward():
+    lengths = np.array([2, 2, 2], np.int32)
+    batch = Batch(lengths, np.zeros(6, np.int32), {"loss_mask": np.array([0, 1] * 3, np.float32)})
+    experience = Experience(np.array([1, 0, -1], np.float32), np.zeros(3, np.int32), batch)
+    made = make_algorithm(config("sft"))
+    assert made.targets(experience)["loss_mask"].tolist() == [1, 0, 0]
+    assert made.loss.function is sft and not made.needs

@@ -13,6 +13,7 @@ from running import CONFIG
 from areal_like.algorithms.losses import decoupled_ppo, dpo, value_loss
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
+from areal_like.gate import check_logprobs
 from areal_like.loop import Parts, train_step
 from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
@@ -127,3 +128,15 @@ def test_a_step_without_rewards_asks_nobody(algorithm: str) -> None:
     scene = Scene(f"algorithm={algorithm}", "ref={}", "actor.ppo_n_minibatches=1", rewards=(None, None))
     assert scene.did == []
     assert scene.stats == {}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_gate_compares_what_the_servers_have_said(known: bool) -> None:
+    """Log-probs of data are nan; the trainer's are -1 here, as the known ones of the second response."""
+    did: list[str] = []
+    made, unknown = np.array([-1, 0, 0], np.int32), np.array([0, np.nan, np.nan], np.float32)
+    said = np.array([0, -1, -1], np.float32) if known else unknown
+    tokens = np.arange(3, dtype=np.int32)
+    group = [Trajectory(0, 7, tokens, logprobs, made, FinishReason.STOP, 1.0) for logprobs in (unknown, said)]
+    asyncio.run(check_logprobs(load(CONFIG, []).config, cast(Any, Model("actor", did, -1)), group))
+    assert did == ["actor: log-probs of 2"]

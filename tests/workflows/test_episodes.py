@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scripted import Model, tokenizer
 
@@ -21,12 +22,15 @@ from areal_like.workflows import make, user_loop
 from areal_like.workflows.episodes import EpisodesFailed
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
 
-ROW = {"question": "1 + 1?", "answer": "2"}
+ROOT = Path(__file__).parents[2]
+ROW = {"question": "1 + 1?", "answer": "2", "chosen": "ab", "rejected": "b"}
 ASK = 'client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])'
 
 
 class Pool(Model):
     """A model in the place of the servers."""
+
+    version = 3
 
     def __init__(self, failure: Exception | None = None) -> None:
         own = tokenizer("plain")
@@ -110,6 +114,18 @@ def test_a_group_is_a_coroutine_that_returns_trajectories(play):
     generated = group[0].generated.tolist()
     assert generated[-6:] == [True, True, False, False, True, True] and not any(generated[:-6])
     assert (said, counts) == ([], {"done": 3})
+
+
+@pytest.mark.parametrize(("example", "given"), [("preferences", [("ab", 1.0), ("b", 0.0)]), ("answers", [("2", 1.0)])])
+def test_responses_of_a_dataset_are_trajectories_with_unknown_log_probs(play, example, given):
+    pool = Pool()
+    (group,), said, counts = play((ROOT / f"examples/offline/{example}.py").read_text(), pool=pool, n=len(given))
+    own = tokenizer("plain")
+    assert [(own.decode(t.tokens[t.generated].tolist()), t.reward) for t in group] == given
+    for item in group:
+        assert item.tokens[-1] == own.eos_token_ids[0] and set(item.versions[item.generated]) == {3}
+        assert np.isnan(item.logprobs[item.generated]).all() and not item.logprobs[~item.generated].any()
+    assert pool.asked == [] and (said, counts) == ([], {"done": len(given)})
 
 
 @pytest.mark.parametrize(

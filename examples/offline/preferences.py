@@ -1,0 +1,7 @@
+"""DPO on preferences from a dataset: rows with `prompt`, `chosen` and `rejected`; nothing is generated to train on."""
+
+
+async def run(prompt, n, rollout):
+    tokenizer, row = rollout.tokenizer, prompt.row
+    better, worse = (tokenizer.encode_response(row[name]) for name in ("chosen", "rejected"))
+    return [rollout.given(prompt.tokens, better, 1.0), rollout.given(prompt.tokens, worse, 0.0)]
