@@ -5,7 +5,7 @@ PYTEST_ARGS ?= tests
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-long soak docs lint format lock clean
+.PHONY: help setup setup-gpu demo test test-long soak docs pages lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
@@ -14,6 +14,7 @@ help:
 	@echo "make soak    kill runs at random moments and go on with them, for an hour"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the pages of docs/ as a site in docs/site"
+	@echo "make pages   write the pages of docs/ that come from the code anew"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
 
 setup: $(VENV)/.cpu-installed
@@ -47,6 +48,9 @@ soak: $(VENV)/.dev-installed
 docs: $(VENV)/.docs-installed
 	@$(RUN) sphinx-build -q -W --keep-going docs docs/site
 	@echo "docs/site/index.html"
+
+pages: $(VENV)/.dev-installed
+	@for page in docs/generate/*.py; do $(RUN) PYTHONPATH=$(CURDIR) python $$page || exit 1; done
 
 lint: $(VENV)/.dev-installed
 	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed

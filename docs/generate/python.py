@@ -44,7 +44,7 @@ def page() -> str:
 
 def _entry(name: str, thing: Any) -> str:
     if not (inspect.isfunction(thing) or inspect.isclass(thing)):
-        return f"\n### {name}\n\nA {type(thing).__name__} of {len(thing)} entries.\n"
+        return f"\n### {name}\n\nA {type(thing).__name__}.\n"
     node = ast.parse(dedent(inspect.getsource(thing))).body[0]
     code = "\n".join(_lines(node))
     return f"\n### {name}\n\n```python\n{code}\n```\n\n{inspect.getdoc(thing) or ''}\n"
