@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
@@ -109,6 +110,21 @@ def _record(job: Job, view: View, void_from: int | None) -> Record:
     )
 
 
+class _Ready:
+    """When the run's parts were ready, in seconds since they were started; those that start side by side overlap."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def note(self, part: str) -> None:
+        """A part is ready, unless it was before."""
+        self._seconds.setdefault(part, time.monotonic() - self._began)
+
+    def __str__(self) -> str:
+        return "ready: " + ", ".join(f"{part} after {seconds:.0f} s" for part, seconds in self._seconds.items())
+
+
 def _advice(job: Job, view: View) -> list[Advice]:
     """What says whether asynchrony pays, where trainer and servers are on GPUs of their own."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
@@ -144,10 +160,14 @@ async def _run_on(
     async with asyncio.TaskGroup() as tasks:
         start, alternates = partial(start_servers, cluster, job, models["actor"]), config.rollout.alternates
         starting = None if alternates else tasks.create_task(start())
+        ready = _Ready()
+        if starting:
+            starting.add_done_callback(lambda _: ready.note("servers"))
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         with record.doing("starting the trainer"):
             trainers = await _trainers(cluster, job, models)
+        ready.note("trainer")
         trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
         if checkpoint:
             with record.doing("loading the checkpoint"):
@@ -162,6 +182,8 @@ async def _run_on(
             if starting is None:  # servers take what memory they find
                 await asyncio.gather(*(each.offload() for each in trainers.values()))
             servers, urls = await (starting or start())
+        ready.note("servers")
+        view.say(str(ready))
         rollout = config.rollout
         async with (
             ServerPool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def read_scalars(finished: Run) -> dict[str, dict[int, float]]:
 
 
 def test_it_prints_every_step_on_one_line_and_where_everything_lies(finished: Run) -> None:
+    assert re.search(
+        r"^ready: (trainer after \d+ s, servers|servers after \d+ s, trainer) after \d+ s$", finished.output, re.M
+    )
     assert finished.steps() == [1, 2, 3]
     lines = finished.output.splitlines()
     (header,) = [line for line in lines if line.lstrip().startswith("step ")]
