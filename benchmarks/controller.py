@@ -104,6 +104,7 @@ async def measure(
             tasks=tasks,
         )
         gc.collect()
+        gc.freeze()  # as a run does
         watch = Watch(pool)
         watching = asyncio.create_task(watch.look())
         begun = time.perf_counter(), time.process_time()

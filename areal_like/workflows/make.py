@@ -81,13 +81,13 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
             await self._scene.clients.__aenter__()
-            gc.freeze()  # what is there now stays; to look through it at every collection takes as long as the episodes
+        gc.freeze()  # what is there now stays; to look through it at every collection takes as long as the episodes
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._users.__aexit__()
+        gc.unfreeze()
         if self._config.workflows:
-            gc.unfreeze()
             await self._scene.clients.__aexit__()
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
