@@ -28,7 +28,7 @@ def trained_parameters(actor: ActorConfig, model: ModelSpec) -> int:
 
 
 def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """Modules that the model does not have, or that no adapter is written for; a note on what is trained."""
+    """Modules that the model does not have, or that no adapter is written for; how much is trained, and beside what."""
     actor = config.actor
     if not actor.use_lora or spec is None:
         return
@@ -38,6 +38,10 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
         trained, total = trained_parameters(actor, spec), total_parameters(spec)
         message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
         yield finding("RUN-LORA", "actor.use_lora", message, severity=Severity.NOTE)
+    if actor.init_model is not None:
+        message = "the weights beside the adapters are random and stay so, and little is learned through them"
+        help = "train the model whole first, and name its checkpoint in actor.path"
+        yield finding("RUN-LORA", "actor.init_model", message, help, severity=Severity.WARNING)
 
 
 def _names(actor: ActorConfig, spec: ModelSpec) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def refuse_unmatched(lora: LoRA, layers: Iterable[str]) -> None:
 
 
 def save_adapters_together(path: Path, adapters: Iterator[tuple[str, Adapter]], spec: EngineSpec, lora: LoRA) -> None:
-    """Have rank 0 write the adapters, by layer, that all ranks of an engine gather together, as PEFT 0.18 would."""
+    """Have rank 0 write the adapters, by layer, that all ranks of an engine gather together; PEFT 0.21 loads them."""
     tensors: dict[str, Tensor] = {}
     for layer, adapter in adapters:
         if dist.get_rank() == 0:

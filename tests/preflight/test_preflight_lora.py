@@ -20,7 +20,10 @@ ATTENTION = "actor.target_modules=[q_proj,k_proj,v_proj,o_proj]"
 def test_a_note_says_how_much_is_trained(write, tmp_path):
     checked = check(write(), LORA, "actor.lora_rank=4")
     assert checked.ok
-    (note,) = checked.findings
+    note, warning = checked.findings
+    assert warning.severity == "warning"
+    assert "actor.init_model" in warning.key
+    assert "stay" in warning.message
     model, lora = tmp_path / "model", LoRA(4, 8, ("all-linear",))
     write_init_model(checked.job.config.actor.init_model, model, seed=1)
     weights = load_file(model / "model.safetensors")
@@ -71,7 +74,9 @@ def test_the_layers_of_a_model_on_disk_are_those_that_may_be_named(write, tmp_pa
     model = tmp_path / "model"
     write_init_model(InitModelConfig(max_position_embeddings=64), model, seed=1)
     own = ["actor.init_model=null", f"actor.path={model}", LORA]
-    assert check(write(), *own, "actor.target_modules=[down_proj]").ok
+    checked = check(write(), *own, "actor.target_modules=[down_proj]")
+    assert checked.ok
+    assert [found.severity for found in checked.findings] == ["note"]
     (found,) = errors(write(), *own, "actor.target_modules=[qkv_proj]")
     assert "it has down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj" in found.message
 
