@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
+from areal_like.weights.checksum import checked
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
 
 
@@ -129,6 +131,8 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
     )
+    if update.checksum:
+        pool.checking = partial(checked, trainer)
     return make_sync(update.mode, trainer, pool, spec)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from areal_like.rollout.sglang.checksum import checksum
 from areal_like.weights.sync import make_sender
 
 
@@ -23,6 +24,9 @@ class LocalTrainer:
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         return await asyncio.to_thread(getattr(self._sender, step), *arguments)
+
+    async def checksums(self, *, timeout_s: float) -> dict[str, int]:
+        return {name: int(checksum(tensor)) for name, tensor in self.weights()}
 
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
         return [await self.transfer(step, *arguments, timeout_s=timeout_s)]

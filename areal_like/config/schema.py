@@ -741,6 +741,11 @@ class WeightUpdateConfig(Section):
     )
     timeout_s: float = Field(300.0, gt=0, description="Longest time until every server has acknowledged, in seconds.")
     bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")
+    checksum: bool = Field(
+        False,
+        description="Compare a checksum of every tensor that a server was given with the trainer's, before the server goes "
+        "on; the trainer gathers its weights once more for that.",
+    )
 
 
 class WarmStartConfig(Section):

@@ -31,7 +31,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         gpu_bytes=size,
         dtype=config.actor.dtype,
         mem_fraction_static=config.sglang.mem_fraction_static,
-        bucket_bytes=config.weight_update.bucket_mb << 20,
+        bucket_bytes=(config.weight_update.bucket_mb << 20) * (2 if config.weight_update.mode == "ipc" else 1),
         offload=config.rollout.alternates,
         trained=1.0 if model is None else trained_share(config.actor, model),
         gradient_checkpointing=config.actor.fsdp.gradient_checkpointing,

@@ -5,14 +5,14 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from typing import Any, Literal, Self
 
 import aiohttp
 import numpy as np
 
 from areal_like.errors import Fault
-from areal_like.events import span
+from areal_like.events import span, turn
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang import KEEP_ALIVE_S
@@ -21,6 +21,7 @@ from areal_like.rollout.turns import Turns
 
 __all__ = ["Requests", "Response", "Sampling", "ServerPool"]
 
+type Check = Callable[[Sequence[Server], Deadline], AbstractAsyncContextManager[None]]
 type Requests = Literal["in_place", "recompute", "drain"]
 
 MOST_TRIES = 4  # of a sample, in a row
@@ -60,6 +61,7 @@ class ServerPool:
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
         self._held: Sequence[Server] = ()
+        self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
         self._holding = ExitStack()
         self.pause_s = 0.0  # for how long the last update held the servers
         for url in urls:
@@ -222,7 +224,8 @@ class ServerPool:
         started = time.monotonic()
         with self._fleet.excused(), span("weights", "pause", version=version):
             await self._pause([server for server in servers if server not in self._held], deadline)
-            yield servers
+            async with self.checking(servers, deadline):
+                yield servers
             await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
             self._fleet.version = version
             await self._continue([server for server in servers if server not in self._held], deadline)
@@ -239,6 +242,8 @@ class ServerPool:
         self._holding.enter_context(self._fleet.excused())
         await self._pause(self._held, deadline)
         await _tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
+        for server in self._held:
+            turn(server.name, None)
 
     async def take_weights_back(self, deadline: Deadline) -> None:
         """Give servers on hold their memory for weights, in which nothing is until an update."""
@@ -248,6 +253,8 @@ class ServerPool:
         """Give servers on hold, which were updated since, the rest of their memory, and go on."""
         await _tell(self._held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
         await self._continue(self._held, deadline)
+        for server in self._fleet.busy:
+            turn(server.name, "generating")
         self._held = ()
         self._holding.close()
 

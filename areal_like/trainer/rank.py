@@ -34,6 +34,12 @@ class TrainerRank:
         """One method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each weight under its Hugging Face name; every rank takes part in gathering them."""
+        from areal_like.rollout.sglang.checksum import checksum
+
+        return {name: int(checksum(tensor)) for name, tensor in self._engine.weights()}
+
     def transfer(self, step: str, *arguments: Any) -> Any:
         """One step of the transport's sender."""
         return getattr(self._sender, step)(*arguments)

@@ -77,6 +77,11 @@ class Trainer:
         """Move the parts back to the device on every rank."""
         await self._ranks.call_all("engine", "onload", parts, phase="onload")
 
+    async def checksums(self, *, timeout_s: float) -> dict[str, int]:
+        """The checksum of each weight under its Hugging Face name."""
+        phase = "weight update (checksums)"
+        return (await self._ranks.call_all("checksums", phase=phase, timeout=timeout_s))[0]
+
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """One step of the transport's sender on every rank; returns rank 0's answer.
 

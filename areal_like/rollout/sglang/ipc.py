@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import LOAN_LAYOUT
+from areal_like.rollout.sglang import COMPARE, LOAN_LAYOUT, WATCH
+from areal_like.rollout.sglang.checksum import compare, watch
 
 
 def device_name(device: torch.device) -> str:
@@ -59,10 +60,18 @@ def views(flat: Tensor, layout: Sequence[tuple[str, str, Sequence[int]]]) -> lis
 
 
 def receive(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the bucket that is lent on its own device; all do, or it failed."""
+    """Have every rank of a server (`group`) load the bucket that is lent on its own device; all do, or it failed.
+
+    WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
+    """
     problem = ""
     try:
-        _load(runner, loans)
+        if WATCH in loans:
+            watch(runner.model)
+        elif COMPARE in loans:
+            compare(runner.model, json.loads(loans[COMPARE]))
+        else:
+            _load(runner, loans)
     except (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError) as error:
         problem = f"failed to load: {type(error).__name__}: {error}"
     problems: list[Any] = [None] * torch.distributed.get_world_size(group)

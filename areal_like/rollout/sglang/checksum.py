@@ -1,0 +1,55 @@
+"""Checksums of the weights that a server was given, against those that the trainer has (`weight_update.checksum`).
+
+Both sides add up the tensors under their Hugging Face names, each on the device that it is on: a server as they come
+into SGLang's `load_weights`, whichever way they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_AT_ONCE = 1 << 24  # numbers; sums are made of them as 64-bit integers
+_PERIOD = 65521  # after which weights of the sum recur; a prime, so that rows of a matrix do not change places unseen
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """A sum of a tensor's bits, in which each place has a weight of its own, as a 64-bit integer on its device."""
+    numbers = tensor.detach().contiguous().flatten()
+    bits = numbers.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.itemsize])
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), _AT_ONCE):
+        part = bits[start : start + _AT_ONCE].long()
+        places = torch.arange(start, start + len(part), device=bits.device) % _PERIOD + 1
+        total += (part * places).sum()
+    return total
+
+
+def watch(model: Any) -> None:
+    """Have a model keep the checksum of all that it loads from now on."""
+    load = model.load_weights if not hasattr(model, "received") else model.load_weights.__wrapped__
+    received: dict[str, Tensor] = {}
+
+    def noted(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            received[name] = checksum(tensor)
+            yield name, tensor
+
+    def load_weights(weights: Iterable[tuple[str, Tensor]], *arguments: Any, **options: Any) -> Any:
+        return load(noted(weights), *arguments, **options)
+
+    load_weights.__wrapped__ = load  # type: ignore[attr-defined]
+    model.load_weights, model.received = load_weights, received
+
+
+def compare(model: Any, expected: Mapping[str, int]) -> None:
+    """Raises ValueError where a watched model was not given these tensors, or others."""
+    received = {name: int(value) for name, value in model.received.items()}
+    wrong = [name for name in expected if received.get(name) != expected[name]]
+    wrong += [name for name in received if name not in expected]
+    if wrong:
+        names = ", ".join(wrong[:3])
+        raise ValueError(f"{len(wrong)} of {len(expected)} tensors came otherwise than they were sent: {names}")
