@@ -26,7 +26,7 @@ from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
 from areal_like.rewards import Rewards
 from areal_like.rollout.collector import Collector
-from areal_like.sharing import RESIDENT, Turns
+from areal_like.sharing import RESIDENT, Sharing
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, FinishReason, Floats, Trajectory
@@ -49,7 +49,7 @@ class Parts:
     tokens: Callable[[], Mapping[str, float]] = dict  # where those are that servers have generated
     servers: Callable[[], Mapping[str, float]] = dict  # how the servers fared since the last call
     recovery: Recovery | None = None
-    turns: Turns = RESIDENT
+    sharing: Sharing = RESIDENT
 
 
 async def reinforce(
@@ -76,10 +76,10 @@ async def reinforce(
             await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
         for version in range(state.version, steps):
             done = version + 1
-            await parts.turns.to_servers()
+            await parts.sharing.to_servers()
             with record.phase("wait for rollouts"):
                 trajectories = await parts.collector.next_batch()
-            await parts.turns.to_trainer(evaluating)
+            await parts.sharing.to_trainer(evaluating)
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
@@ -112,7 +112,7 @@ async def reinforce(
                     now = done == steps
                     await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
         if evaluating:
-            await parts.turns.to_servers()
+            await parts.sharing.to_servers()
 
 
 def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:

@@ -203,9 +203,9 @@ async def _run_on(
             keeper = Keeper(servers, pool, 0 if alternates else rollout.max_restarts, rollout.min_servers, view.say)
             watching = tasks.create_task(keeper.keep())
             transport = weight_sync(cluster, job, trainer, pool)
-            turns, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)
+            sharing, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)
             with record.doing("connecting trainer and servers"):
-                await turns.to_trainer(None)
+                await sharing.to_trainer(None)
                 await sync.connect()
                 await publish(sync, state.version, config.weight_update.timeout_s)
             parts = _parts(job, state, trainer, sync, rewards, workflows, groups)
@@ -219,7 +219,7 @@ async def _run_on(
                 tokens=lambda: token_account(pool, collector, evaluator.tokens),
                 servers=pool.statistics,
                 recovery=recovery,
-                turns=turns,
+                sharing=sharing,
             )
             await reinforce(config, parts, job.steps, record, state if checkpoint else None)
         watching.cancel()

@@ -16,7 +16,7 @@ from areal_like.weights.sync import WeightSync, limited
 BESIDE_WEIGHTS: tuple[Part, ...] = ("grads", "optimizer")
 
 
-class Turns(Protocol):
+class Sharing(Protocol):
     """Whose turn it is on the GPUs, as the loop says it."""
 
     async def to_servers(self) -> None:
@@ -86,7 +86,7 @@ def shared(
     trainers: Sequence[Trainer],
     pool: ServerPool,
     phase: Callable[[str], AbstractContextManager[None]],
-) -> tuple[Turns, WeightSync]:
+) -> tuple[Sharing, WeightSync]:
     """Whose turn it is under `rollout.sharing`, and the way for weights that heeds it; the first turn is the trainer's
     once it is asked for.
     """
