@@ -151,12 +151,17 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
 
 @dataclass(frozen=True)
 class Offloaded:
-    """Three steps with offloads between, and the bytes on the device: with everything, less each part, with nothing."""
+    """Three steps with offloads between, and the bytes of what is on the device: all of it, each part's, with nothing.
+
+    `freed` is how much less was allocated without each part, and `left` how much more after it had come back.
+    """
 
     outcome: Outcome
     full: list[int]
     less: dict[str, int]
     empty: list[int]
+    freed: dict[str, int]
+    left: dict[str, int]
 
 
 def three_steps_with_offloads(
@@ -186,18 +191,19 @@ def three_steps_with_offloads(
             if seed != 1:
                 steps.append(made.train(make_batch(seed), loss, temperature))
             full.append(device_bytes(made))
+        freed, left = {}, {}
         for part in PARTS:
+            before = allocated(made)
             made.offload([part])
-            less[part] = full[-1] - device_bytes(made)
+            less[part], freed[part] = full[-1] - device_bytes(made), before - allocated(made)
             made.onload([part])
+            left[part] = allocated(made) - before
         weights = exported(made)
-    return Offloaded(Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {}), full, less, empty)
+    return Offloaded(Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {}), full, less, empty, freed, left)
 
 
 def device_bytes(made: TrainEngine) -> int:
-    """What the storages of parameters, gradients and optimizer hold; on a GPU all that is allocated there."""
-    if torch.cuda.is_available():
-        return torch.cuda.memory_allocated()
+    """What the storages of parameters, gradients and optimizer hold."""
     tensors = (tensor for part in PARTS for tensor in made._memory._tensors[part]())  # type: ignore[attr-defined]
     return sum(storage.nbytes() for storage in set(made._memory._on_device(tensors)))  # type: ignore[attr-defined]
 
@@ -230,6 +236,11 @@ def adapted_steps(
         saved = load_file(path / "adapter_model.safetensors")
         adapters = {name: tensor.float().numpy() for name, tensor in saved.items()}
         return Adapted(log_probs, steps, weights, adapters, log_probs_after, of_base, trained)
+
+
+def allocated(made: TrainEngine) -> int:
+    """All that torch has on a GPU; on a CPU, where nobody counts, the same as above."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else device_bytes(made)
 
 
 def reached(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, dict[str, Any]]:

@@ -42,8 +42,8 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
         with safe_open(file, "pt") as tensors:
             files |= dict.fromkeys(tensors.keys(), file)
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):  # never: every parameter is sharded
-            continue
+        if not isinstance(parameter, DTensor):  # a forward pass that nobody resharded after
+            raise TypeError(f"{name} is gathered, and would not be replaced on all ranks")
         with safe_open(files[name], "pt") as tensors:
             whole = tensors.get_tensor(name).to(parameter.device, parameter.dtype)
         new = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
