@@ -132,8 +132,6 @@ def _offloaded(config: RunConfig) -> Iterator[Finding]:
     """A captured graph has the addresses of what it was captured with."""
     actor = config.actor
     overrides, chosen = actor.megatron.override_transformer_config, [n for n in OFFLOADS if getattr(actor.megatron, n)]
-    if actor.offload:
-        yield from (_idle(name, "actor.offload covers it") for name in chosen)
     graphs = next((name for name in _GRAPHS if overrides.get(name) not in (None, False, "none")), None)
     if graphs and (chosen or actor.offload):
         key = "actor.offload" if actor.offload else f"{_MEGATRON}.{chosen[0]}"

@@ -216,6 +216,14 @@ RULES = (
         "a reference has no backward pass",
     ),
     Rule(tuple(f"ref.megatron.{name}" for name in _TRAINED), lambda _: True, "a reference has no optimizer"),
+    *(
+        Rule(
+            tuple(f"{role}.{name}" for name in _OFFLOADS[:3]),
+            lambda run, role=role: role in run.roles and run.roles[role].offload,  # type: ignore[misc]
+            f"{role}.offload covers it",
+        )
+        for role in ("actor", "ref", "critic")
+    ),
     Rule(
         ("actor.offload",),
         lambda run: _trains_by_fsdp(run) and run.actor.fsdp.offload_params,

@@ -100,9 +100,10 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Copies tensor by tensor; each is let go on its device before the next is made."""
+    """Copies tensor by tensor; each is let go on its device before the next is made, and may leave it with the last."""
     for name, tensor in weights:
         copy = tensor.detach().cpu().contiguous()
+        copy = copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
         del tensor
         yield name, copy
         del copy

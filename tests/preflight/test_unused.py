@@ -142,3 +142,9 @@ def test_an_override_that_does_nothing_is_named(write, name, setting, without):
     keys = [str(f.key).partition(" (")[0] for f in preflight(load(write(), [override])).findings]
     assert keys == [key]
     assert key not in [str(f.key).partition(" (")[0] for f in preflight(load(write(), [override, *without])).findings]
+
+
+def test_what_offload_covers_does_nothing_beside_it(write):
+    settings = ["actor.megatron.param_offload=true", "ref.megatron.param_offload=true", "ref.offload=false"]
+    assert unused(write(), *settings, device="cuda") == []
+    assert unused(write(), *settings, "actor.offload=true", device="cuda") == ["actor.megatron.param_offload"]

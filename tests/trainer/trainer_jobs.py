@@ -183,6 +183,9 @@ def three_steps_with_offloads(
             if seed == 1:
                 made.save(folder)
                 made.finish_save()
+                made.save_hf(folder.with_name("hf"))
+                saved = load_file(folder.with_name("hf") / "model.safetensors")
+                assert all(torch.equal(saved[name], weight.cpu()) for name, weight in made.weights())
             assert device_bytes(made) == empty[-1]
             if seed == 1:  # once in host memory
                 steps.append(made.train(make_batch(seed), loss, temperature))
