@@ -36,7 +36,7 @@ _DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimize
 _NOWHERE = "it has no counterpart that a run needs"
 _PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb"
 _REPORT = _un("console, TensorBoard and a report are written (stats_logger)")
-_CHECKED = "rewards come from functions (reward.type, reward.function), not from a reward model"
+_CHECKED = "write a sequence classifier as reward.model.path and .backend, with reward.type=model"
 
 _TRANSFORMER = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),

@@ -17,6 +17,7 @@ from areal_like.config.schema import (
     RunConfig,
 )
 from areal_like.preflight.machine import Device
+from areal_like.preflight.rewards import judges
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ def _is_file(data: DatasetConfig) -> bool:
 
 def _is_made(data: DatasetConfig) -> bool:
     return data.path == "arithmetic"
+
+
+def _only_models(run: RunConfig) -> bool:
+    return all(judge.function is None and judge.type == "model" for judge in judges(run.reward).values())
 
 
 def _evaluates(run: RunConfig) -> bool:
@@ -120,6 +125,7 @@ _ALGORITHM = (
         lambda run: run.algorithm in ("dpo", "sft"),
         "the algorithm has a loss of its own",
     ),
+    Rule(("reward.timeout_s", "reward.workers"), _only_models, "the reward model's own reward.model.timeout_s does it"),
     Rule(("actor.dpo_beta",), lambda run: run.algorithm in (*PRESETS, "sft"), "the algorithm is not dpo"),
     Rule(
         ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"),

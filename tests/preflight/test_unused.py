@@ -57,6 +57,7 @@ def unused(file, *overrides, device="cpu"):
         ([], "actor.overlong_tokens=3", ["algorithm=dapo"]),
         ([], "actor.max_dropped_groups=3", ["actor.dynamic_sampling=true"]),
         ([], "actor.dpo_beta=0.5", ["algorithm=dpo"]),
+        (["reward.type=model"], "reward.timeout_s=20", ["reward.type=gsm8k"]),
         (["algorithm=dpo"], "actor.kl_ctl=0.5", ["algorithm=rloo"]),
         (["weight_update.mode=disk"], "weight_update.bucket_mb=4", []),
         ([], "actor.init_model.num_experts_per_tok=3", EXPERTS),
