@@ -29,6 +29,7 @@ from areal_like.engines import (
 )
 from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.events import span
+from areal_like.garbage import seldom_collected
 from areal_like.gate import allowed_logprob_diff
 from areal_like.loop import Parts, reinforce
 from areal_like.metrics.advice import Advice, Layout
@@ -221,7 +222,8 @@ async def _run_on(
                 recovery=recovery,
                 sharing=sharing,
             )
-            await reinforce(config, parts, job.steps, record, state if checkpoint else None)
+            with seldom_collected():
+                await reinforce(config, parts, job.steps, record, state if checkpoint else None)
         watching.cancel()
 
 

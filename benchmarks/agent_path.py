@@ -29,6 +29,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.demo.init_model import write_init_model
+from areal_like.garbage import seldom_collected
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
@@ -56,7 +57,7 @@ def main(
 ) -> None:
     run = load(config, [*(overrides or []), f"workflow={__file__}:agent"]).config
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with run_lifetime(secrets.token_hex(6)) as folder:
+    with run_lifetime(secrets.token_hex(6)) as folder, seldom_collected():
         rates, processor_s = asyncio.run(measure(run, folder, device, rounds))
     requests = run.train_dataset.batch_size * run.gconfig.n_samples
     tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}

@@ -15,7 +15,6 @@ have had the core, and of CPU time of the event loop's thread, during which this
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import multiprocessing
 import secrets
@@ -34,6 +33,7 @@ from aiohttp import web
 from areal_like.algorithms.batch import join
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.data.stream import PromptStream
+from areal_like.garbage import seldom_collected
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
@@ -58,7 +58,7 @@ def main(
     servers: int = 2,
     rounds: int = 3,
 ) -> None:
-    with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
+    with run_lifetime(secrets.token_hex(6)), running(servers) as urls, seldom_collected():
         rows = [
             asyncio.run(measure(urls, flying, tokens, max(samples, 2 * flying), batch))
             for _ in range(rounds)
@@ -103,8 +103,6 @@ async def measure(
             max_groups=groups,
             tasks=tasks,
         )
-        gc.collect()
-        gc.freeze()  # as a run does
         watch = Watch(pool)
         watching = asyncio.create_task(watch.look())
         begun = time.perf_counter(), time.process_time()

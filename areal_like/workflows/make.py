@@ -1,7 +1,6 @@
 """The workflow that a run's configuration asks for."""
 
 import asyncio
-import gc
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -81,12 +80,10 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
             await self._scene.clients.__aenter__()
-        gc.freeze()  # what is there now stays; to look through it at every collection takes as long as the episodes
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._users.__aexit__()
-        gc.unfreeze()
         if self._config.workflows:
             await self._scene.clients.__aexit__()
 
