@@ -35,6 +35,7 @@ MORE_LAYOUTS = [
     ("tied", ALL, TP2, {"bridge": "megatron-bridge"}),
     ("untied", ALL, ParallelSizes(pp=2, vpp=2), {}),
     ("untied", ALL, ParallelSizes(cp=2, edp=2), {}),
+    ("untied", ALL, DP2, {"megatron": {"overlap_grad_reduce": True, "overlap_param_gather": True}}),
     ("untied", ALL, ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
     ("untied", ATTENTION, TP2, {"megatron": RECOMPUTED}),
     ("untied", ATTENTION, DP2, {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
