@@ -58,7 +58,7 @@ def test_what_came_otherwise_is_named(sglang_server, tmp_path, mode):
             sums = await super().checksums(timeout_s=timeout_s)
             return sums | ({"model.norm.weight": 1} if self.updates == 2 else {})
 
-    models = [real.peaked_model(sglang_server.model, tmp_path / str(seed), seed) for seed in range(2)]
+    models = [real.peaked_model(sglang_server.model, tmp_path / f"model-{seed}", seed) for seed in range(2)]
     trainer: Any = Forgetful(models[0], mode=mode)
 
     async def run() -> None:
