@@ -52,7 +52,7 @@ def children() -> set[psutil.Process]:
 
 
 def test_every_reward_type_of_the_schema_has_a_verifier():
-    assert set(RewardConfig.model_fields["type"].annotation.__args__) == set(REWARDS)
+    assert set(RewardConfig.model_fields["type"].annotation.__args__) == {*REWARDS, "model"}
 
 
 def test_a_hanging_or_dying_call_fails_and_its_neighbours_do_not():
