@@ -6,7 +6,7 @@ import resource
 import socket
 from pathlib import Path
 
-from trainer_jobs import LossSpec, Setting, engine, make_batch, sft
+from trainer_jobs import LossSpec, Setting, engine, make_batch, sft, squared
 from typer.testing import CliRunner
 
 from areal_like.commands import app
@@ -37,7 +37,7 @@ def full_disk(rendezvous: Rendezvous, listener: socket.socket | None, *arguments
 def trained(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path) -> None:
     """A checkpoint of both kinds after a training step."""
     with engine(rendezvous, listener, setting) as made:
-        made.train(make_batch(), LossSpec(sft))
+        made.train(make_batch(), LossSpec(squared if setting.role == "critic" else sft))
         made.save(folder / "state")
         while not made.is_saved():
             pass

@@ -122,7 +122,6 @@ def test_data_types_and_a_copied_head_come_back(convert, tiny, tmp_path):
     [
         ("qwen3_moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2), "actor"),
         pytest.param("qwen2-tied", ParallelSizes(tp=2, pp=2, etp=2), "critic", marks=pytest.mark.long),
-        pytest.param("llama-tied", ParallelSizes(tp=4, etp=4), "actor", marks=pytest.mark.long),
     ],
 )
 def test_what_a_layout_trained_becomes_what_it_would_save(ranks, convert, tiny, tmp_path, name, sizes, role):
