@@ -90,9 +90,9 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch", "Size"):
             return tuple
-        if module == "torch":
+        if module == "torch" and "." not in name:
             return name
-        if module.startswith("torch.distributed.checkpoint."):
+        if module.startswith("torch.distributed.checkpoint.") and "." not in name:  # a dotted name may lead anywhere
             return _Record
         if (module, name) == ("torch.serialization", "_get_layout"):
             return str

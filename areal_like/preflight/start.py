@@ -45,7 +45,7 @@ def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:
     except ModelError:  # another system's, which has no config in it
         return
     for name, value in asdict(replace(own, name=model.name)).items():
-        if name != "max_positions" and value != getattr(model, name):
+        if name not in ("max_positions", "mtp_layers") and value != getattr(model, name):
             yield f"its {name} is {value}, the model's is {getattr(model, name)}"
 
 

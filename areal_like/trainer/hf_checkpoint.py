@@ -120,7 +120,7 @@ def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
             shutil.copy(file, target)
     config = json.loads((target / "config.json").read_text())
-    named = {config.pop("torch_dtype", dtype), config.get("dtype", dtype)}
+    named = {config.pop("torch_dtype", None), config.get("dtype")} - {None}
     if named != {dtype} or config.get(_EXTRA_PREDICTION):
         config |= {"dtype": dtype} | ({_EXTRA_PREDICTION: 0} if _EXTRA_PREDICTION in config else {})
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")

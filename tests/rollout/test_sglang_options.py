@@ -103,7 +103,7 @@ def test_what_the_server_does_not_take_is_refused(name, value, problem, nearest)
         ("kv-cache-dtype", "fp8_e5m2", "a rounded cache"),
         ("speculative_algorithm", "EAGLE", "the draft model gets no new weights"),
         ("enable_hierarchical_cache", True, "older weights"),
-        ("enable-lora", True, "whole weights"),
+        ("enable-lora", True, "weights come with their adapters added"),
         ("enable_eplb", True, ""),
         ("enable_torch_compile", True, ""),
         ("trust_remote_code", True, ""),
