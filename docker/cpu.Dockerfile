@@ -2,12 +2,12 @@
 FROM python:3.12-slim-bookworm
 # A compiler for Triton's and Megatron's small helpers.
 RUN apt-get update && apt-get install -y --no-install-recommends git g++ make && rm -rf /var/lib/apt/lists/*
-WORKDIR /opt/areal-like
+WORKDIR /areal-like
 COPY requirements requirements
 COPY pyproject.toml README.md ./
 COPY allocation allocation
 COPY areal_like areal_like
-RUN requirements/install cpu && rm -rf /root/.cache
+RUN requirements/install cpu && rm -rf ~/.cache
 COPY examples examples
-ENV PATH=/opt/areal-like/.venv/bin:$PATH
+ENV PATH=/areal-like/.venv/bin:$PATH
 CMD ["areal-like", "--help"]

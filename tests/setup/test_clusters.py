@@ -131,8 +131,8 @@ def job() -> dict[str, Any]:
 
 def test_the_ray_job_runs_an_example_of_the_image() -> None:
     words = shlex.split(job()["entrypoint"])
-    assert words[2].startswith("/opt/areal-like/")
-    words[2] = str(ROOT / Path(words[2]).relative_to("/opt/areal-like"))
+    assert words[2].startswith("/areal-like/")
+    words[2] = str(ROOT / Path(words[2]).relative_to("/areal-like"))
     config = configured(words).config
     assert (config.scheduler.type, config.scheduler.address) == ("ray", "auto")
     workers = job()["rayClusterSpec"]["workerGroupSpecs"][0]

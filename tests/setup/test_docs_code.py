@@ -37,7 +37,7 @@ def blocks(language: str) -> Iterator[Any]:
 
 def configured(file: str, overrides: list[str]) -> None:
     """The YAML is there and takes the changes; a user's own stands for an example."""
-    path = Path(file.removeprefix("/opt/areal-like/"))
+    path = Path(file.removeprefix("/areal-like/"))
     load(BASE if file in PLACEHOLDERS else ROOT / path, [word for word in overrides if word != "[key=value"])
 
 

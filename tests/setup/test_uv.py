@@ -6,6 +6,7 @@ has none. What it writes on its own is the same set, as every version is given.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -48,10 +49,9 @@ INSTALLED = {re.sub(r"[-_.]+", "-", found.name).lower(): found for found in meta
 
 def uv(project: Path, *words: str) -> str:
     """What uv answers without a network, where it knows the stubs alone."""
-    command = [sys.executable, "-m", "uv", *words, "--offline", "--no-index", "--find-links", "stubs"]
-    result = subprocess.run(
-        [*command, "--python", sys.executable], cwd=project, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-m", "uv", *words, "--offline", "--no-cache", "--python", sys.executable]
+    env = {**os.environ, "UV_FIND_LINKS": "stubs"}
+    result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
