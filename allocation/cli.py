@@ -9,10 +9,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +21,6 @@ import allocation
 from allocation import (
     AllocationError,
     BatchSpec,
-    Cluster,
     EnginePlan,
     Finding,
     MegatronSettings,
@@ -32,10 +29,22 @@ from allocation import (
     Plan,
     load_model,
 )
+from allocation.arguments import (
+    Batch,
+    ClusterSize,
+    Dtype,
+    GpuName,
+    Json,
+    Model,
+    Order,
+    Recompute,
+    Words,
+    system_option,
+    usage,
+)
 from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
-from allocation.grid import DEFAULT_ORDER
-from allocation.hardware import GPUS, Gpu, find_gpu
+from allocation.hardware import GPUS
 from allocation.settings import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
@@ -43,21 +52,6 @@ if TYPE_CHECKING:
 
 INVALID = 1
 DEFAULT_SEQUENCES = 4096  # of a step, where --batch does not say it: enough to fill every pipeline
-
-
-class Recompute(StrEnum):
-    """What backward computes anew."""
-
-    none = "none"
-    selective = "selective"
-    full = "full"
-
-
-class Dtype(StrEnum):
-    """Types of weights."""
-
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 app = typer.Typer(
@@ -86,77 +80,6 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets `?`, not a traceback
 
 
-@contextmanager
-def _usage(kind: type[Exception], param_hint: str | None = None) -> Iterator[None]:
-    """Turns an exception of one kind into typer's own error."""
-    try:
-        yield
-    except kind as error:
-        raise typer.BadParameter(str(error.args[0]), param_hint=param_hint) from error
-
-
-def _cluster(text: str) -> Cluster:
-    with _usage(ValueError):
-        return Cluster.parse(text)
-
-
-def _batch(text: str) -> BatchSpec:
-    prompts, x, samples = text.partition("x")
-    if not (x and prompts.isdecimal() and samples.isdecimal() and len(text) < 40):
-        raise typer.BadParameter(f"a batch is written PROMPTSxSAMPLES, for example 256x8, not {text!r}")
-    return BatchSpec(int(prompts), int(samples))
-
-
-def _gpu(text: str) -> Gpu:
-    with _usage(ValueError):
-        return find_gpu(text)
-
-
-def _models(incomplete: str) -> Iterator[str]:
-    from allocation.model_spec import known_models
-
-    names = [spelling for name in known_models() for spelling in (name, name.rpartition("/")[2].lower())]
-    return (name for name in names if name.startswith(incomplete))
-
-
-def _systems(incomplete: str = "") -> list[str]:
-    from allocation.convert import SYSTEMS
-
-    return [name for name in SYSTEMS if name.startswith(incomplete)]
-
-
-def _system(name: str) -> str:
-    if name not in _systems():
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(_systems())}")
-    return name
-
-
-def _system_option(name: str, help: str) -> Any:
-    return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
-
-
-Words = Annotated[
-    list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
-]
-Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
-]
-ClusterSize = Annotated[
-    Cluster | None,
-    typer.Option("--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."),
-]
-Batch = Annotated[
-    BatchSpec | None,
-    typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
-]
-GpuName = Annotated[
-    Gpu | None,
-    typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
-]
-Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
-
-
 @app.command()
 def check(
     words: Words,
@@ -178,9 +101,9 @@ def check(
       allocation check megatron:d2t4 --model qwen3-8b --gpu h200
       allocation check run.yaml actor.backend=megatron:t2
     """
-    with _usage(ModelError, "--model"):
+    with usage(ModelError, "--model"):
         shape = load_model(model) if model else None
-    with _usage(UsageError):
+    with usage(UsageError):
         memory = MemorySettings(gpu.memory) if gpu else None
         checked = cases(words, model=shape, cluster=cluster, batch=batch, order=order, memory=memory)
     if as_json:
@@ -212,7 +135,7 @@ def explain(
     from allocation.views import svg as drawn
     from allocation.views import terminal
 
-    with _usage(KeyError, "--by"):
+    with usage(KeyError, "--by"):
         shown = terminal.explain(plan, by)
     if svg:
         _write(svg, drawn.plan_svg(plan, by))
@@ -257,7 +180,7 @@ def memory(
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
     settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))
     limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
-    with _usage(ModelError, "--model"):
+    with usage(ModelError, "--model"):
         shape = load_model(model)
     plan = _single(words, model=shape, cluster=cluster, megatron=settings)
     found = estimate(plan, Workload(shape, settings, limits, spec))
@@ -305,7 +228,7 @@ def plan(
 
     if cluster.n_gpus > MOST_RANKS:
         raise typer.BadParameter(f"{cluster} is {cluster.n_gpus:,} GPUs; at most {MOST_RANKS:,} can be planned for")
-    with _usage(ModelError, "--model"):
+    with usage(ModelError, "--model"):
         shape = load_model(model)
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness)
@@ -345,7 +268,7 @@ def count(words: Words, cluster: ClusterSize = None) -> None:
       allocation count 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
       allocation count 'sglang:d4t4+megatron:d*t2' --cluster 4x8
     """
-    with _usage(UsageError):
+    with usage(UsageError):
         checked = cases(words, cluster=cluster)
     for case in checked:
         typer.echo(_plan(case).n_gpus)
@@ -377,7 +300,7 @@ def groups(
     if rank is not None:
         engines = _some((e for e in engines if 0 <= rank < e.world_size), f"no engine has a rank {rank}", "--rank")
     if name is not None:
-        with _usage(KeyError, "--name"):
+        with usage(KeyError, "--name"):
             engines = engines_with(name, engines)
     if as_json:
         found = {e.role: rank_groups(e) if rank is None else groups_of(e, rank) for e in engines}
@@ -395,8 +318,8 @@ def convert(
     words: Annotated[
         list[str], typer.Argument(metavar="ALLOCATION|SETTINGS", help="With --from: a file, - or the text itself.")
     ],
-    source: Annotated[str | None, _system_option("--from", "Read its settings.")] = None,
-    target: Annotated[str | None, _system_option("--to", "Write its settings.")] = None,
+    source: Annotated[str | None, system_option("--from", "Read its settings.")] = None,
+    target: Annotated[str | None, system_option("--to", "Write its settings.")] = None,
     cluster: ClusterSize = None,
 ) -> None:
     """Turn an allocation into another system's settings, or its settings into an allocation.
@@ -435,7 +358,7 @@ def format_(
       allocation format 'megatron : t2d4'
       allocation format --shell 'megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)'
     """
-    with _usage(UsageError):
+    with usage(UsageError):
         asked = texts(words)
     for text in asked:
         try:
@@ -446,7 +369,7 @@ def format_(
 
 def _single(words: Sequence[str], **options: Any) -> Plan:
     """The plan of the one allocation that the words name."""
-    with _usage(UsageError):
+    with usage(UsageError):
         return _plan(one(words, **options))
 
 

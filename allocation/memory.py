@@ -30,7 +30,7 @@ from allocation.parameters import (
 )
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import BACKENDS, SERVER
-from allocation.settings import MegatronSettings, Workload
+from allocation.settings import ITEMS, MegatronSettings, Workload
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
 # gives; NCCL's buffers for each communicator with company; what SGLang's CUDA graphs and prefill take.
@@ -80,6 +80,10 @@ class Footprint:
     stage: int = 0
     kv_token_bytes: int = 0
     kv_tokens: int | None = None
+
+    @property
+    def is_server(self) -> bool:
+        return any(phase.name == "rollout" for phase in self.phases)
 
     @property
     def peak(self) -> Phase:
@@ -233,16 +237,25 @@ def _with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -
 
 
 def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
-    """Weights, gradients, main weights and moments; the distributed optimizer shards the last two."""
+    """Weights, gradients, main weights and moments; the distributed optimizer shards the last two.
+
+    Of main weights the precision-aware optimizer keeps 16 bits, which a bfloat16 weight lacks of float32 or which are
+    a float16 of its own (`store_param_remainders`, megatron-core 0.19 `core/optimizer/optimizer_config.py`).
+    """
     item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
+    settings = work.megatron
+    main, grads, moments = ("float32", 4), "float32", 8
+    if settings.use_precision_aware_optimizer:
+        main, grads = ("16 bits", 2), settings.main_grads_dtype
+        moments = ITEMS[settings.exp_avg_dtype] + ITEMS[settings.exp_avg_sq_dtype]
     copies = work.megatron.num_distributed_optimizer_instances
     dense_over = max(1, sizes.dp * sizes.cp // copies) if sharded else 1
     owned = -(-mine.dense // dense_over) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
     return [
         Item("weights", mine.total * item),
-        Item("gradients (float32)", int(mine.total * trained * 4)),
-        Item("main weights (float32)", int(owned * trained * 4) if item < 4 else 0),
-        Item("Adam's moments", int(owned * trained * 8)),
+        Item(f"gradients ({grads})", int(mine.total * trained * ITEMS[grads])),
+        Item(f"main weights ({main[0]})", int(owned * trained * main[1]) if item < 4 else 0),
+        Item("Adam's moments", int(owned * trained * moments)),
     ]
 
 
@@ -448,6 +461,13 @@ def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
 
 
 def needed(prints: Sequence[Footprint], *, offload: bool) -> int:
-    """Bytes that engines need together on a GPU that they share: the worst peak, and what the others leave there."""
-    kept = {one.role: one.fixed if offload else one.idle for one in prints}
-    return max(one.peak.bytes + sum(kept.values()) - kept[one.role] for one in prints)
+    """Bytes that engines need together on a GPU that they share: the worst peak, and what the others leave there.
+
+    With `offload` servers and trainers take turns, while trainers stay together in theirs, as servers do.
+    """
+    most = 0
+    for one in prints:
+        others = [other for other in prints if other is not one]
+        left = [it.fixed if offload and it.is_server != one.is_server else it.idle for it in others]
+        most = max(most, one.peak.bytes + sum(left))
+    return most

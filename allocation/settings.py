@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from allocation.model_spec import ModelSpec
 
 DEFAULT_TOKENS = 16384  # of a micro-batch
+ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class MegatronSettings:
     param_offload: bool = False
     grad_offload: bool = False
     optimizer_offload: bool = False
+    use_precision_aware_optimizer: bool = False
+    main_grads_dtype: str = "float32"
+    exp_avg_dtype: str = "float32"
+    exp_avg_sq_dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class MemorySettings:
     @property
     def item(self) -> int:
         """Bytes of a number of `dtype`."""
-        return {"bfloat16": 2, "float32": 4}[self.dtype]
+        return ITEMS[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,6 @@ async def reinforce(
         state = resumed or RunState()
         parts.collector.publish(state.version)
         evaluating, in_row = None if resumed else evaluation(0), state.missing_in_row
-        dropped = state.dropped(config.train_dataset.batch_size)
         if parts.recovery and config.warm_start and not resumed:
             await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
         for version in range(state.version, steps):
@@ -102,15 +101,14 @@ async def reinforce(
             tasks.create_task(record.samples(done, trajectories))
             stats |= await _statistics(parts, trajectories, version)
             if parts.algorithm.keeps or config.rollout.oversampling:
-                stats["dropped_groups"] = float(parts.collector.dropped - dropped)
-                dropped = parts.collector.dropped
+                stats["dropped_groups"] = float(parts.collector.newly_dropped())
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
             if parts.recovery:
                 step, place = _place(parts.collector, done, in_row)
                 await parts.recovery.note(step)
                 with record.phase("checkpoint"):
-                    now = done == steps
-                    await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
+                    keep, now = parts.recovery.keep, done == steps
+                    await keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
         if evaluating:
             await parts.sharing.to_servers()
 

@@ -29,7 +29,8 @@ SYSTEMS = {
     "slime": "slime",
 }
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-_LISTS = ("actor.target_modules",)
+_LISTS = ("target_modules", "recompute_modules")
+_BY_NAME = "env_vars"  # a mapping whose keys are a user's own
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
@@ -97,12 +98,15 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
             continue
         else:
             target = found.ours
+        if target.endswith(_BY_NAME) and key.rpartition(".")[2] != _BY_NAME:
+            target = f"{target}.{key.rpartition('.')[2]}"
         if "$" in setting.value:
             done.notes.append(f"{key}: {setting.value} is known to the shell only; write {target} yourself")
             continue
         if target != key:
             done.notes.append(f"{key}: now {target}")
-        yield from _value(target, _plain(setting.value, listed=target in _LISTS), key)
+        value = setting.value if f".{_BY_NAME}." in target else _plain(setting.value, listed=target.endswith(_LISTS))
+        yield from _value(target, value, key)
     done.notes += [f"{', '.join(keys)}: {why}" for why, keys in left.items()]
 
 

@@ -47,6 +47,7 @@ from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.tokens import token_account
 from areal_like.sharing import shared
+from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.warm_start import warm_start
 from areal_like.weights.sync import WeightSync, publish
@@ -129,7 +130,7 @@ class _Ready:
 def _advice(job: Job, view: View) -> list[Advice]:
     """What says whether asynchrony pays, where trainer and servers are on GPUs of their own."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    if set(actor.devices) & set(rollout.devices):
+    if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
         return []
     layout = Layout(
         servers=len(rollout.devices),
@@ -157,7 +158,7 @@ def _about(job: Job) -> dict[str, Any]:
 async def _run_on(
     cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
-    config, checkpoint, state, record = job.config, opened.checkpoint, opened.state, opened.record
+    config, state, record = job.config, opened.state, opened.record
     async with asyncio.TaskGroup() as tasks:
         start, alternates = partial(start_servers, cluster, job, models["actor"]), config.rollout.alternates
         starting = None if alternates else tasks.create_task(start())
@@ -166,19 +167,8 @@ async def _run_on(
             starting.add_done_callback(lambda _: ready.note("servers"))
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
-        with record.doing("starting the trainer"):
-            trainers = await _trainers(cluster, job, models)
-        ready.note("trainer")
-        trainer, reference = trainers["actor"], make_reference(cluster, job, trainers)
-        if checkpoint:
-            with record.doing("loading the checkpoint"):
-                kept = _kept(config, trainers)
-                await asyncio.gather(*(each.load(checkpoint.path / role) for role, each in kept.items()))
-        else:
-            with span("controller", "warm start"):
-                await warm_start(job, trainer, view)
-            if reference and config.warm_start and config.ref and config.ref.path is None:
-                await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
+        trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
+        trainer = trainers["actor"]
         with record.doing("starting the servers"):
             if starting is None:  # servers take what memory they find
                 await asyncio.gather(*(each.offload() for each in trainers.values()))
@@ -187,13 +177,7 @@ async def _run_on(
         view.say(str(ready))
         rollout = config.rollout
         async with (
-            ServerPool(
-                urls,
-                cluster.token,
-                rollout.request_timeout_s,
-                requests=config.weight_update.requests,
-                prefill_once=rollout.prefill_once,
-            ) as pool,
+            _pool(config, urls, cluster.token) as pool,
             _scored(scorer, await scoring, cluster.token, tasks) if scorer and scoring else nullcontext() as model,
             Rewards(
                 config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
@@ -223,8 +207,13 @@ async def _run_on(
                 sharing=sharing,
             )
             with seldom_collected():
-                await reinforce(config, parts, job.steps, record, state if checkpoint else None)
+                await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
         watching.cancel()
+
+
+def _pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
+    requests, rollout = config.weight_update.requests, config.rollout
+    return ServerPool(urls, token, rollout.request_timeout_s, requests=requests, prefill_once=rollout.prefill_once)
 
 
 @asynccontextmanager
@@ -247,6 +236,32 @@ async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Pat
             role: tasks.create_task(start_trainer(cluster, job, models[role], role)) for role in job.config.roles
         }
     return {role: task.result() for role, task in starting.items()}
+
+
+async def _ready_trainers(
+    cluster: Cluster,
+    job: Job,
+    models: Mapping[TrainerRole, Path],
+    opened: RunDirectory,
+    view: View,
+    ready: _Ready,
+) -> tuple[dict[TrainerRole, Trainer], Reference | None]:
+    """All trainers, with the weights that the run begins or goes on with."""
+    config, checkpoint, record = job.config, opened.checkpoint, opened.record
+    with record.doing("starting the trainer"):
+        trainers = await _trainers(cluster, job, models)
+    ready.note("trainer")
+    reference = make_reference(cluster, job, trainers)
+    if checkpoint:
+        with record.doing("loading the checkpoint"):
+            kept = _kept(config, trainers)
+            await asyncio.gather(*(each.load(checkpoint.path / role) for role, each in kept.items()))
+        return trainers, reference
+    with span("controller", "warm start"):
+        await warm_start(job, trainers["actor"], view)
+    if reference and config.warm_start and config.ref and config.ref.path is None:
+        await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
+    return trainers, reference
 
 
 def _kept(config: RunConfig, trainers: Mapping[TrainerRole, Trainer]) -> dict[TrainerRole, Trainer]:

@@ -19,7 +19,7 @@ IN_BATCH = NormConfig(mean_level="batch", std_level="batch")
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema.py`).
+    """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema/`).
 
     `cispo` says that the ratio is clipped as a weight, without stopping the gradient (see `losses.cispo`); `critic`
     that advantages are taken from a critic's values.

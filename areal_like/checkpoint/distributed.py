@@ -17,6 +17,16 @@ from areal_like.errors import CheckpointError
 CONFIG, METADATA = "metadata.json", ".metadata"
 # Beside them in a checkpoint that was converted: the model's config and tokenizer, and its Hugging Face tensors' types
 DESCRIPTIONS, TENSORS = "huggingface", "tensors.json"
+_RECORDS = {
+    *(("torch.distributed.checkpoint.filesystem", name) for name in ("_StorageInfo", "_StoragePrefix")),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+            *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+        )
+    ),
+}
 _WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
 _WRAPPED, _ADAPTERS = "module.", "lora."
 
@@ -47,8 +57,7 @@ def read_weights(path: Path) -> Weights:
         raise CheckpointError(f"{path} is not a whole Megatron distributed checkpoint: {there}")
     try:
         backend = json.loads((path / CONFIG).read_text()).get("sharded_backend")
-        with (path / METADATA).open("rb") as file:
-            metadata = _Reader(file).load()
+        metadata = _described(path)
         found = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
         tensors = {name: Stored(tuple(entry.size), str(entry.properties.dtype)) for name, entry in found.items()}
         pieces = [(str(piece.relative_path), piece.offset + piece.length) for piece in metadata.storage_data.values()]
@@ -64,6 +73,19 @@ def read_weights(path: Path) -> Weights:
     if any(name.startswith(_ADAPTERS) for name in tensors):
         raise CheckpointError(f"{path} has adapters (use_lora) alone; take what saver has written of that run")
     raise CheckpointError(f"{path} has no weights of a language model under Megatron's names")
+
+
+def check_description(path: Path) -> None:
+    """Raises CheckpointError unless torch may unpickle the `.metadata` of the checkpoint directory `path`."""
+    try:
+        _described(path)
+    except (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint of torch's, or is torn: {error}") from error
+
+
+def _described(path: Path) -> Any:
+    with (path / METADATA).open("rb") as file:
+        return _Reader(file).load()
 
 
 def _check_files(path: Path, pieces: Iterable[tuple[str, int]]) -> None:
@@ -92,7 +114,7 @@ class _Reader(pickle.Unpickler):
             return tuple
         if module == "torch" and "." not in name:
             return name
-        if module.startswith("torch.distributed.checkpoint.") and "." not in name:  # a dotted name may lead anywhere
+        if (module, name) in _RECORDS:
             return _Record
         if (module, name) == ("torch.serialization", "_get_layout"):
             return str

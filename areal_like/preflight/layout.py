@@ -16,14 +16,15 @@ from allocation.language.reading import read
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
-from areal_like.config.schema import SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
+from areal_like.config.schema import PRECISIONS, SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
 from areal_like.preflight.megatron import OFFLOADS
 from areal_like.preflight.memory import memory_settings, with_keys
-from areal_like.preflight.roles import as_actor, of_role
+from areal_like.preflight.roles import as_actor, of_role, trains_by_fsdp
 from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recomputed
 
 _TRAINERS = ("megatron", "fsdp")
+_OPTIMIZER = ("use_precision_aware_optimizer", *PRECISIONS[1:])
 _BACKENDS = {
     "actor": _TRAINERS,
     "rollout": ("sglang",),
@@ -149,7 +150,11 @@ def _batch(config: RunConfig) -> BatchSpec:
 
 def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     """The Megatron settings that the rules know; overrides that they do not know are Megatron-core's to judge."""
-    megatron, section = config.actor.megatron, "actor.megatron.override_transformer_config"
+    section, deterministic = (
+        "actor.megatron.override_transformer_config",
+        config.actor.megatron.use_deterministic_algorithms,
+    )
+    megatron = MegatronConfig() if trains_by_fsdp(config) else config.actor.megatron
     overrides = megatron.override_transformer_config
     refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
     settable = {field.name for field in fields(MegatronSettings)} - refused
@@ -163,7 +168,8 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
         "overlap_param_gather": megatron.overlap_param_gather,
         **{name: config.actor.offload or getattr(megatron, name) for name in OFFLOADS},
-        "deterministic_mode": megatron.use_deterministic_algorithms,
+        **{name: getattr(megatron, name) for name in _OPTIMIZER},
+        "deterministic_mode": deterministic,
         "nccl_algo": config.actor.env_vars.get("NCCL_ALGO")
         or os.environ.get("NCCL_ALGO")
         or DETERMINISTIC["NCCL_ALGO"],

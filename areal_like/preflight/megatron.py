@@ -8,7 +8,7 @@ from allocation import Finding, ParallelSizes, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.options import OptionProblem
-from areal_like.config.schema import MegatronConfig, RunConfig
+from areal_like.config.schema import PRECISIONS, MegatronConfig, RunConfig
 from areal_like.preflight.machine import Device
 from areal_like.trainer.environment import attention_environment
 from areal_like.trainer.megatron.options import check_overrides, row_multiple
@@ -16,7 +16,6 @@ from areal_like.trainer.packing import sequence_alignment
 
 _MEGATRON = "actor.megatron"
 _OVERRIDES = f"{_MEGATRON}.override_transformer_config"
-_PRECISIONS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
 OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
 _OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
@@ -121,7 +120,7 @@ def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
         for message in (message for message, holds in wrong.items() if holds):
             yield finding("RUN-MEGATRON", key, message, f"write {key}=false")
         return
-    for name in _PRECISIONS:
+    for name in PRECISIONS:
         if (value := getattr(megatron, name)) != "float32":
             message = f"{value} is for the precision-aware optimizer"
             help = f"write {key}=true, or {_MEGATRON}.{name}=float32"

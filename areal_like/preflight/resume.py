@@ -23,7 +23,7 @@ MAY_CHANGE = (
     *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("backend", "mb_spec", "megatron", "env_vars")),
     *("actor.offload", "ref.offload", "critic.offload"),
     *("actor.optimizer.max_skipped_steps", "critic.optimizer.max_skipped_steps"),
-    *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches"),
+    *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches", "reward.model.backend"),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
 _LIMITS, _START = "timeout_s", ("use_dist_checkpointing", "dist_checkpointing_path")

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 
 from allocation import Finding, Plan
+from allocation.diagnostics import Severity
 from allocation.hardware import GIB
 from allocation.memory import footprints, needed
 from allocation.model_spec import ModelSpec
@@ -46,6 +47,9 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
     if set(actor.devices) != set(rollout.devices):
         message = f"{actor.text} and {rollout.text} are not on the same GPUs, so that some would do nothing in a turn"
         yield finding("RUN-SHARING", _KEY, message, f"{_STAY}, or have both on all GPUs: sglang:…|megatron:…")
+    if config.workflows:
+        message = "the time that an episode waits for the trainer's turns counts for it"
+        yield finding("RUN-SHARING", "episode.timeout_s", message, severity=Severity.WARNING)
     if config.weight_update.requests == "drain":
         message = "a turn of the trainer begins while requests run, and drain waits for these"
         yield finding("RUN-SHARING", "weight_update.requests", message, nearest=["in_place", "recompute"])
@@ -61,8 +65,10 @@ def described(config: RunConfig, plan: Plan, model: ModelSpec | None) -> str | N
     work = workload(config, model) if model else None
     if work is None or work.memory.gpu_bytes is None:
         return said
+    gpus = set(rollout.devices)
+    sharing = {engine.role for engine in plan.engines if gpus & set(engine.devices)}
     together, apart = (
-        needed([each for each in footprints(plan, work) if each.role in ("actor", "rollout")], offload=turns) / GIB
+        needed([each for each in footprints(plan, work) if each.role in sharing], offload=turns) / GIB
         for turns in (False, True)
     )
     room = work.memory.gpu_bytes / GIB

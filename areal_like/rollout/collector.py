@@ -44,10 +44,16 @@ class Collector:
     _running: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
     _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
+    _told: int = field(init=False)  # how many of those that were dropped
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
-        self._again = deque(self.again)
+        self._again, self._told = deque(self.again), self.dropped
+
+    def newly_dropped(self) -> int:
+        """How many groups were dropped since the last call."""
+        before, self._told = self._told, self.dropped
+        return self._told - before
 
     @property
     def untrained(self) -> list[int]:
@@ -102,7 +108,9 @@ class Collector:
         with span("groups", "group", group=group_id):
             trajectories = await self.workflow(self.prompts[group_id], group_id)
         self.tokens_generated += (tokens := generated_in(trajectories))
-        del self._running[group_id]
+        if self._running.pop(group_id, None) is None:  # it was given up, and ended before it could be broken off
+            self.tokens_dropped += tokens
+            return
         if self._is_dropped(trajectories):
             self.dropped += 1
             self.tokens_dropped += tokens

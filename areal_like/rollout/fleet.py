@@ -89,13 +89,16 @@ class Member:
 
     def follow(self, load: Load) -> None:
         """Make room for as many samples as the KV cache holds while they are as long as now; where it is rather empty,
-        for a few more than before: those that are left may be longer than those that come.
+        for a few more than before: those that are left may be longer than those that come. Where nothing waits for it,
+        as at the end of a step, the few and long that are left say nothing of what is to come.
         """
         self.load = load
         if load.kv_use < FULL:
             room = self.room * GROWTH
+        elif self.in_flight < self.room and not load.waiting:
+            return
         else:
-            room = AHEAD * (load.running if load.waiting else load.running / load.kv_use)
+            room = max(AHEAD * (load.running if load.waiting else load.running / load.kv_use), self.room / 2)
         self.room = max(1, min(self.most, math.ceil(room)))
 
     def lose(self, cause: str, fault: Fault) -> None:
@@ -120,6 +123,7 @@ class Fleet:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
         self.waited: list[float] = []  # seconds that samples waited for a server
+        self.on_hold = False  # servers have no memory to generate with
         self.hung: Callable[[Server], object] = lambda server: None
         self._stall_s = stall_s
         self._members: list[Member] = []
@@ -265,7 +269,8 @@ class Fleet:
             ticket.near.member = member
         if not member.in_flight:
             member.progressed = time.monotonic()
-            events.turn(member.server.name, "generating")
+            if not self.on_hold:
+                events.turn(member.server.name, "generating")
         member.in_flight += 1
         self._idle.clear()
         ticket.turn.set_result(member)
@@ -300,6 +305,10 @@ class Fleet:
                     ended.set_exception(copy(error))
 
     async def _read(self, member: Member, entries: Sequence[Entry]) -> None:
+        await self._turn()
+        entries = [entry for entry in entries if not entry[1].done()]  # some were cancelled meanwhile
+        if not entries:
+            return
         first, name = self.version, member.server.name
         rids = [f"{next(self._arrivals)}-{name}" for _ in entries]
         body = {
@@ -309,7 +318,6 @@ class Fleet:
             "return_logprob": True,
             "stream": True,
         }
-        await self._turn()
         request = encoded(body)
         for rid, (_, ended) in zip(rids, entries, strict=True):
             ended.add_done_callback(partial(self._abort_cancelled, member, rid))

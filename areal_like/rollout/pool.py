@@ -238,7 +238,7 @@ class ServerPool:
         What running requests have in the KV cache waits in host memory, or is made anew afterwards where `requests` is
         `recompute`. Raises ServerError.
         """
-        self._held = self.servers
+        self._held, self._fleet.on_hold = self.servers, True
         self._holding.enter_context(self._fleet.excused())
         await self._pause(self._held, deadline)
         await _tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
@@ -255,7 +255,7 @@ class ServerPool:
         await self._continue(self._held, deadline)
         for server in self._fleet.busy:
             turn(server.name, "generating")
-        self._held = ()
+        self._held, self._fleet.on_hold = (), False
         self._holding.close()
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:

@@ -29,7 +29,7 @@ class _ToolUse(BaseModel):
 class _ToolResult(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: _Texts = []
+    content: _Texts | None = None
 
 
 type _Block = Annotated[_Text | _ToolUse | _ToolResult, Field(discriminator="type")]
@@ -156,7 +156,7 @@ def _messages(message: _Message) -> Iterator[dict[str, Any]]:
     results = [block for block in blocks if isinstance(block, _ToolResult)]
     texts = [block for block in blocks if isinstance(block, _Text)]
     for result in results:
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _joined(result.content)}
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _joined(result.content or [])}
     if calls or texts or not results:
         said: dict[str, Any] = {"role": message.role, "content": _joined(texts)}
         if calls:

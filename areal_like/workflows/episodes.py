@@ -6,7 +6,8 @@ only a whole batch of which more than `episode.max_failed_share` fails does. See
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,7 +145,8 @@ class UserWorkflow:
         if self.per_group:
             return await self._group(prompt, group_id, seeds[0], prefills)
         sessions = [self._session(group_id, seed, prefills) for seed in seeds]
-        episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
+        with self._broken_off(sessions):
+            episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
         return [trajectory for episode in episodes for trajectory in episode]
 
     async def _episode(self, prompt: Prompt, group_id: int, number: int, session: Session) -> list[Trajectory]:
@@ -186,13 +188,23 @@ class UserWorkflow:
             scene.clients,
         )
         try:
-            returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
+            with self._broken_off(sessions):
+                returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)
             self.scene.outcomes.add(None, episodes=self.n_samples)
             return trajectories
         except EpisodeError as error:
             self.scene.outcomes.add(error.cause, str(error), self.n_samples)
             return []
+
+    @contextmanager
+    def _broken_off(self, sessions: Sequence[Session]) -> Iterator[None]:
+        """Count what was generated for sessions as cancelled where the run does not need them any more."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.scene.pool.cancel([turn.response for session in sessions for turn in session.turns])
+            raise
 
     async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
         """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""

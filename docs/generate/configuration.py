@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[1] / "configuration.md"
 HEAD = """\
 # Configuration of a run
 
-Generated from `areal_like/config/schema.py` by `python docs/generate/configuration.py`; do not edit.
+Generated from `areal_like/config/schema/` by `python docs/generate/configuration.py`; do not edit.
 
 A key is written `section.key`; on the command line `section.key=value` after the options. `null` unsets a key that may be
 empty. [run.md](run.md) says what the sections mean together.

@@ -12,7 +12,7 @@ import allocation
 from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSizes
 from allocation.cli import app
 from allocation.hardware import GIB, GPUS, find_gpu
-from allocation.memory import estimate, footprint, micro_batches, trainer
+from allocation.memory import estimate, footprint, footprints, micro_batches, needed, trainer
 from allocation.parameters import active_parameters, held, stages, total_parameters
 from allocation.settings import Workload
 
@@ -187,6 +187,30 @@ def test_engines_that_share_a_gpu_need_room_together():
     assert allocation.check("sglang:d1+megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=h200).ok
     turns = replace(h200, offload=True)
     assert allocation.check("sglang:d1|megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=turns).ok
+
+
+def test_those_who_train_stay_together_in_their_turn():
+    """The reference and the actor wait for the servers together, so they are there together."""
+    h200 = MemorySettings(find_gpu("h200").memory, mem_fraction_static=0.3, offload=True)
+    work = Workload(allocation.load_model("qwen3-1.7b"), batch=BATCH, memory=h200)
+    plan = allocation.compile("sglang[rollout]:d1|megatron[actor]:d1|megatron[ref]:d1")
+    server, actor, ref = footprints(plan, work)
+    alone, both = (needed(prints, offload=True) for prints in ([server, actor], [server, actor, ref]))
+    assert actor.peak.bytes > server.peak.bytes and both - alone == ref.idle
+    assert ref.fixed < ref.idle < actor.peak.bytes
+
+
+@pytest.mark.parametrize(
+    ("grads", "moments", "bytes"), [("float32", "float32", 2 + 4 + 2 + 8), ("bfloat16", "bfloat16", 2 + 2 + 2 + 4)]
+)
+def test_the_precision_aware_optimizer_keeps_numbers_of_its_own_size(grads, moments, bytes):
+    settings = MegatronSettings(
+        use_precision_aware_optimizer=True, main_grads_dtype=grads, exp_avg_dtype=moments, exp_avg_sq_dtype=moments
+    )
+    model = MODELS["qwen3-8b"]
+    static = trainer("actor", ParallelSizes(), Workload(model, settings, batch=BATCH)).phase("optimizer step").items
+    names = ("weights", "gradients", "main weights", "Adam's moments")
+    assert sum(item.bytes for item in static if item.name.startswith(names)) == bytes * total_parameters(model)
 
 
 def test_a_server_needs_room_for_its_cache():

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from areal_like.config import foreign
 from areal_like.config.foreign import TABLES, known_elsewhere
@@ -180,3 +181,12 @@ def test_what_other_systems_keys_are_called_here_exists():
     source = Path(foreign.__file__).read_text()
     named, keys = set(re.findall(r'_to\("([^"]+)"\)', source)), set(all_keys())
     assert [key for key in sorted(named - keys) if not any(own.startswith(f"{key}.") for own in keys)] == []
+
+
+def test_lists_and_mappings_stay_whole():
+    """Not their first item, nor their last value."""
+    text = ROLL + "\nsystem_envs: {NCCL_DEBUG: INFO, NVTE_FUSED_ATTN: 1}\n"
+    script = SLIME.rstrip() + " --recompute-granularity selective --recompute-modules core_attn mlp\n"
+    done = migrate(text)
+    assert yaml.safe_load(done.yaml)["actor"]["env_vars"] == {"NCCL_DEBUG": "INFO", "NVTE_FUSED_ATTN": "1"}
+    assert yaml.safe_load(migrate(script).yaml)["actor"]["megatron"]["recompute_modules"] == ["core_attn", "mlp"]

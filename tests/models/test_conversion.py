@@ -58,6 +58,9 @@ def convert(ranks):
     return run
 
 
+FOREIGN = b"cos\nsystem\n(S'true'\ntR."  # a pickle that would run a command
+
+
 def assert_same(one: Path, other: Path) -> None:
     """The same files with the same bytes."""
     assert {file.name for file in one.iterdir()} == {file.name for file in other.iterdir()}
@@ -148,15 +151,18 @@ def test_a_runs_policy_is_taken_out_of_its_newest_checkpoint(ranks, convert, tin
 
     torn(run / "recover/step-2/actor")
     assert "step-2 is not whole: actor/__" in convert(run / "recover/step-2", tmp_path / "torn", code=2)
-    convert(run / "recover/step-1/actor", tmp_path / "older")
+    older = run / "recover/step-1/actor"
+    convert(older, tmp_path / "older")
     assert_same(tmp_path / "hf", tmp_path / "older")
+    (older / ".metadata").write_bytes(FOREIGN)
+    assert ".metadata holds os.system" in convert(older, tmp_path / "foreign", code=2)
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "role", "bridge"),
     [
         ("qwen2-tied", ParallelSizes(tp=2, pp=2, etp=2), "actor", "megatron-bridge"),
-        ("qwen3_moe", ParallelSizes(dp=2, ep=2), "critic", "mbridge"),
+        ("qwen3_moe", ParallelSizes(pp=2, dp=2, ep=2), "critic", "mbridge"),
     ],
 )
 def test_a_trainer_of_any_layout_starts_from_it(ranks, convert, tiny, tmp_path, name, sizes, role, bridge):
@@ -233,7 +239,7 @@ def another_models(path: Path) -> None:
         ),
         (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
         (torn, "__0_0.distcp has"),
-        (lambda path: (path / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR."), ".metadata holds os.system"),
+        (lambda path: (path / ".metadata").write_bytes(FOREIGN), ".metadata holds os.system"),
         (lambda path: shutil.rmtree(path / "huggingface"), "--model DIRECTORY"),
         (another_models, "decoder.layers.self_attention.linear_qkv.weight has the shape 2 x 128 x 64, not 3 x"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,25 @@ async def batch(collector: Collector, version: int) -> list[Trajectory]:
     taken = await collector.next_batch()
     collector.publish(version + 1)
     return taken
+
+
+def test_a_group_that_ends_as_it_is_given_up_is_dropped_with_its_tokens() -> None:
+    """A workflow may return although it was broken off."""
+
+    async def stubborn(prompt: Prompt, group_id: int) -> list[Trajectory]:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0 if group_id else 60)
+        return await answer(prompt, group_id)
+
+    async def run() -> Collector:
+        async with asyncio.TaskGroup() as tasks:
+            stream, admission = PromptStream(PROMPTS, shuffle=True, seed=3), Admission(2, 0, spare=1)
+            spared = Collector(
+                prompts=stream, groups=3, workflow=stubborn, admission=admission, max_groups=None, tasks=tasks
+            )
+            assert {item.group_id for item in await batch(spared, 0)} == {1, 2}
+        return spared
+
+    spared = asyncio.run(run())
+    assert (spared.dropped, spared.tokens_dropped, spared.tokens_generated) == (1, 1, 4)
+    assert (spared.newly_dropped(), spared.newly_dropped()) == (1, 0)

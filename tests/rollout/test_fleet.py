@@ -213,18 +213,28 @@ def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: in
         server = FakeServer(generate)
         server.most_running = 40
         async with pool_of(server) as pool:
-            first = [pool.sample([number], SAMPLING) for number in range(kv_holds if kv_holds < 40 else 0)]
-            going = [asyncio.create_task(one) for one in first]
-            while kv_holds < 40 and pool._fleet._members[0].room > 20:
-                await asyncio.sleep(0.01)
-            await asyncio.gather(*going, *(pool.sample([number], SAMPLING) for number in range(samples)))
+            while kv_holds < 40 and pool._fleet._members[0].room > math.ceil(fleet.AHEAD * kv_holds):
+                await asyncio.gather(*(pool.sample([number], SAMPLING) for number in range(samples)))
+                there.clear()
+            await asyncio.gather(*(pool.sample([number], SAMPLING) for number in range(samples)))
             assert 0 <= pool.statistics()["rollout/kv_use"] <= 1
             return pool._fleet._members[0].room
 
     room = asyncio.run(run())
     assert max(there) <= math.ceil(fleet.AHEAD * min(kv_holds, 40)) + (kv_holds < 40)  # it said so a moment ago
-    if kv_holds > 40:
-        assert room == math.ceil(fleet.AHEAD * 40)
+    assert room == math.ceil(fleet.AHEAD * min(kv_holds, 40))
+
+
+def test_the_long_and_few_at_the_end_of_a_step_take_no_room_from_the_next():
+    async def run() -> list[int]:
+        member = fleet.Member(http.Server("server 0", "", None), most=320, room=320, in_flight=6)  # type: ignore[arg-type]
+        rooms = []
+        for running, waiting in ((6, 0), (6, 2), (6, 2)):
+            member.follow(http.Load(running, waiting, kv_use=0.9))
+            rooms.append(member.room)
+        return rooms
+
+    assert asyncio.run(run()) == [320, 160, 80]
 
 
 def test_a_busy_server_is_seldom_asked_how_it_is():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import checkpoint
 
+from areal_like.checkpoint.distributed import check_description
 from areal_like.errors import CheckpointError
 from areal_like.trainer.hf_checkpoint import fill_checkpoint
 
@@ -20,6 +21,7 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
 
     Names are Hugging Face's already; `dtype` is that of the new weights. Returns what was done. Raises CheckpointError.
     """
+    check_description(path)
     found = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
     tied = json.loads((config_path / "config.json").read_text()).get("tie_word_embeddings")
     sizes = {

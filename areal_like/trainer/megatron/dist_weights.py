@@ -58,9 +58,11 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
     """
     weights = read_weights(path)
     state, wanted, stored = _state(models), _tensors(models), weights.tensors
-    is_critic = any(tensor.global_shape[0] == 1 for name, tensor in wanted.items() if name == _HEAD)
+    heads: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(heads, tuple(wanted[_HEAD].global_shape) if _HEAD in wanted else None)
+    is_critic = any(shape[0] == 1 for shape in heads if shape)  # which the last pipeline stage alone can see
     if is_critic and stored.get(_HEAD, Stored((0,), "")).shape[0] != 1:
-        wanted.pop(_HEAD)
+        wanted.pop(_HEAD, None)
         for chunk in state.values():
             chunk.pop(_HEAD, None)
         stored.pop(_HEAD, None)

@@ -130,8 +130,10 @@ class MegatronEngine:
     def save_adapters(self, path: Path) -> None:
         if self._adapted is None or self._spec.lora is None:
             raise RoleError(f"the {self._spec.role} has no adapters")
-        with self._memory.needed("params"), cpu.cpu_as_cuda():
-            save_adapters_together(path, self._adapted.adapters(), self._spec, self._spec.lora)
+        with self._memory.needed("params"):
+            optimizer.gather_weights(self._wrapped)
+            with cpu.cpu_as_cuda():
+                save_adapters_together(path, self._adapted.adapters(), self._spec, self._spec.lora)
 
     def load_hf(self, path: Path, decay: float) -> None:
         if self._spec.optimizer is not None:

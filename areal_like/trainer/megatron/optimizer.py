@@ -15,8 +15,6 @@ from megatron.core.utils import get_model_config
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
 
-_PRECISIONS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-
 
 def wrap_models(
     models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
@@ -74,7 +72,7 @@ def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerCo
         "use_distributed_optimizer": megatron.use_distributed_optimizer,
         "overlap_param_gather": megatron.overlap_param_gather,
         "use_precision_aware_optimizer": megatron.use_precision_aware_optimizer,
-        **{name: getattr(torch, getattr(megatron, name)) for name in _PRECISIONS},
+        **{name: getattr(torch, getattr(megatron, name)) for name in schema.PRECISIONS},
     }
 
 

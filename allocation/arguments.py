@@ -1,0 +1,101 @@
+"""What the arguments and options of the command `allocation` are read as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from allocation import BatchSpec, Cluster
+from allocation.grid import DEFAULT_ORDER
+from allocation.hardware import Gpu, find_gpu
+
+
+class Recompute(StrEnum):
+    """What backward computes anew."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+class Dtype(StrEnum):
+    """Types of weights."""
+
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+@contextmanager
+def usage(kind: type[Exception], param_hint: str | None = None) -> Iterator[None]:
+    """Turns an exception of one kind into typer's own error."""
+    try:
+        yield
+    except kind as error:
+        raise typer.BadParameter(str(error.args[0]), param_hint=param_hint) from error
+
+
+def _cluster(text: str) -> Cluster:
+    with usage(ValueError):
+        return Cluster.parse(text)
+
+
+def _batch(text: str) -> BatchSpec:
+    prompts, x, samples = text.partition("x")
+    if not (x and prompts.isdecimal() and samples.isdecimal() and len(text) < 40):
+        raise typer.BadParameter(f"a batch is written PROMPTSxSAMPLES, for example 256x8, not {text!r}")
+    return BatchSpec(int(prompts), int(samples))
+
+
+def _gpu(text: str) -> Gpu:
+    with usage(ValueError):
+        return find_gpu(text)
+
+
+def _models(incomplete: str) -> Iterator[str]:
+    from allocation.model_spec import known_models
+
+    names = [spelling for name in known_models() for spelling in (name, name.rpartition("/")[2].lower())]
+    return (name for name in names if name.startswith(incomplete))
+
+
+def _systems(incomplete: str = "") -> list[str]:
+    from allocation.convert import SYSTEMS
+
+    return [name for name in SYSTEMS if name.startswith(incomplete)]
+
+
+def _system(name: str) -> str:
+    if name not in _systems():
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(_systems())}")
+    return name
+
+
+def system_option(name: str, help: str) -> Any:
+    """An option that takes the name of another system whose layouts are read."""
+    return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
+
+
+Words = Annotated[
+    list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
+]
+ClusterSize = Annotated[
+    Cluster | None,
+    typer.Option("--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."),
+]
+Batch = Annotated[
+    BatchSpec | None,
+    typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
+]
+GpuName = Annotated[
+    Gpu | None,
+    typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
+]
+Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]

@@ -1,0 +1,110 @@
+"""Everything a run can be told, as one typed tree; imports neither torch nor the engine.
+
+Names follow AReaL's published configuration where one exists. Every field states its unit; a rule that spans
+several fields lives in `preflight/`, so that all of its findings come together.
+"""
+
+from areal_like.config.schema.data import (
+    ArithmeticConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    EvaluatorConfig,
+    MixtureConfig,
+    SourceConfig,
+    TrainDatasetConfig,
+    ValidDatasetConfig,
+)
+from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
+from areal_like.config.schema.outputs import (
+    MLflowConfig,
+    RecoverConfig,
+    SaverConfig,
+    StatsLoggerConfig,
+    SwanLabConfig,
+    WandBConfig,
+)
+from areal_like.config.schema.rewards import JudgeConfig, RewardConfig, RewardModelConfig, RewardPartConfig
+from areal_like.config.schema.rollout import (
+    SERVER_RESERVE,
+    SINGLE_TURN,
+    EpisodeConfig,
+    GenerationConfig,
+    RolloutConfig,
+    SGLangConfig,
+    WeightUpdateConfig,
+)
+from areal_like.config.schema.run import RunConfig
+from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
+from areal_like.config.schema.trainer import (
+    ALL_LINEAR,
+    PRECISIONS,
+    ActorConfig,
+    BehaviourMode,
+    CriticConfig,
+    EngineConfig,
+    FSDPConfig,
+    InitModelConfig,
+    KLEstimator,
+    MegatronConfig,
+    MicroBatchConfig,
+    NormConfig,
+    OptimizerConfig,
+    RecomputedModule,
+    ReferenceConfig,
+    RoleConfig,
+    SchedulingStrategyConfig,
+    TrainerRole,
+    WarmStartConfig,
+)
+
+__all__ = [
+    "ALL_LINEAR",
+    "LEAST_TEMPERATURE",
+    "PRECISIONS",
+    "SERVER_RESERVE",
+    "SINGLE_TURN",
+    "ActorConfig",
+    "ArithmeticConfig",
+    "BehaviourMode",
+    "ClusterConfig",
+    "CriticConfig",
+    "DatasetConfig",
+    "EngineConfig",
+    "EpisodeConfig",
+    "EvaluationConfig",
+    "EvaluatorConfig",
+    "FSDPConfig",
+    "GenerationConfig",
+    "InitModelConfig",
+    "JudgeConfig",
+    "KLEstimator",
+    "MLflowConfig",
+    "MegatronConfig",
+    "MicroBatchConfig",
+    "MixtureConfig",
+    "NormConfig",
+    "OptimizerConfig",
+    "RecomputedModule",
+    "RecoverConfig",
+    "ReferenceConfig",
+    "RewardConfig",
+    "RewardModelConfig",
+    "RewardPartConfig",
+    "RoleConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SGLangConfig",
+    "SaverConfig",
+    "SchedulerConfig",
+    "SchedulingStrategyConfig",
+    "Section",
+    "SourceConfig",
+    "StatsLoggerConfig",
+    "SwanLabConfig",
+    "TrainDatasetConfig",
+    "TrainerRole",
+    "ValidDatasetConfig",
+    "WandBConfig",
+    "WarmStartConfig",
+    "WeightUpdateConfig",
+]

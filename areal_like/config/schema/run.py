@@ -1,0 +1,178 @@
+"""The root of the tree, and what follows from several of its sections."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
+from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
+from areal_like.config.schema.outputs import RecoverConfig, SaverConfig, StatsLoggerConfig
+from areal_like.config.schema.rewards import RewardConfig
+from areal_like.config.schema.rollout import (
+    SERVER_RESERVE,
+    SINGLE_TURN,
+    EpisodeConfig,
+    GenerationConfig,
+    RolloutConfig,
+    SGLangConfig,
+    WeightUpdateConfig,
+)
+from areal_like.config.schema.section import NAME, PATH, Section
+from areal_like.config.schema.trainer import (
+    ActorConfig,
+    CriticConfig,
+    EngineConfig,
+    MegatronConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RoleConfig,
+    TrainerRole,
+    WarmStartConfig,
+)
+
+
+class RunConfig(Section):
+    """One run of asynchronous reinforcement learning."""
+
+    experiment_name: Annotated[str, NAME] = Field(
+        pattern=r"^\w[\w.-]*$", description="First part of the run's directory."
+    )
+    trial_name: Annotated[str, NAME] = Field(
+        "",
+        pattern=r"^(\w[\w.-]*)?$",
+        description="Second part of the run's directory; empty: the time at which the run starts.",
+    )
+    seed: int = Field(1, ge=0, lt=2**32, description="Seed of weights, data order and sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU.")
+    allocation_mode: str | None = Field(
+        None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."
+    )
+    total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
+    total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
+    algorithm: str = Field(
+        "grpo",
+        description="`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, `sft`, or a function of "
+        "yours, `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md)).",
+    )
+    tokenizer_path: Annotated[str | None, PATH] = Field(
+        None, description="Tokenizer in Hugging Face form; null: the model's own."
+    )
+
+    cluster: ClusterConfig = Field(ClusterConfig(), description="The machines.")
+    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="The Ray cluster.")
+    train_dataset: TrainDatasetConfig = Field(description="The prompts that are trained on.")
+    valid_dataset: ValidDatasetConfig | None = Field(None, description="The held-out prompts.")
+    gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
+    reward: RewardConfig = Field(RewardConfig(), description="Judging.")
+    workflow: str | None = Field(
+        None,
+        description="Own workflow, `my_workflow.py:run` or `package.module:run`, with the parameters (row, client) or "
+        "(prompt, n, rollout); null: a prompt, n samples, a reward for each.",
+    )
+    episode: EpisodeConfig = Field(EpisodeConfig(), description="Limits of an episode of `workflow`.")
+    actor: ActorConfig = Field(description="The trainer.")
+    ref: ReferenceConfig | None = Field(None, description="The reference policy; null: none.")
+    critic: CriticConfig | None = Field(None, description="The critic; null: none.")
+    rollout: RolloutConfig = Field(RolloutConfig(), description="The rollout.")
+    sglang: SGLangConfig = Field(SGLangConfig(), description="The servers.")
+    weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="The way of new weights.")
+    warm_start: WarmStartConfig | None = Field(None, description="Supervised training first; null: none.")
+    evaluator: EvaluatorConfig = Field(EvaluatorConfig(), description="Evaluation.")
+    saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
+    recover: RecoverConfig = Field(RecoverConfig(), description="Going on with a run that ended early.")
+    stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of everything this run writes: absolute, as every process has a working directory of its own."""
+        return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
+
+    @property
+    def base_is_reference(self) -> bool:
+        """Whether the reference is the actor without its adapters, as an empty section asks for nothing else."""
+        elsewhere = self.warm_start is not None or "ref" in (self.allocation_mode or "")
+        return self.actor.use_lora and self.ref == ReferenceConfig() and not elsewhere
+
+    @property
+    def further_roles(self) -> Mapping[TrainerRole, RoleConfig]:
+        """The sections of the roles on trainer ranks beside the actor, as far as the run has them."""
+        ref = None if self.base_is_reference else self.ref
+        sections: dict[TrainerRole, RoleConfig | None] = {"ref": ref, "critic": self.critic}
+        return {role: section for role, section in sections.items() if section is not None}
+
+    @property
+    def roles(self) -> Mapping[TrainerRole, EngineConfig]:
+        """The models on trainer ranks, the actor first, each with the actor's settings where it has none of its own.
+
+        A role without `path` has the actor's model, and its weights where it names no checkpoint of its own.
+        """
+        engines: dict[TrainerRole, EngineConfig] = {"actor": self.actor}
+        for role, section in self.further_roles.items():
+            fields = {name: _own_or(section, self.actor, name) for name in EngineConfig.model_fields}
+            own = section.megatron or MegatronConfig()
+            start = own if section.path or own.use_dist_checkpointing else self.actor.megatron
+            weights = {name: getattr(start, name) for name in ("use_dist_checkpointing", "dist_checkpointing_path")}
+            engines[role] = EngineConfig(**{**fields, "megatron": fields["megatron"].model_copy(update=weights)})
+        return engines
+
+    def optimizer(self, role: TrainerRole) -> OptimizerConfig | None:
+        """The role's optimizer; None for one that is not trained."""
+        if role == "critic" and self.critic is not None:
+            return self.critic.optimizer or self.actor.optimizer
+        return self.actor.optimizer if role == "actor" else None
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens of a prompt and its response, or of a trajectory of `workflow`."""
+        if self.workflow is not None and self.episode.max_tokens is not None:
+            return self.episode.max_tokens
+        prompts = [self.train_dataset.max_prompt_length]
+        if self.valid_dataset is not None:
+            prompts.append(self.valid_dataset.max_prompt_length)
+        return max(prompts) + self.gconfig.max_new_tokens
+
+    @property
+    def workflows(self) -> dict[str, str]:
+        """The user's own workflows, by the keys that name them."""
+        valid = self.valid_dataset.workflow if self.valid_dataset else None
+        named: dict[str, str | None] = {"workflow": self.workflow, "valid_dataset.workflow": valid}
+        named |= {
+            f"evaluator.datasets.{name}.workflow": data.workflow for name, data in self.evaluator.datasets.items()
+        }
+        return {key: it for key, it in named.items() if it is not None and it != SINGLE_TURN}
+
+    @property
+    def evaluations(self) -> dict[str, EvaluationConfig]:
+        """What is evaluated, by name, with every setting; `valid_dataset` under this name."""
+        own: dict[str, ValidDatasetConfig | None] = {"valid_dataset": self.valid_dataset, **self.evaluator.datasets}
+        common = {
+            "n_samples": self.evaluator.n_samples,
+            "temperature": self.evaluator.temperature,
+            "max_new_tokens": self.evaluator.max_new_tokens or self.gconfig.max_new_tokens,
+            "workflow": self.workflow or SINGLE_TURN,
+        }
+        return {
+            name: EvaluationConfig.model_validate(common | data.model_dump(exclude_none=True))
+            for name, data in own.items()
+            if data is not None
+        }
+
+    @property
+    def longest_generated(self) -> int:
+        """Most tokens of a prompt and its response, those that are only evaluated included."""
+        evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
+        played = self.episode.max_tokens or 0 if self.workflows else 0
+        return max(self.longest_sequence, *evaluated, played)
+
+    @property
+    def context_length(self) -> int:
+        """Positions of a server's context, in tokens."""
+        return self.sglang.context_length or self.longest_generated + SERVER_RESERVE
+
+
+def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:
+    """A role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
+    own = getattr(section, name)
+    return getattr(actor, name) if own is None and name not in ("backend", "path") else own
