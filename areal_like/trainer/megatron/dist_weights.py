@@ -94,10 +94,12 @@ def _differences(wanted: Mapping[str, ShardedTensor], stored: Mapping[str, Store
         shape = tuple(tensor.global_shape)
         if name not in stored:
             yield f"{name} is not in the checkpoint"
+        elif stored[name].shape == shape:
+            continue
         elif tensor.allow_shape_mismatch and stored[name].shape[1:] == shape[1:]:
             if not is_padding_of(stored[name].shape[0], vocab_size):
                 yield f"{name} has {stored[name].shape[0]} rows for a vocabulary of {vocab_size}"
-        elif stored[name].shape != shape:
+        else:
             yield f"{name} has the shape {_size(stored[name].shape)}, not {_size(shape)}"
 
 

@@ -61,6 +61,8 @@ class ValueBridge:
         models = self._bridge.build()
         for model in models:
             model.share_embeddings_and_output_weights = False
+            # Megatron Bridge goes by this, and would send the embedding to the last stage's output layer
+            model.config.share_embeddings_and_output_weights = False
             if model.post_process:
                 weight = _new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
                 device = next(model.parameters()).device
