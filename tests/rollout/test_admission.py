@@ -9,6 +9,15 @@ from hypothesis import strategies as st
 from areal_like.rollout.admission import Admission
 
 
+def fill(admission, started_at, running):
+    """Start as many groups as may be started."""
+    while admission.capacity:
+        group = len(started_at)
+        started_at[group] = admission.published
+        admission.start(group)
+        running.append(group)
+
+
 @given(
     batch_size=st.integers(1, 5),
     max_staleness=st.integers(0, 4),
@@ -23,11 +32,7 @@ def test_no_group_is_trained_after_its_bound_and_none_is_lost(batch_size, max_st
     started_at, running, finished, trained = {}, [], set(), []
     for version in range(steps):
         while True:
-            while admission.capacity:
-                group = len(started_at)
-                started_at[group] = admission.published
-                admission.start(group)
-                running.append(group)
+            fill(admission, started_at, running)
             batch = admission.take(finished)
             if batch is not None:
                 break
@@ -41,11 +46,7 @@ def test_no_group_is_trained_after_its_bound_and_none_is_lost(batch_size, max_st
             assert version - started_at[group] <= max_staleness
         trained += batch
         finished -= set(batch)
-        while admission.capacity:  # servers keep generating while the trainer trains
-            group = len(started_at)
-            started_at[group] = admission.published
-            admission.start(group)
-            running.append(group)
+        fill(admission, started_at, running)  # servers keep generating while the trainer trains
         admission.publish(version + 1)
     assert len(trained) == len(set(trained)) == steps * batch_size
 
@@ -65,15 +66,8 @@ def test_a_dropped_group_leaves_its_place_to_a_new_one_that_is_as_fresh(
     admission = Admission(batch_size, max_staleness)
     started_at, running, finished, dropped, trained = {}, [], set(), set(), []
 
-    def fill():
-        while admission.capacity:
-            group = len(started_at)
-            started_at[group] = admission.published
-            admission.start(group)
-            running.append(group)
-
     for version in range(steps):
-        fill()
+        fill(admission, started_at, running)
         while (batch := admission.take(finished)) is None:
             assert running, "the run would wait for ever"
             group = running.pop(rng.randrange(len(running)))
@@ -82,16 +76,16 @@ def test_a_dropped_group_leaves_its_place_to_a_new_one_that_is_as_fresh(
                 admission.drop(group)
             else:
                 finished.add(group)
-            fill()
+            fill(admission, started_at, running)
         assert len(batch) == batch_size
         assert all(version - started_at[group] <= max_staleness for group in batch)
         trained += batch
         finished -= set(batch)
-        fill()
+        fill(admission, started_at, running)
         if running and rng.random() < dropped_share:  # while the step trains
             dropped.add(group := running.pop())
             admission.drop(group)
-            fill()
+            fill(admission, started_at, running)
         admission.publish(version + 1)
     assert len(trained) == len(set(trained)) == steps * batch_size
     assert not dropped & set(trained)
@@ -149,15 +143,8 @@ def test_with_spare_groups_the_slow_ones_are_given_up_and_the_bound_holds(
     admission = Admission(batch_size, max_staleness, spare=spare)
     started_at, running, finished, trained, given_up = {}, [], set(), [], []
 
-    def fill():
-        while admission.capacity:
-            group = len(started_at)
-            started_at[group] = admission.published
-            admission.start(group)
-            running.append(group)
-
     for version in range(steps):
-        fill()
+        fill(admission, started_at, running)
         while (batch := admission.take(finished)) is None:
             assert running, "the run would wait for ever"
             finished.add(running.pop(rng.randrange(len(running))))
