@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import textwrap
@@ -43,6 +44,12 @@ actor:
   init_model: {max_position_embeddings: 64}
 rollout: {backend: "sglang:d1"}
 """
+
+
+def pytest_configure() -> None:
+    """A session that is told to end takes what it has started along, as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 @dataclass(frozen=True)

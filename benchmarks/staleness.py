@@ -1,0 +1,57 @@
+"""The CPU demo's learning curve under staleness and under weight updates: rewards at equal samples.
+
+    python -m benchmarks.staleness [--eta 0,1,2,4,8] [--losses decoupled,naive] [--seeds 1] [key=value ...]
+    python -m benchmarks.staleness --requests in_place,recompute,drain [--seeds 1,2,3] [key=value ...]
+
+The first compares bounds of staleness (`rollout.max_head_offpolicyness`) and the two losses that
+`actor.use_decoupled_loss` chooses; the second what an update does with requests (`weight_update.requests`). Figures are
+added to those in the file, from which `python docs/generate/staleness.py` draws docs/images/learning_curves.svg.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from benchmarks.demo import demo
+from benchmarks.report import ROOT, save
+
+RESULTS = ROOT / "benchmarks/results/staleness_cpu.json"
+LOSSES = {"decoupled": "true", "naive": "false"}
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    eta: str = "0,1,2,4,8",
+    losses: str = ",".join(LOSSES),
+    requests: str = "",
+    seeds: str = "1",
+    limit_s: float = 900,
+) -> None:
+    variants = contracts(requests) if requests else bounds(eta, losses)
+    for (name, settings), seed in itertools.product(list(variants), seeds.split(",")):
+        result = demo([*settings, f"seed={seed}", *(overrides or [])], 0.9, limit_s)
+        print(name, seed, {key: value for key, value in result.items() if key != "held_out"}, flush=True)
+        runs = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else {}
+        save("staleness_cpu", {"runs": runs | {f"{name}, seed {seed}": {"name": name, "seed": int(seed), **result}}})
+
+
+def bounds(eta: str, losses: str) -> Iterator[tuple[str, list[str]]]:
+    """Every bound with every loss."""
+    for bound, loss in itertools.product(eta.split(","), losses.split(",")):
+        settings = [f"rollout.max_head_offpolicyness={bound}", f"actor.use_decoupled_loss={LOSSES[loss]}"]
+        yield f"η = {bound}, {loss}", settings
+
+
+def contracts(requests: str) -> Iterator[tuple[str, list[str]]]:
+    """Every way to treat requests, where weights change while most of them run."""
+    for way in requests.split(","):
+        yield way, [f"weight_update.requests={way}", "rollout.max_head_offpolicyness=2"]
+
+
+if __name__ == "__main__":
+    typer.run(main)
