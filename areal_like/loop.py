@@ -180,9 +180,12 @@ async def train_step(
             batches[1:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[1:]]
     with record.phase("training"):
         of_policy = [await parts.trainer.train(batch, algorithm.loss, temperature) for batch in batches]
+    if "proximal" not in algorithm.needs:  # later mini-batches know no log-probs of the weights that servers have
+        of_policy[1:] = [{name: part[name] for name in part if name not in _ON_POLICY} for part in of_policy[1:]]
     return stats | mean(of_policy)
 
 
+_ON_POLICY = ("on_policy_logprob_diff", "on_policy_share")
 _PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and phase of each
     ("reference", "reference_logprobs", "reference"),
     ("values", "values", "values"),
@@ -214,7 +217,7 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in dict.fromkeys(name for part in stats for name in part):
         having = [part for part in stats if name in part]
         result[name] = float(np.average([p[name] for p in having], weights=[p.get("loss_tokens", 1) for p in having]))
-    drift, share = result.pop("on_policy_logprob_diff", 0.0), result.get("on_policy_share")
+    drift, share = result.pop(_ON_POLICY[0], 0.0), result.get(_ON_POLICY[1])
     return result | ({"logprob_diff": drift / share} if share else {})
 
 

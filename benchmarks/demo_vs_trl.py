@@ -1,13 +1,14 @@
 """Seconds to a held-out reward: this engine's demo against TRL's GRPOTrainer, on the same machine.
 
-    python -m benchmarks.demo_vs_trl [--seeds 1,2,3] [--target 0.9] [--limit-s 900] [key=value ...]
+    python -m benchmarks.demo_vs_trl --seeds 1,2,3 actor.optimizer.warmup_steps=10 [--target 0.9] [--limit-s 900]
 
 Both start from one checkpoint, which a run of one step with a vanishing learning rate writes after its warm start, and
 use the same problems, reward, batch, samples, learning rate, clipping, temperature, response length, and evaluation:
 on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are
 given: `total` from the start of the process, imports and servers included, and `training` from the evaluation before
 the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
-the number of threads, of `--trl-threads`, with which its first steps are fastest.
+the number of threads, of `--trl-threads`, with which its first steps are fastest. The warm-up is there because both begin
+with a new optimizer, where the demo goes on with that of its warm start.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def compare(
     folder: Path, overrides: Sequence[str], target: float, limit_s: float, threads: str, packages: Path
 ) -> dict:
     """Warm-start once, then both; every time is in seconds, None where the target was not reached."""
-    warm = engine(folder / "warm", [*overrides, "total_train_steps=1", "actor.optimizer.lr=1e-12"], limit_s)
+    still = ["total_train_steps=1", "actor.optimizer.lr=1e-12", "actor.optimizer.warmup_steps=0"]
+    warm = engine(folder / "warm", [*overrides, *still], limit_s)
     start = [
         *overrides,
         f"actor.path={folder / 'warm/run/checkpoints/step-1'}",

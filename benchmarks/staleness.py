@@ -5,7 +5,7 @@
 
 The first compares bounds of staleness (`rollout.max_head_offpolicyness`) and the two losses that
 `actor.use_decoupled_loss` chooses; the second what an update does with requests (`weight_update.requests`). Figures are
-added to those in the file, from which `python docs/generate/staleness.py` draws docs/images/learning_curves.svg.
+added to those in the file, from which `python docs/generate/pictures.py` draws docs/images/learning_curves.svg.
 """
 
 from __future__ import annotations

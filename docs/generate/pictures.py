@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import allocation
 from allocation.views.svg import plan_svg
 
 FOLDER = Path(__file__).parents[1] / "images"
+STALENESS = Path(__file__).parents[2] / "benchmarks/results/staleness_cpu.json"
+CURVES = ["#57606a", "#0969da", "#1a7f37", "#bf8700", "#cf222e"]  # of η = 0, 1, 2, 4, 8
 COLOURS = ["#57606a", "#0969da", "#1a7f37", "#bf8700"]  # of versions 0, 1, 2, 3
 INK, SOFT, LINE = "#1f2328", "#656d76", "#d8dee4"
 
@@ -83,10 +88,46 @@ def update() -> str:
     return picture(770, 250, *parts)
 
 
+def curves(left: float, title: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+    """A panel of rewards over steps from `left` on; its lines differ in colour."""
+    width, top, height, last = 330, 50, 200, max(step for line in lines.values() for step, _ in line)
+    parts = [text(left, 30, title)]
+    for reward in (0.4, 0.6, 0.8, 1.0):
+        y = top + height * (1.0 - reward) / 0.7
+        parts += [f'<line x1="{left}" x2="{left + width}" y1="{y}" y2="{y}" stroke="{LINE}"/>']
+        parts += [text(left - 8, y + 4, f"{reward:.1f}", SOFT, "end")]
+    parts += [text(left + width * step / last, top + height + 18, str(step), SOFT, "middle") for step in (0, last)]
+    for row, (name, line) in enumerate(lines.items()):
+        colour = CURVES[row]
+        points = " ".join(f"{left + width * s / last:.1f},{top + height * (1.0 - r) / 0.7:.1f}" for s, r in line)
+        parts += [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>']
+        parts += [text(left + width - 110, top + height - 80 + 18 * row, name, colour)]
+    return parts
+
+
+def learning_curves() -> str:
+    """Held-out reward of the demo over its steps, by η and loss; the mean of the seeds that were run."""
+    runs = json.loads(STALENESS.read_text())["runs"].values()
+    panels: dict[str, dict[str, list[Sequence[tuple[int, float]]]]] = {}
+    for run in runs:
+        bound, _, loss = run["name"].partition(", ")
+        if loss:
+            panels.setdefault(loss, {}).setdefault(bound, []).append(run["held_out"])
+    parts = []
+    for place, (loss, bounds) in enumerate(panels.items()):
+        means = {
+            bound: [(points[0][0], fmean(reward for _, reward in points)) for points in zip(*seeds, strict=True)]
+            for bound, seeds in bounds.items()
+        }
+        parts += curves(50 + 400 * place, f"{loss} loss: held-out reward over steps", means)
+    return picture(50 + 400 * len(panels), 290, *parts)
+
+
 def pictures() -> dict[str, str]:
     """Name of a file to its SVG."""
+    drawn = {"learning_curves.svg": learning_curves()} if STALENESS.exists() else {}
     folded = allocation.compile("megatron:(attn:d1p2t2c2|ffn:d1p2t1e4)")
-    return {"staleness.svg": staleness(), "in_place.svg": update(), "folding.svg": plan_svg(folded)}
+    return drawn | {"staleness.svg": staleness(), "in_place.svg": update(), "folding.svg": plan_svg(folded)}
 
 
 if __name__ == "__main__":
