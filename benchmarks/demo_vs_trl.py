@@ -7,8 +7,8 @@ use the same problems, reward, batch, samples, learning rate, clipping, temperat
 on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are
 given: `total` from the start of the process, imports and servers included, and `training` from the evaluation before
 the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
-the number of threads, of `--trl-threads`, with which its first steps are fastest. The warm-up is there because both begin
-with a new optimizer, where the demo goes on with that of its warm start.
+the number of threads, of `--trl-threads`, with which its first steps are fastest. The warm-up is there because both
+begin with a new optimizer, where the demo goes on with that of its warm start.
 """
 
 from __future__ import annotations

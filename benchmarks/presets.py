@@ -2,11 +2,11 @@
 
     python -m benchmarks.presets [--presets grpo,ppo] [--target 0.9] [--limit-s 900] [key=value ...]
 
-Each preset is run once with its own defaults, which the demo's `eps_clip` and `eps_clip_higher` would hide, and with
-what it cannot do without. Seconds count from the evaluation before the first step; evaluations are included. Processor
-seconds are those of all processes of the run, which depend less on what else the machine does. Figures are added to
-those of other presets in the file, from which `python docs/generate/presets.py` writes the table of docs/algorithms.md;
-a run that outlasts the limit is ended, and its last evaluation counts.
+Each preset is run once with its own defaults, which the demo's `eps_clip`, `eps_clip_higher` and `use_decoupled_loss`
+would hide, and with what it cannot do without. Seconds count from the evaluation before the first step; evaluations
+are included. Processor seconds are those of all processes of the run, which depend less on what else the machine
+does. Figures are added to those of other presets in the file, from which `python docs/generate/presets.py` writes the
+table of docs/algorithms.md; a run that outlasts the limit is ended, and its last evaluation counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.demo import demo
 from benchmarks.report import ROOT, save
 
 RESULTS = ROOT / "benchmarks/results/presets_cpu.json"
-SHARED = ("actor.eps_clip=null", "actor.eps_clip_higher=null")  # of all runs
+SHARED = ("actor.eps_clip=null", "actor.eps_clip_higher=null", "actor.use_decoupled_loss=null")  # of all runs
 PRESETS = {
     "grpo": (),
     "dr_grpo": (),

@@ -8,7 +8,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs/algorithms.md", ROOT / "benchmarks/results/presets_cpu.json"
 BEGIN, END = "<!-- by `python docs/generate/presets.py` -->\n", "<!-- end -->\n"
-SHARED = ("actor.eps_clip=null", "actor.eps_clip_higher=null")  # of all runs
+SHARED = ("actor.eps_clip=null", "actor.eps_clip_higher=null", "actor.use_decoupled_loss=null")  # of all runs
 
 
 def table() -> str:

@@ -24,7 +24,7 @@ from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))
-OWN_CLIPS = ("actor.eps_clip=null", "actor.eps_clip_higher=null")
+OWN_CLIPS = ("actor.eps_clip=null", "actor.eps_clip_higher=null", "actor.use_decoupled_loss=null")
 NEEDS = {"ppo": ["critic={}"], "dpo": ["ref={}", "actor.ppo_n_minibatches=1"]}
 STEPS = {"dpo": 100, "sft": 120}  # of one optimizer step; of right answers alone
 

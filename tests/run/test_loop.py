@@ -47,10 +47,13 @@ class Stage:
         self.did: list[str] = []
         self.trained = asyncio.Event()  # for the second time
         self.tokens_generated = 0
-        self.dropped = 0
+        self.dropped: list[int] = []  # groups, by step
         self._rewards = iter(rewards)
         self._drift = drift
         self._version = 0
+
+    def newly_dropped(self) -> int:
+        return self.dropped.pop(0)
 
     async def next_batch(self) -> list[Trajectory]:
         made = np.array([-1, self._version, self._version], np.int32)
@@ -303,7 +306,7 @@ def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypa
 def test_groups_that_were_dropped_are_counted_by_step(tmp_path: Path) -> None:
     async def run() -> Notes:
         stage = Stage([GOOD] * 3)
-        stage.dropped = 5
+        stage.dropped = [5, 0, 0]
         return await train(stage, tmp_path, "algorithm=dapo")
 
     record = asyncio.run(run())
