@@ -224,7 +224,11 @@ _OFFLOADED_BY = {
 def _there(static: Sequence[Item], settings: MegatronSettings, *needed: str) -> list[Item]:
     """What is on the GPU in a phase that needs some of it: the rest is too, unless it is offloaded."""
     words = [(item, item.name.partition(" ")[0]) for item in static]
-    return [item for item, word in words if word in needed or not getattr(settings, _OFFLOADED_BY[word])]
+    return [
+        item
+        for item, word in words
+        if word in needed or not (settings.offload or getattr(settings, _OFFLOADED_BY[word]))
+    ]
 
 
 def _with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -> list[Phase]:
@@ -407,7 +411,7 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
     logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
-    there = partial(_there, static, work.megatron)
+    there = partial(_there, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
         "load": static[:2],
@@ -419,7 +423,8 @@ def _fsdp(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "save": there("weights", "Adam's"),
         AT_REST: there(),
     }  # fmt: skip
-    return Footprint(role, tuple(_with_reserve(named, beside)))
+    only = _forward_only if role == "ref" else list
+    return Footprint(role, tuple(only(_with_reserve(named, beside))))
 
 
 def _server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:

@@ -12,7 +12,7 @@ ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 class MegatronSettings:
     """Megatron options, by Megatron's names and with the defaults of this project.
 
-    The three offloads keep a part in host memory in the phases that do without it.
+    The three offloads keep a part in host memory in the phases that do without it, `offload` all of them, of FSDP too.
     `sequence_parallel` None means: on whenever TP is more than 1. `pipeline_model_parallel_layout` is Megatron's
     string, stages split by `|` (`Et*3|(tt|)*29,m|L`).
     """
@@ -40,6 +40,7 @@ class MegatronSettings:
     param_offload: bool = False
     grad_offload: bool = False
     optimizer_offload: bool = False
+    offload: bool = False
     use_precision_aware_optimizer: bool = False
     main_grads_dtype: str = "float32"
     exp_avg_dtype: str = "float32"

@@ -30,6 +30,10 @@ SYSTEMS = {
 }
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _LISTS = ("target_modules", "recompute_modules")
+_KL_SWITCHES = {
+    "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
+    "algorithm.use_kl_in_reward": "actor.kl_ctl",
+}
 _BY_NAME = "env_vars"  # a mapping whose keys are a user's own
 _NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
@@ -56,6 +60,7 @@ def migrate(text: str, system: str | None = None) -> Migration:
         done.problems += [str(found) for found in reading.findings] or ["no settings are in it"]
         return done
     values = dict(_values(reading, done))
+    _reference(reading, values, done)
     _layout(reading, values, done)
     _defaults(values, done)
     _accept(values, done)
@@ -93,7 +98,7 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
             why = f"not needed: {found.unneeded}" if found.unneeded else f"lost: {found.lost}"
             left.setdefault(why, []).append(key)
             continue
-        elif found.ours not in ours:
+        elif not {found.ours, found.ours.rpartition(".")[0]} & ours:  # or a mapping has it
             done.notes.append(f"{key}: lost: this version has no {found.ours}")
             continue
         else:
@@ -136,6 +141,17 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
     elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
         yield target, value
+
+
+def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> None:
+    """A divergence that is switched off has no coefficient; without one there is no reference."""
+    for switch, coefficient in _KL_SWITCHES.items():
+        if values.get(coefficient) and (reading.value(switch) or "").lower() == "false":
+            del values[coefficient]
+            done.notes.append(f"{coefficient}: left out, as {switch} is false")
+    if done.system in ("verl", "siirl", "trinity") and not any(values.get(key) for key in _KL_SWITCHES.values()):
+        for key in [key for key in values if key.startswith("ref.")]:
+            done.notes.append(f"{key}: {values.pop(key)!r} is left out: nothing asks for a reference")
 
 
 def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:

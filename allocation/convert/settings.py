@@ -26,7 +26,8 @@ LONGEST_REFERRED = 1_000
 _OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
-_FURTHER = re.compile(r"(?:[ \t]+[a-z_]+(?=\s|$))+")  # values of the same option
+_SEVERAL = ("recompute-modules", "target-modules")  # options with several values
+_FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _ONES = ParallelSizes()
@@ -189,10 +190,10 @@ def _overrides(text: str) -> Iterator[Setting]:
 
 def _options(text: str) -> Iterator[Setting]:
     for match in _OPTION.finditer(_without_comments(text)):
-        value = _unquoted(match[2]) if match[2] else "true"
-        if match[2] and (more := _FURTHER.match(match.string, match.end())):
-            value = f"[{','.join([value, *more[0].split()])}]"
-        yield _setting(text, match[1].replace("_", "-"), value, *match.span(2 if match[2] else 0))
+        key, value = match[1].replace("_", "-"), _unquoted(match[2]) if match[2] else "true"
+        if key in _SEVERAL and (more := _FURTHER.match(match.string, match.end())):
+            value = f"[{','.join([value, *more[0].replace('\\', ' ').split()])}]"
+        yield _setting(text, key, value, *match.span(2 if match[2] else 0))
 
 
 def dump(settings: Mapping[str, object]) -> str:

@@ -19,7 +19,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import PRECISIONS, SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
 from areal_like.preflight.megatron import OFFLOADS
 from areal_like.preflight.memory import memory_settings, with_keys
-from areal_like.preflight.roles import as_actor, of_role, trains_by_fsdp
+from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recomputed
 
@@ -150,11 +150,7 @@ def _batch(config: RunConfig) -> BatchSpec:
 
 def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     """The Megatron settings that the rules know; overrides that they do not know are Megatron-core's to judge."""
-    section, deterministic = (
-        "actor.megatron.override_transformer_config",
-        config.actor.megatron.use_deterministic_algorithms,
-    )
-    megatron = MegatronConfig() if trains_by_fsdp(config) else config.actor.megatron
+    megatron, section = config.actor.megatron, "actor.megatron.override_transformer_config"
     overrides = megatron.override_transformer_config
     refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
     settable = {field.name for field in fields(MegatronSettings)} - refused
@@ -167,9 +163,10 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         "moe_token_dispatcher_type": megatron.moe_token_dispatcher_type,
         "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
         "overlap_param_gather": megatron.overlap_param_gather,
-        **{name: config.actor.offload or getattr(megatron, name) for name in OFFLOADS},
+        "offload": config.actor.offload,
+        **{name: getattr(megatron, name) for name in OFFLOADS},
         **{name: getattr(megatron, name) for name in _OPTIMIZER},
-        "deterministic_mode": deterministic,
+        "deterministic_mode": megatron.use_deterministic_algorithms,
         "nccl_algo": config.actor.env_vars.get("NCCL_ALGO")
         or os.environ.get("NCCL_ALGO")
         or DETERMINISTIC["NCCL_ALGO"],

@@ -28,11 +28,6 @@ def as_actor(config: RunConfig, role: TrainerRole) -> RunConfig:
     )
 
 
-def trains_by_fsdp(config: RunConfig) -> bool:
-    """Whether the actor's backend is FSDP, for which Megatron's settings do nothing."""
-    return "fsdp" in (config.actor.backend or config.allocation_mode or "")
-
-
 def of_role(found: Finding, role: TrainerRole, section: RoleConfig) -> Finding:
     """A finding about the actor's keys as one about the role's, as far as these are the role's own."""
 

@@ -66,7 +66,7 @@ def described(config: RunConfig, plan: Plan, model: ModelSpec | None) -> str | N
     if work is None or work.memory.gpu_bytes is None:
         return said
     gpus = set(rollout.devices)
-    sharing = {engine.role for engine in plan.engines if gpus & set(engine.devices)}
+    sharing = {engine.role for engine in plan.engines if gpus & set(engine.devices)} - {"reward"}  # of another model
     together, apart = (
         needed([each for each in footprints(plan, work) if each.role in sharing], offload=turns) / GIB
         for turns in (False, True)

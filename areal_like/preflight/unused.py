@@ -19,7 +19,6 @@ from areal_like.config.schema import (
 )
 from areal_like.preflight.machine import Device
 from areal_like.preflight.rewards import judges
-from areal_like.preflight.roles import trains_by_fsdp
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,10 @@ def _strategies() -> Iterator[Rule]:
             return section is not None and section.scheduling_strategy.type == "separation"
 
         yield Rule((f"{role}.scheduling_strategy.target",), separate, "it has GPUs of its own (type: separation)")
+
+
+def _trains_by_fsdp(run: RunConfig) -> bool:
+    return "fsdp" in (run.actor.backend or run.allocation_mode or "")
 
 
 _FOR_BOTH = "use_deterministic_algorithms"
@@ -195,13 +198,13 @@ RULES = (
     ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
-    Rule(_MEGATRON_KEYS, trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
+    Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
     Rule(
         ("actor.megatron.dist_checkpointing_path",),
         lambda run: not run.actor.megatron.use_dist_checkpointing,
         "the start is made from actor.path (actor.megatron.use_dist_checkpointing)",
     ),
-    Rule(_FSDP_KEYS, lambda run: not trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),
+    Rule(_FSDP_KEYS, lambda run: not _trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(
@@ -230,7 +233,7 @@ RULES = (
     ),
     Rule(
         ("actor.offload",),
-        lambda run: trains_by_fsdp(run) and run.actor.fsdp.offload_params,
+        lambda run: _trains_by_fsdp(run) and run.actor.fsdp.offload_params,
         "fsdp.offload_params keeps everything in host memory",
     ),
     *_strategies(),
@@ -259,7 +262,7 @@ RULES = (
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (
-    Rule(("actor.fsdp.offload_params",), trains_by_fsdp, "on CPU everything is in host memory"),
+    Rule(("actor.fsdp.offload_params",), _trains_by_fsdp, "on CPU everything is in host memory"),
     Rule(
         tuple(f"{role}.{name}" for role in ("actor", "ref", "critic") for name in _OFFLOADS),
         lambda _: True,

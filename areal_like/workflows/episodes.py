@@ -144,8 +144,9 @@ class UserWorkflow:
         prefills = Prefills(self.scene.pool, group_id) if self.scene.prefill_once and self.seed is None else None
         if self.per_group:
             return await self._group(prompt, group_id, seeds[0], prefills)
-        sessions = [self._session(group_id, seed, prefills) for seed in seeds]
-        with self._broken_off(sessions):
+        made: list[Response] = []
+        sessions = [self._session(group_id, seed, prefills, made) for seed in seeds]
+        with self._broken_off(made):
             episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
         return [trajectory for episode in episodes for trajectory in episode]
 
@@ -169,11 +170,12 @@ class UserWorkflow:
         self, prompt: Prompt, group_id: int, seed: int | None, prefills: Prefills | None
     ) -> list[Trajectory]:
         sessions: list[Session] = []
+        made: list[Response] = []
 
         main = asyncio.get_running_loop()
 
         def session() -> Session:
-            sessions.append(self._session(group_id, seed, prefills, main))
+            sessions.append(self._session(group_id, seed, prefills, made, main))
             return sessions[-1]
 
         scene = self.scene
@@ -188,7 +190,7 @@ class UserWorkflow:
             scene.clients,
         )
         try:
-            with self._broken_off(sessions):
+            with self._broken_off(made):
                 returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)
             self.scene.outcomes.add(None, episodes=self.n_samples)
@@ -198,12 +200,12 @@ class UserWorkflow:
             return []
 
     @contextmanager
-    def _broken_off(self, sessions: Sequence[Session]) -> Iterator[None]:
-        """Count what was generated for sessions as cancelled where the run does not need them any more."""
+    def _broken_off(self, made: Sequence[Response]) -> Iterator[None]:
+        """Count what was generated for a group as cancelled where the run does not need it any more."""
         try:
             yield
         except asyncio.CancelledError:
-            self.scene.pool.cancel([turn.response for session in sessions for turn in session.turns])
+            self.scene.pool.cancel(made)
             raise
 
     async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
@@ -239,15 +241,17 @@ class UserWorkflow:
         group_id: int,
         seed: int | None,
         prefills: Prefills | None,
+        made: list[Response],
         main: asyncio.AbstractEventLoop | None = None,
     ) -> Session:
-        """A session on the server of its group, whose episodes share what they begin with."""
+        """A session on the server of its group, whose episodes share what they begin with; adds to `made`."""
         scene, home = self.scene, main or asyncio.get_running_loop()
 
         async def generate(tokens: Sequence[int], sampling: Sampling) -> Response:
             if prefills and not session.turns:
                 await prefills.of(tokens, sampling)
-            return await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id)
+            made.append(await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id))
+            return made[-1]
 
         session = Session(
             scene.tokenizer,

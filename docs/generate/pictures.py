@@ -94,32 +94,31 @@ def curves(left: float, title: str, lines: Mapping[str, Sequence[tuple[int, floa
     parts = [text(left, 30, title)]
     for reward in (0.4, 0.6, 0.8, 1.0):
         y = top + height * (1.0 - reward) / 0.7
-        parts += [f'<line x1="{left}" x2="{left + width}" y1="{y}" y2="{y}" stroke="{LINE}"/>']
-        parts += [text(left - 8, y + 4, f"{reward:.1f}", SOFT, "end")]
+        parts += [f'<line x1="{left}" x2="{left + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="{LINE}"/>']
+        parts += [text(left - 8, round(y + 4), f"{reward:.1f}", SOFT, "end")]
     parts += [text(left + width * step / last, top + height + 18, str(step), SOFT, "middle") for step in (0, last)]
     for row, (name, line) in enumerate(lines.items()):
-        colour = CURVES[row]
+        colour = CURVES[row % len(CURVES)]
         points = " ".join(f"{left + width * s / last:.1f},{top + height * (1.0 - r) / 0.7:.1f}" for s, r in line)
         parts += [f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>']
-        parts += [text(left + width - 110, top + height - 80 + 18 * row, name, colour)]
+        parts += [text(left + width - 100, top + height - 90 + 18 * row, name, colour)]
     return parts
 
 
 def learning_curves() -> str:
-    """Held-out reward of the demo over its steps, by η and loss; the mean of the seeds that were run."""
-    runs = json.loads(STALENESS.read_text())["runs"].values()
+    """Held-out reward of the demo over its steps, by loss and η, and by what updates do; means of the seeds."""
     panels: dict[str, dict[str, list[Sequence[tuple[int, float]]]]] = {}
-    for run in runs:
+    for run in json.loads(STALENESS.read_text())["runs"].values():
         bound, _, loss = run["name"].partition(", ")
-        if loss:
-            panels.setdefault(loss, {}).setdefault(bound, []).append(run["held_out"])
+        panel, name = (f"{loss} loss", bound) if loss else ("requests at an update, η = 2", bound)
+        panels.setdefault(panel, {}).setdefault(name, []).append(run["held_out"])
     parts = []
-    for place, (loss, bounds) in enumerate(panels.items()):
+    for place, (panel, lines) in enumerate(sorted(panels.items())):
         means = {
-            bound: [(points[0][0], fmean(reward for _, reward in points)) for points in zip(*seeds, strict=True)]
-            for bound, seeds in bounds.items()
+            name: [(points[0][0], fmean(reward for _, reward in points)) for points in zip(*seeds, strict=False)]
+            for name, seeds in sorted(lines.items())
         }
-        parts += curves(50 + 400 * place, f"{loss} loss: held-out reward over steps", means)
+        parts += curves(50 + 400 * place, f"{panel}: held-out reward over steps", means)
     return picture(50 + 400 * len(panels), 290, *parts)
 
 

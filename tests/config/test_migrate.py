@@ -1,12 +1,9 @@
 """Configurations of other systems become runs' YAML, and their keys are explained where they stand in a run's own."""
 
-import re
-from pathlib import Path
-
 import pytest
 import yaml
 
-from areal_like.config import foreign
+from allocation.convert.settings import Reading
 from areal_like.config.foreign import TABLES, known_elsewhere
 from areal_like.config.keys import all_keys
 from areal_like.config.load import load
@@ -178,15 +175,33 @@ def test_the_command_writes_yaml_and_tells_the_rest(tmp_path):
 
 def test_what_other_systems_keys_are_called_here_exists():
     """A new name of the schema has to be one in the tables too, or the key is said to be lost."""
-    source = Path(foreign.__file__).read_text()
-    named, keys = set(re.findall(r'_to\("([^"]+)"\)', source)), set(all_keys())
-    assert [key for key in sorted(named - keys) if not any(own.startswith(f"{key}.") for own in keys)] == []
+    named = {entry.ours for table in TABLES.values() for entry in table.values() if entry.ours}
+    keys = set(all_keys())
+    assert len(named) > 50
+    unknown = [key for key in sorted(named - keys) if not any(own.startswith(f"{key}.") for own in keys)]
+    assert [key for key in unknown if key.rpartition(".")[0] not in keys] == []
+    done = migrate(AREAL + "\nactor: {megatron: {moe_router_dtype: fp32}}\n")
+    assert yaml.safe_load(done.yaml)["actor"]["megatron"]["override_transformer_config"] == {"moe_router_dtype": "fp32"}
 
 
 def test_lists_and_mappings_stay_whole():
     """Not their first item, nor their last value."""
     text = ROLL + "\nsystem_envs: {NCCL_DEBUG: INFO, NVTE_FUSED_ATTN: 1}\n"
-    script = SLIME.rstrip() + " --recompute-granularity selective --recompute-modules core_attn mlp\n"
+    script = SLIME.rstrip() + " --recompute-granularity selective --recompute-modules core_attn \\\n mlp\n"
     done = migrate(text)
     assert yaml.safe_load(done.yaml)["actor"]["env_vars"] == {"NCCL_DEBUG": "INFO", "NVTE_FUSED_ATTN": "1"}
     assert yaml.safe_load(migrate(script).yaml)["actor"]["megatron"]["recompute_modules"] == ["core_attn", "mlp"]
+
+
+@pytest.mark.parametrize(("switched", "wanted"), [("True", {"offload": False}), ("False", None)])
+def test_a_reference_is_there_where_something_asks_for_it(switched, wanted):
+    own = f"actor_rollout_ref.actor.use_kl_loss={switched} actor_rollout_ref.actor.kl_loss_coef=0.001"
+    done = migrate(f"{VERL.rstrip()} {own} actor_rollout_ref.ref.fsdp_config.param_offload=False\n")
+    made = yaml.safe_load(done.yaml)
+    assert made.get("ref") == wanted
+    assert ("kl_loss_coef" in made["actor"]) == (wanted is not None)
+
+
+def test_words_behind_an_option_are_none_of_its_values():
+    text = "vllm serve --tensor-parallel-size 4 mymodel"
+    assert Reading.of_command(text).value("tensor-parallel-size") == "4"

@@ -33,8 +33,9 @@ def _engine(role: str, ours: str) -> Table:
         t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}")
     t[f"{role}.megatron.param_dtype"] = to(f"{ours}.dtype")
     t[f"{role}.strategy"] = LAYOUT
-    t[f"{role}.fsdp_config.param_offload"] = to(f"{ours}.fsdp.offload_params")
-    t[f"{role}.fsdp_config.optimizer_offload"] = lost(f"{ours}.fsdp.offload_params takes the parameters there too")
+    t[f"{role}.fsdp_config.param_offload"] = to(f"{ours}.offload")
+    t[f"{role}.fsdp_config.optimizer_offload"] = lost(f"{ours}.offload takes all parts to host memory or none")
+    t[f"{role}.fsdp_config.offload_policy"] = to(f"{ours}.fsdp.offload_params")
     t[f"{role}.fsdp_config"] = unneeded("a layout such as fsdp:d8 says it; every layer is sharded on its own")
     t[f"{role}.ulysses_sequence_parallel_size"] = LAYOUT
     t[f"{role}.use_dynamic_bsz"] = unneeded("sequences are always packed")
