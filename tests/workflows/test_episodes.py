@@ -38,6 +38,10 @@ class Pool(Model):
         self.failure = failure
         self.sessions: list[Any] = []
         self.prefilled: list[list[int]] = []
+        self.cancelled: list[Response] = []
+
+    def cancel(self, responses: Sequence[Response]) -> None:
+        self.cancelled += responses
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling, **more: Any) -> Any:
         self.sessions.append(more["session"])
@@ -105,6 +109,32 @@ async def run(prompt, n, rollout):
         await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
         return result + agent.trajectories(-1.0)
 """
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def run(prompt, n, rollout):\n    await rollout.sample([1, 2])\n    await asyncio.sleep(60)",
+        f"async def run(row, client):\n    await {ASK}\n    await asyncio.sleep(60)",
+    ],
+)
+def test_what_was_generated_for_a_group_that_is_broken_off_counts_as_cancelled(source, write, tmp_path):
+    (file := tmp_path / "workflow.py").write_text(f"import asyncio\n{source}\n")
+    own, pool = tokenizer("plain"), Pool()
+
+    async def main() -> None:
+        config = load(write(), [f"workflow={file}:run"]).config
+        async with Workflows(config, pool, score, own, print) as workflows:  # type: ignore[arg-type]
+            workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
+            group = asyncio.create_task(workflow(Prompt(0, [], row=ROW), 10))
+            while not pool.asked:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            group.cancel()
+            await asyncio.gather(group, return_exceptions=True)
+
+    asyncio.run(main())
+    assert [len(response.tokens) for response in pool.cancelled] == [3]
 
 
 def test_a_group_is_a_coroutine_that_returns_trajectories(play):
