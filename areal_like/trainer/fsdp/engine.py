@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -57,6 +59,7 @@ class FSDPEngine:
             "optimizer": self._states,
         }
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
+        self._saving_group = dist.new_group(backend="gloo")  # of its own: it is used while others train
         self._skipped = 0  # steps in a row
 
     def log_probs(
@@ -121,17 +124,32 @@ class FSDPEngine:
             take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
-        try:
-            with self._memory.needed("params", "optimizer"):
-                distributed_checkpoint.save(self._state(), checkpoint_id=path)
-        except CheckpointException as error:
-            raise OSError(f"{path} cannot be written: {next(iter(error.failures.values()))[0]}") from error
+        self._saved_to = path
+        with self._memory.needed("params", "optimizer"):
+            self._saving = distributed_checkpoint.async_save(
+                self._state(),
+                checkpoint_id=path,
+                process_group=self._saving_group,
+                async_stager=BlockingAsyncStager(),
+            )
 
     def is_saved(self) -> bool:
-        return True  # all was written before `save` returned
+        return self._saving.done() and self._written()
 
     def finish_save(self) -> None:
+        self._written()
         dist.barrier()
+
+    def _written(self) -> bool:
+        try:
+            self._saving.result()
+        except CheckpointException as error:
+            cause, free = (
+                next(iter(error.failures.values()))[0],
+                disk_usage(self._saved_to).free >> 20,
+            )  # torch hides errno
+            raise OSError(f"{self._saved_to} cannot be written; {free} MiB are free there: {cause}") from error
+        return True
 
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():
