@@ -128,11 +128,10 @@ def test_a_rank_that_dies_while_the_other_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("signals", "code"),
     [
-        ((signal.SIGINT, signal.SIGINT), -signal.SIGINT),
-        ((signal.SIGTERM,), 128 + signal.SIGTERM),
-        ((signal.SIGKILL,), -signal.SIGKILL),
+        pytest.param((signal.SIGINT, signal.SIGINT), -signal.SIGINT, marks=pytest.mark.long, id="ctrl-c twice"),
+        pytest.param((signal.SIGTERM,), 128 + signal.SIGTERM, marks=pytest.mark.long, id="SIGTERM"),
+        pytest.param((signal.SIGKILL,), -signal.SIGKILL, id="SIGKILL"),
     ],
-    ids=["ctrl-c twice", "SIGTERM", "SIGKILL"],
 )
 def test_a_run_that_is_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...], code: int) -> None:
     with job("wait", tmp_path) as run:
@@ -149,6 +148,7 @@ def existing() -> Iterator[ExistingCluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_an_existing_cluster(tmp_path: Path, existing: ExistingCluster) -> None:
     address, env = existing.address, existing.env
     stranger = start("wait", tmp_path, "ray", address, env=env | {"RAY_AUTH_TOKEN": "0" * 64})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from running import run
 
 OTHER_ROPE = """
@@ -29,6 +30,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_run_whose_servers_read_the_config_differently(tmp_path: Path) -> None:
     (script := tmp_path / "other_rope.py").write_text(OTHER_ROPE)
     learned = (
