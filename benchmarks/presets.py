@@ -30,7 +30,11 @@ PRESETS = {
     "gspo": (),
     "cispo": (),
     "ppo": ("critic={}",),
-    "dpo": ("ref={}", "actor.ppo_n_minibatches=1"),
+    # as many samples in each of its optimizer steps as the others have, and more of these, at a lower rate
+    "dpo": (
+        *("ref={}", "actor.ppo_n_minibatches=1", "train_dataset.batch_size=32"),
+        *("total_train_steps=280", "actor.optimizer.lr=5e-4"),
+    ),
 }
 
 
