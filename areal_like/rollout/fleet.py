@@ -41,6 +41,7 @@ FULL = 0.5  # of a KV cache: from here on it says how many sequences it holds
 GROWTH = 1.1  # of a server's room from one question to the next, below that
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
 
+MOST_GIVEN = 256  # samples that servers are given in one turn of the event loop, each some 10 us of work
 PARTS = 2  # of answers, each up to some 100 KB, that are decoded in one turn of the event loop
 
 type Entry = tuple[Sample, asyncio.Future[None]]
@@ -246,7 +247,9 @@ class Fleet:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._is_open and self._members:
+        for _ in range(MOST_GIVEN):
+            if not self._is_open or not self._members:
+                break
             waiting = _head(self._queue)
             free = [member for member in self._members if member.takes and (waiting or _head(member.queue))]
             if not free:
@@ -260,6 +263,8 @@ class Fleet:
                 if near in free and near.in_flight <= UNEVEN * member.in_flight + SLACK:
                     member = near
                 self._give(heapq.heappop(self._queue), member)
+        else:
+            asyncio.get_running_loop().call_soon(self._dispatch)
         if not self._members:
             while (ticket := _head(self._queue)) is not None:
                 ticket.turn.set_exception(ServerError("no server is left"))
