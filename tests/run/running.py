@@ -133,9 +133,16 @@ class Run:
         files = [str(temporary_directory(self.run_id)), str(self.weights), *partial, *self._memory]
         return [
             *(f"process {process}" for process in {*members(self.run_id), *janitors, *observed}),
-            *(f"port {port}" for port in self._ports & listening().keys()),
+            *(f"port {port}" for port, pid in listening().items() if port in self._ports and not self._is_foreign(pid)),
             *(f"file {file}" for file in files if os.path.exists(file)),
         ]
+
+    def _is_foreign(self, pid: int | None) -> bool:
+        """Whether a process is of another run, which may have taken a port that this one had."""
+        try:
+            return psutil.Process(pid).environ().get(RUN_VARIABLE, self.run_id) != self.run_id if pid else False
+        except psutil.Error:
+            return False
 
 
 @contextmanager
