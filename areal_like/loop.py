@@ -75,10 +75,7 @@ async def reinforce(
             await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
         for version in range(state.version, steps):
             done = version + 1
-            await parts.sharing.to_servers()
-            with record.phase("wait for rollouts"):
-                trajectories = await parts.collector.next_batch()
-            await parts.sharing.to_trainer(evaluating)
+            trajectories = await _next_batch(parts, record, evaluating)
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
@@ -86,12 +83,7 @@ async def reinforce(
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
                 raise RewardsMissing(len(trajectories), f"step {done}")
-            if evaluating:
-                with record.phase("evaluation"):
-                    await evaluating
-            with record.phase("weight update"):
-                await publish(parts.sync, done, config.weight_update.timeout_s)
-            parts.collector.publish(done)
+            await _publish(config, parts, record, done, evaluating)
             evaluating = evaluation(done)
             if parts.reference and parts.reference.due(done):
                 with record.phase("reference update"):
@@ -99,18 +91,37 @@ async def reinforce(
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
-            stats |= await _statistics(parts, trajectories, version)
-            if parts.algorithm.keeps or config.rollout.oversampling:
-                stats["dropped_groups"] = float(parts.collector.newly_dropped())
+            stats |= await _statistics(config, parts, trajectories, version)
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
             if parts.recovery:
                 step, place = _place(parts.collector, done, in_row)
                 await parts.recovery.note(step)
                 with record.phase("checkpoint"):
-                    keep, now = parts.recovery.keep, done == steps
-                    await keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
+                    now = done == steps
+                    await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
         if evaluating:
             await parts.sharing.to_servers()
+
+
+async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[None] | None) -> list[Trajectory]:
+    """The servers' turn, which ends when a batch is finished; then it is the trainer's."""
+    await parts.sharing.to_servers()
+    with record.phase("wait for rollouts"):
+        trajectories = await parts.collector.next_batch()
+    await parts.sharing.to_trainer(evaluating)
+    return trajectories
+
+
+async def _publish(
+    config: RunConfig, parts: Parts, record: Record, done: int, evaluating: asyncio.Task[None] | None
+) -> None:
+    """Bring the new weights to the servers, once an evaluation of those before has its answers."""
+    if evaluating:
+        with record.phase("evaluation"):
+            await evaluating
+    with record.phase("weight update"):
+        await publish(parts.sync, done, config.weight_update.timeout_s)
+    parts.collector.publish(done)
 
 
 def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:
@@ -134,9 +145,13 @@ async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> N
             await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
 
 
-async def _statistics(parts: Parts, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+async def _statistics(
+    config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int
+) -> dict[str, float]:
     """What a step's record gets beside the training's own statistics."""
     described = await asyncio.to_thread(describe, trajectories, version)
+    if parts.algorithm.keeps or config.rollout.oversampling:
+        described["dropped_groups"] = float(parts.collector.newly_dropped())
     counts = (parts.episodes(), parts.tokens(), parts.servers())
     return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
 

@@ -62,7 +62,8 @@ class Portable:
     """What a reference names, on its way to a process that this one starts, through the pipe between them.
 
     An object that was given from Python travels by value, as Ray would send it (cloudpickle): its module may be a
-    notebook, which no other process can import.
+    notebook, which no other process can import. It is made of its bytes once in a process, not by every call that has
+    it with it; the pipe, which pickles too, carries nothing that the process at its other end has not made.
     """
 
     reference: str
