@@ -27,6 +27,7 @@ _RECORDS = {
         )
     ),
 }
+_TORN = (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError)
 _WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
 _WRAPPED, _ADAPTERS = "module.", "lora."
 
@@ -61,7 +62,7 @@ def read_weights(path: Path) -> Weights:
         found = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
         tensors = {name: Stored(tuple(entry.size), str(entry.properties.dtype)) for name, entry in found.items()}
         pieces = [(str(piece.relative_path), piece.offset + piece.length) for piece in metadata.storage_data.values()]
-    except (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+    except _TORN as error:
         raise CheckpointError(f"{path} is not a Megatron distributed checkpoint, or is torn: {error}") from error
     if backend != "torch_dist":
         raise CheckpointError(f"{path} is in Megatron's format {backend!r}; only torch_dist is read")
@@ -79,7 +80,7 @@ def check_description(path: Path) -> None:
     """Raises CheckpointError unless torch may unpickle the `.metadata` of the checkpoint directory `path`."""
     try:
         _described(path)
-    except (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+    except _TORN as error:
         raise CheckpointError(f"{path} is not a checkpoint of torch's, or is torn: {error}") from error
 
 

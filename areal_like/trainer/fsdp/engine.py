@@ -144,10 +144,8 @@ class FSDPEngine:
         try:
             self._saving.result()
         except CheckpointException as error:
-            cause, free = (
-                next(iter(error.failures.values()))[0],
-                disk_usage(self._saved_to).free >> 20,
-            )  # torch hides errno
+            cause = next(iter(error.failures.values()))[0]
+            free = disk_usage(self._saved_to).free >> 20  # said as torch's words hide that a disk is full
             raise OSError(f"{self._saved_to} cannot be written; {free} MiB are free there: {cause}") from error
         return True
 

@@ -58,22 +58,20 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
     """
     weights = read_weights(path)
     state, wanted, stored = _state(models), _tensors(models), weights.tensors
-    heads: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(heads, tuple(wanted[_HEAD].global_shape) if _HEAD in wanted else None)
-    is_critic = any(shape[0] == 1 for shape in heads if shape)  # which the last pipeline stage alone can see
+    shapes: list[dict[str, tuple[int, ...]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(shapes, {name: tuple(tensor.global_shape) for name, tensor in wanted.items()})
+    everywhere = {name: shape for part in shapes for name, shape in (part or {}).items()}
+    is_critic = everywhere.get(_HEAD, (0,))[0] == 1  # which the last pipeline stage alone can see by itself
     if is_critic and stored.get(_HEAD, Stored((0,), "")).shape[0] != 1:
-        wanted.pop(_HEAD, None)
-        for chunk in state.values():
-            chunk.pop(_HEAD, None)
-        stored.pop(_HEAD, None)
+        for tensors in (wanted, stored, everywhere, *state.values()):
+            tensors.pop(_HEAD, None)
     problems: list[list[str] | None] = [None] * dist.get_world_size()
-    names: list[set[str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(names, set(wanted))
     dist.all_gather_object(problems, list(_differences(wanted, stored, vocab_size)))
-    everywhere = set[str]().union(*filter(None, names))
     found = {problem for part in problems for problem in part or ()}
     found |= {
-        f"{name} is not in the model" for name in stored.keys() - everywhere if not name.startswith(_EXTRA_PREDICTION)
+        f"{name} is not in the model"
+        for name in stored.keys() - everywhere.keys()
+        if not name.startswith(_EXTRA_PREDICTION)
     }
     if found:
         raise CheckpointError(f"{path} is of another model: {listed(sorted(found))}")
