@@ -23,6 +23,10 @@ COLUMNS = {
 }
 WIDTHS = {name: len(form.format(0)) for name, form in COLUMNS.items()}
 REPEAT_HEADER = 25
+LEGEND = """\
+Each step below: reward of its samples, held-out reward of prompts that are not trained on, loss, kl to the policy that
+sampled, entropy, share of tokens that were clipped, staleness in versions, distance of the servers' log-probs to the
+trainer's, tokens generated a second, seconds."""
 
 
 def complain(what: Iterable[Finding | str]) -> None:
@@ -69,6 +73,8 @@ class View:
 
     def row(self, values: Mapping[str, float]) -> None:
         """Print one step; a value that the step does not have stays blank."""
+        if not self._rows:
+            self.say(LEGEND)
         if self._rows % REPEAT_HEADER == 0:
             self.console.print(" ".join(f"{name:>{WIDTHS[name]}}" for name in COLUMNS), style="bold", soft_wrap=True)
         cells = (COLUMNS[name].format(values[name]) if name in values else " " * WIDTHS[name] for name in COLUMNS)

@@ -39,6 +39,8 @@ def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     (header,) = [line for line in lines if "reward held-out" in line]
     assert header.split() == list(COLUMNS)
+    explained = lines[: lines.index(header)]  # once, before the first one
+    assert [line.startswith("Each step below: reward") for line in explained].count(True) == 1
     first, second = lines[lines.index(header) + 1 : lines.index(header) + 3]
     assert len(first) == len(second) == len(header)  # columns stay below their names, where a value is missing too
     assert first.split()[:6] == ["1", "0.500", "-0.0100", "0.00002", "1.500", "0.020"]
