@@ -1,23 +1,25 @@
-"""Peak memory of the trainer in each phase, measured, and what the memory model says of the same layout.
+"""Peak memory and step time of the trainer in a layout, measured, and what the memory model says of the same layout.
 
 python -m benchmarks.memory --device cuda --out FILE [--only NAME ...]
 python -m benchmarks.memory table FILE ...    errors of the present model against what was measured
 
-Each case builds the engine in fresh processes, one for each rank, with random weights made on the spot. Sizes are what
-torch's allocator gave out at most (`max_memory_allocated`) and took from the GPU (`max_memory_reserved`), and what was
-taken from the device over all of the phases. On CPU, where nobody counts, only the tensors of the engine are summed:
-a rehearsal with a tiny model. Results are written after every case.
+Cases of as many ranks follow each other in the same processes, one for each rank, each with an engine of its own and
+random weights made on the spot; a case that fails ends its processes, the next has new ones. Sizes are what torch's
+allocator gave out at most (`max_memory_allocated`) and took from the GPU (`max_memory_reserved`). On CPU, where nobody
+counts, only the tensors of the engine are summed: a rehearsal with a tiny model. Results are written after every case.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,13 +37,14 @@ from benchmarks.report import ROOT, circumstances
 EXAMPLE = ROOT / "examples" / "math" / "gsm8k_grpo_qwen3_0.6b.yaml"
 LENGTH = 2048
 CASE_LIMIT_S = 240
+TIMED = 3  # steps of which the median counts
 
 
 @dataclass(frozen=True)
 class Case:
     """A shape in a layout, whole or with adapters of a rank in all layers.
 
-    `tokens` are those of a micro-batch, of which a step has two on each rank.
+    `tokens` are those of a micro-batch; a step has `sequences`, or two micro-batches on each rank.
     """
 
     name: str
@@ -50,6 +53,11 @@ class Case:
     tokens: int = 16384
     recompute: Mapping[str, Any] = field(default_factory=dict)
     lora_rank: int | None = None
+    sequences: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return allocation.compile(self.layout).engines[0].world_size
 
 
 DENSE = {"tokenizer": "bytes", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
@@ -78,6 +86,9 @@ SHAPES = {
                  "tie_word_embeddings": False, "num_experts": 4, "moe_intermediate_size": 32},
 }  # fmt: skip
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+DENSE_ON_FOUR = ("d4", "d2t2", "t4", "d2p2", "p4", "p2t2", "d2c2", "c4", "c2t2")
+MOE_ON_FOUR = (("d4", "e4"), ("d4", "e2"), ("d4", "d4"), ("d2t2", "e4"), ("t4", "e4"), ("d2c2", "e4"), ("c2t2", "e4"),
+               ("d2p2", "p2e2"), ("p2t2", "p2e2"))  # fmt: skip
 CASES = {
     case.name: case
     for case in (
@@ -102,10 +113,15 @@ CASES = {
         Case("1.7b p2", "qwen3-1.7b", "megatron:d1p2"),
         Case("4b c2", "qwen3-4b", "megatron:d1c2", tokens=16384),
         Case("moe e2", "qwen3-moe-6-layers", "megatron:(attn:d2|ffn:e2)"),
-        Case("4b d2t2", "qwen3-4b", "megatron:d2t2"),
-        Case("moe e4", "qwen3-moe-6-layers", "megatron:(attn:d2t2|ffn:e4)"),
+        *(Case(f"4b {name}", "qwen3-4b", f"megatron:{name}", 8192, sequences=32) for name in DENSE_ON_FOUR),
+        *(
+            Case(f"moe {attn}{ffn}", "qwen3-moe-6-layers", f"megatron:(attn:{attn}|ffn:{ffn})", 8192, sequences=32)
+            for attn, ffn in MOE_ON_FOUR
+        ),
+        *(Case(f"tiny {name}", "tiny", f"megatron:{name}", 512, sequences=8) for name in ("d2", "p2")),
     )
 }
+ON_FOUR = [name for name, case in CASES.items() if case.ranks == 4]
 DEFAULT = {
     "cuda": ["0.6b", "0.6b short", "0.6b full", "1.7b", "1.7b block", "moe", "4b", "4b full", "8b cut full"],
     "cpu": ["tiny", "tiny t2"],
@@ -115,58 +131,60 @@ DEFAULT = {
 def main(
     out: Annotated[Path, typer.Option()],
     device: Annotated[str, typer.Option()] = "cuda",
-    only: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}; on-four: all of 4 ranks")] = None,
     limit_s: Annotated[int, typer.Option(help="seconds after which no further case starts")] = 500,
 ) -> None:
-    start, results = time.monotonic(), []
+    end, results = time.monotonic() + limit_s, []
+    names = [ON_FOUR if name == "on-four" else [name] for name in only or DEFAULT[device]]
+    cases = [CASES[name] for several in names for name in several]
     head = circumstances()
     with tempfile.TemporaryDirectory() as folder:
-        for name in only or DEFAULT[device]:
-            if time.monotonic() - start > limit_s:
-                print(f"{name}: left out, {limit_s} s are over", flush=True)
-                continue
-            begun = time.monotonic()
-            result = measure(CASES[name], device, Path(folder))
-            results.append({**result, "seconds": round(time.monotonic() - begun, 1)})
-            show(results[-1])
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({**head, "unit": "bytes", "cases": results}, indent=1) + "\n")
+        for _, group in itertools.groupby(cases, key=lambda case: case.ranks):
+            for result in measure(list(group), device, Path(folder), end):
+                results.append(result)
+                show(result)
+                out.parent.mkdir(parents=True, exist_ok=True)
+                out.write_text(json.dumps({**head, "unit": "bytes", "cases": results}, indent=1) + "\n")
 
 
-def measure(case: Case, device: str, folder: Path) -> dict[str, Any]:
-    """One case in as many processes as its layout has ranks; the figures of the rank with the highest peak."""
-    plan = allocation.compile(case.layout)
-    engine = plan.engines[0]
-    work = folder / f"case-{case.name}"
-    work.mkdir()
-    ranks = []
-    for rank in range(engine.world_size):
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.memory",
-            "rank",
-            case.name,
-            device,
-            str(folder),
-            str(work),
-            str(rank),
-        ]
-        ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    try:
-        outputs = [rank.communicate(timeout=CASE_LIMIT_S)[0] for rank in ranks]
-    except subprocess.TimeoutExpired:
-        outputs = [f"no answer within {CASE_LIMIT_S} s"]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+def measure(cases: list[Case], device: str, folder: Path, end: float) -> Iterator[dict[str, Any]]:
+    """Cases of as many ranks one after the other, none begun after `end`; figures of the rank with the highest peak."""
+    while cases and time.monotonic() < end:
+        ranks = [start_rank(rank, cases, device, folder) for rank in range(cases[0].ranks)]
+        try:
+            for case in cases[:]:
+                begun = time.monotonic()
+                result = outcome(case, ranks, folder)
+                cases.remove(case)
+                yield {**result, "seconds": round(time.monotonic() - begun, 1)}
+                if "failed" in result or time.monotonic() > end:
+                    break
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    for case in cases:
+        print(f"{case.name}: left out, no time", flush=True)
+
+
+def start_rank(rank: int, cases: list[Case], device: str, folder: Path) -> subprocess.Popen[bytes]:
+    names = [case.name for case in cases]
+    command = [sys.executable, "-m", "benchmarks.memory", "rank", device, str(folder), str(rank), *names]
+    with (folder / f"rank{rank}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+
+def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[str, Any]:
     head = {"name": case.name, "shape": SHAPES[case.shape], "layout": case.layout, "tokens": case.tokens,
             "length": min(LENGTH, case.tokens), "recompute": dict(case.recompute),
-            "lora_rank": case.lora_rank}  # fmt: skip
-    files = sorted(work.glob("rank*.json"))
-    if len(files) < len(ranks):
-        return head | {"failed": outputs[0][-2000:]}
+            "lora_rank": case.lora_rank, "sequences": case.sequences}  # fmt: skip
+    files = [folder / f"case-{case.name}" / f"rank{rank}.json" for rank in range(len(ranks))]
+    limit = time.monotonic() + CASE_LIMIT_S
+    while not all(file.exists() for file in files):
+        if any(rank.poll() for rank in ranks) or time.monotonic() > limit:
+            logs = [folder / f"rank{number}.log" for number, rank in enumerate(ranks) if rank.poll()]
+            return head | {"failed": (logs or [folder / "rank0.log"])[0].read_text(errors="replace")[-2000:]}
+        time.sleep(0.1)
     figures = [json.loads(file.read_text()) for file in files]
     worst = max(figures, key=lambda one: one["phases"]["forward and backward"]["peak"])
     return head | worst | {"predicted": predicted(head)}
@@ -179,7 +197,8 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
 
     sizes = allocation.compile(result["layout"]).engines[0].sizes
     model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
-    batch = BatchSpec(2 * result["tokens"] // result["length"] * sizes.dp, 1, 1, result["length"], result["tokens"])
+    sequences = result.get("sequences") or 2 * result["tokens"] // result["length"] * sizes.dp
+    batch = BatchSpec(sequences, 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
     adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
     memory = MemorySettings(trained=adapters / total_parameters(model) if adapters else 1.0)
@@ -243,7 +262,6 @@ class Rank:
 
         model = made_model(SHAPES[self.case.shape], self.folder / self.case.shape, self.device)
         phases: dict[str, dict[str, int]] = {}
-        free = self.free()
         rank = self.case.lora_rank
         spec = EngineSpec("actor", self.actor, self.actor.optimizer, model, self.sizes, self.device, 1, 1000)
         spec = replace(spec, lora=LoRA(rank, rank, ("all-linear",)) if rank else None)
@@ -251,15 +269,23 @@ class Rank:
         batch, loss = self.batch(), LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
         self.phase(phases, "first log-probs", lambda: self.engine.log_probs(batch))
         self.phase(phases, "first step", lambda: self.engine.train(batch, loss))
-        seconds = time.perf_counter()
         self.phase(phases, "forward and backward", lambda: self.engine.train(batch, loss))
-        seconds = time.perf_counter() - seconds
+        steps = [self.seconds(lambda: self.engine.train(batch, loss)) for _ in range(TIMED)]
         self.phase(phases, "log-probs", lambda: self.engine.log_probs(batch))
+        forwards = [self.seconds(lambda: self.engine.log_probs(batch)) for _ in range(TIMED)]
         self.phase(phases, "weight update", self.export)
-        figures = {"phases": phases, "device_bytes": free - self.free(), "step_seconds": seconds,
-                   "tokens_per_step": len(batch.tokens)}  # fmt: skip
         self.engine.shutdown()
-        return figures
+        return {"phases": phases, "step_seconds": statistics.median(steps),
+                "log_probs_seconds": statistics.median(forwards), "tokens_per_step": len(batch.tokens)}  # fmt: skip
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        import torch
+
+        begun = time.perf_counter()
+        call()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
 
     def phase(self, phases: dict[str, dict[str, int]], name: str, call: Callable[[], Any]) -> Any:
         """Runs a phase; `peak` and `reserved` are its highest, `after` is what stays."""
@@ -284,15 +310,6 @@ class Rank:
         phases[name] = dict(zip(("peak", "reserved", "after"), stats, strict=True))
         return value
 
-    def free(self) -> int:
-        import torch
-
-        if self.device == "cpu":
-            return 0
-        torch.zeros(1, device="cuda")
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
-
     def meet(self) -> Any:
         from areal_like.cluster.lifetime import listen
         from areal_like.trainer.engine import Rendezvous
@@ -308,11 +325,11 @@ class Rank:
         return Rendezvous(self.rank, world, "127.0.0.1", int(place.read_text()))
 
     def batch(self) -> Any:
-        """Two full micro-batches for each data-parallel rank; a quarter of each sequence is its prompt."""
+        """As the case says; a quarter of each sequence is its prompt."""
         from areal_like.types import Batch
 
         length, rng = min(LENGTH, self.case.tokens), np.random.default_rng(0)
-        n = 2 * self.case.tokens // length * self.sizes.dp
+        n = self.case.sequences or 2 * self.case.tokens // length * self.sizes.dp
         total = n * length
         mask = np.tile(np.repeat(np.float32([0, 1]), [length // 4, length - length // 4]), n)
         return Batch(
@@ -335,7 +352,7 @@ class Rank:
             sender._flat = None
 
 
-def made_model(shape: Mapping[str, Any], folder: Path, device: str) -> Path:
+def made_model(shape: Mapping[str, Any], folder: Path, device: str, dtype: str = "bfloat16") -> Path:
     """A checkpoint with random weights, made by the first that needs it, on the GPU where there is one."""
     import torch
     from safetensors.torch import save_file
@@ -346,14 +363,14 @@ def made_model(shape: Mapping[str, Any], folder: Path, device: str) -> Path:
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            new = folder.with_suffix(".new")
+            new, kind = folder.with_suffix(".new"), getattr(torch, dtype)
             new.mkdir()
-            config = model_config(InitModelConfig(**shape), "bfloat16")
+            config = model_config(InitModelConfig(**shape), dtype)
             (new / "config.json").write_text(json.dumps(config))
             weights = {
-                name: (torch.randn(size, dtype=torch.bfloat16, device=device) * 0.02).cpu()
+                name: (torch.randn(size, dtype=kind, device=device) * 0.02).cpu()
                 if len(size) > 1
-                else torch.ones(size, dtype=torch.bfloat16)
+                else torch.ones(size, dtype=kind)
                 for name, size in _tensor_shapes(config)
             }
             save_file(weights, new / "model.safetensors", {"format": "pt"})
@@ -361,15 +378,20 @@ def made_model(shape: Mapping[str, Any], folder: Path, device: str) -> Path:
     return folder
 
 
-def rank_main(name: str, device: str, folder: str, work: str, rank: str) -> None:
+def rank_main(device: str, folder: str, rank: str, *names: str) -> None:
+    import gc
     import os
 
     if device == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = rank
-    figures = Rank(CASES[name], device, Path(folder), Path(work), int(rank)).run()
-    file = Path(work, f"rank{rank}.json")
-    file.with_suffix(".new").write_text(json.dumps(figures))
-    file.with_suffix(".new").rename(file)
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",")[int(rank)]
+    for name in names:
+        work = Path(folder, f"case-{name}")
+        work.mkdir(exist_ok=True)
+        figures = Rank(CASES[name], device, Path(folder), work, int(rank)).run()
+        gc.collect()
+        file = work / f"rank{rank}.json"
+        file.with_suffix(".new").write_text(json.dumps(figures))
+        file.with_suffix(".new").rename(file)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,28 @@
-"""How long the planner takes, in CPU seconds of this process.
+"""How long the planner takes, and whether its order of trainer layouts is the measured one.
 
-python -m benchmarks.planner
+python -m benchmarks.planner                  CPU seconds of this process
+python -m benchmarks.planner measured FILE    predicted beside measured step times of a file of benchmarks.memory
+
+A step is the pass for log-probs, forward and backward, and the optimizer's step. Layouts of one shape train on the
+same sequences; their rank correlation is Spearman's.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import statistics
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import allocation
 from allocation import BatchSpec, Cluster
-from allocation.planner import Task, plan_layouts
+from allocation.hardware import GPUS
+from allocation.model_spec import from_config
+from allocation.planner import Task, plan_layouts, training_seconds
+from allocation.settings import MegatronSettings
 from benchmarks.report import save
 
 CASES = (("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-30b-a3b", "128x8"), ("qwen3-235b-a22b", "128x8"))
@@ -30,5 +43,46 @@ def main() -> None:
     save("planner", {"unit": "CPU seconds", "cases": results})
 
 
+def measured(file: Path) -> dict[str, Any]:
+    """For each shape of the file its layouts, quickest first, and the correlation of predicted and measured order."""
+    cases = [case for case in json.loads(file.read_text())["cases"] if "failed" not in case]
+    shapes: dict[str, Any] = {}
+    for _, group in itertools.groupby(cases, key=lambda case: case["shape"]):
+        rows = [(case["layout"], case["step_seconds"] + case["log_probs_seconds"], predicted(case)) for case in group]
+        rows.sort(key=lambda row: row[1])
+        said = [sum(parts.values()) for *_, parts in rows]
+        correlation = statistics.correlation([seconds for _, seconds, _ in rows], said, method="ranked")
+        shapes[f"{len(shapes) + 1}"] = {
+            "rank_correlation": round(correlation, 3),
+            "layouts": [
+                {"layout": layout, "measured_s": round(seconds, 3), "predicted_s": round(sum(parts.values()), 3),
+                 "parts": {name: round(part, 3) for name, part in parts.items() if part >= 0.0005}}
+                for layout, seconds, parts in rows
+            ],
+        }  # fmt: skip
+    return shapes
+
+
+def predicted(case: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a step by the planner. Its mean sequence is half of the longest prompt and response together."""
+    from areal_like.config.schema import InitModelConfig
+    from areal_like.demo.init_model import model_config
+
+    engine = allocation.compile(case["layout"]).engines[0]
+    length, tokens = case["length"], case["tokens_per_step"]
+    model = from_config(model_config(InitModelConfig(**case["shape"]), "bfloat16"))
+    batch = BatchSpec(tokens // length, 1, 1, length, case["tokens"])
+    task = Task(model, Cluster(1, engine.world_size), GPUS["h200"], batch, prompt=length, response=length)
+    return training_seconds(task, engine.sizes, MegatronSettings(**case["recompute"]))
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["measured"]:
+        for shape, found in measured(Path(sys.argv[2])).items():
+            print(f"shape {shape}: rank correlation {found['rank_correlation']}")
+            for row in found["layouts"]:
+                print(
+                    f"  {row['layout']:28} {row['measured_s']:7.3f} s, predicted {row['predicted_s']:7.3f} s  {row['parts']}"
+                )
+    else:
+        main()

@@ -30,13 +30,13 @@ from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo, sft
 from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.demo.init_model import write_init_model
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, to_device
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
 from areal_like.types import Batch, LossSpec
+from benchmarks.memory import made_model
 from benchmarks.report import save
 
 # isort: split
@@ -130,9 +130,9 @@ def make_batch(run: RunConfig) -> Batch:
 
 
 def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
-    if run.actor.init_model:
-        write_init_model(run.actor.init_model, folder / "model", seed=run.seed, dtype=run.actor.dtype)
-    path = folder / "model" if run.actor.init_model else Path(str(run.actor.path))
+    path = Path(str(run.actor.path))
+    if shape := run.actor.init_model:
+        path = made_model(shape.model_dump(exclude_none=True), folder / "model", device, run.actor.dtype)
     listener = listen("127.0.0.1")
     steps = run.actor.optimizer.warmup_steps + 1000  # more than are timed
     spec = EngineSpec("actor", run.actor, run.actor.optimizer, path, ParallelSizes(), device, run.seed, steps)
