@@ -168,18 +168,18 @@ def _forward_only(phases: Iterable[Phase]) -> Iterator[Phase]:
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """A Megatron trainer: the stage with the highest peak."""
     layers = stages(work.model, sizes, work.megatron)
-    only = _forward_only if role == "ref" else list
+    trains = role != "ref"
+    only = list if trains else _forward_only
     ends = range(sizes.pp) if work.model.dense_layers or work.model.linear_layers else {0, sizes.pp - 1}
-    stage_phases = {stage: list(only(_phases(sizes, work, layers[stage], stage))) for stage in sorted(ends)}
+    stage_phases = {stage: list(only(_phases(sizes, work, layers[stage], stage, trains))) for stage in sorted(ends)}
     worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
     return Footprint(role, tuple(stage_phases[worst]), worst)
 
 
-def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int) -> list[Phase]:
+def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, trains: bool) -> list[Phase]:
     model, first, last = work.model, stage == 0, stage == sizes.pp - 1
     mine = held(model, sizes, layers, first=first, last=last)
     static = _static(mine, sizes, work)
-    loaded = [item for item in static if item.name != "Adam's moments"]
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * _communicators(sizes))]
     tokens = work.tokens // sizes.cp
     kept, unit = _activations(sizes, work, layers, stage, tokens)
@@ -201,7 +201,7 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     exported = _largest_gathered(model, sizes, work)
     there = partial(_there, static, work.megatron)
     named = {
-        "load": [*loaded, Item("largest weight", exported)],
+        "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
         "log-probs": [*there("weights"), *forward],
         "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
         "optimizer step": static,
@@ -210,6 +210,31 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
         AT_REST: there(),
     }
     return _with_reserve(named, beside)
+
+
+def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """The largest weight comes beside those of the model: whole, in parts for the ranks of TP, and as one of the parts
+    (mbridge 0.15 `core/bridge.py`, `load_weights`)."""
+    largest = _largest(work.model, work)
+    return [weights, Item("weight that is read", largest + largest // sizes.tp)]
+
+
+def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """The worst of three moments: weights are read, move to one buffer, and are copied to main weights one by one.
+
+    Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (the experts' buffer comes last, if there is one) and
+    `core/optimizer/distrib_optimizer.py` (`shard_model_param.clone().float()`).
+    """
+    weights, gradients, main, _ = static
+    item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
+    moved = int((mine.expert or mine.dense) * item * trained) if sharded else 0
+    largest = _largest(work.model, work) // sizes.tp // _shards(sizes, work)
+    moments = (
+        _reading(weights, sizes, work),
+        [weights, gradients, Item("weights before they move", moved)],
+        [weights, gradients, main, Item("copy of the largest weight", int(largest * trained) if main.bytes else 0)],
+    )
+    return max(moments, key=lambda items: sum(item.bytes for item in items))
 
 
 # What an item is offloaded by, by the first word of its name.
@@ -252,15 +277,21 @@ def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
     if settings.use_precision_aware_optimizer:
         main, grads = ("16 bits", 2), settings.main_grads_dtype
         moments = ITEMS[settings.exp_avg_dtype] + ITEMS[settings.exp_avg_sq_dtype]
-    copies = work.megatron.num_distributed_optimizer_instances
-    dense_over = max(1, sizes.dp * sizes.cp // copies) if sharded else 1
-    owned = -(-mine.dense // dense_over) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
+    copies = settings.num_distributed_optimizer_instances
+    owned = -(-mine.dense // _shards(sizes, work)) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
     return [
         Item("weights", mine.total * item),
         Item(f"gradients ({grads})", int(mine.total * trained * ITEMS[grads])),
         Item(f"main weights ({main[0]})", int(owned * trained * main[1]) if item < 4 else 0),
         Item("Adam's moments", int(owned * trained * moments)),
     ]
+
+
+def _shards(sizes: ParallelSizes, work: Workload) -> int:
+    """Ranks over which the optimizer of the dense parameters is spread."""
+    settings = work.megatron
+    copies = settings.num_distributed_optimizer_instances
+    return max(1, sizes.dp * sizes.cp // copies) if settings.use_distributed_optimizer else 1
 
 
 def static_bytes(mine: Held, sizes: ParallelSizes, work: Workload) -> int:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,12 +29,14 @@ import typer
 
 import allocation
 from allocation.memory import CUDA, NCCL, RESERVE, trainer
-from allocation.model_spec import from_config
+from allocation.model_spec import ModelSpec, from_config
 from allocation.parameters import adapter_parameters, total_parameters
+from allocation.plan import ParallelSizes
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from benchmarks.report import ROOT, circumstances
 
 EXAMPLE = ROOT / "examples" / "math" / "gsm8k_grpo_qwen3_0.6b.yaml"
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("memory_h200*.json"))
 LENGTH = 2048
 CASE_LIMIT_S = 240
 TIMED = 3  # steps of which the median counts
@@ -192,13 +194,8 @@ def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> d
 
 def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of tensors in each phase by the memory model: without what the device needs beside the allocator's."""
-    from areal_like.config.schema import InitModelConfig
-    from areal_like.demo.init_model import model_config
-
-    sizes = allocation.compile(result["layout"]).engines[0].sizes
-    model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
-    sequences = result.get("sequences") or 2 * result["tokens"] // result["length"] * sizes.dp
-    batch = BatchSpec(sequences, 1, 1, result["length"], result["tokens"])
+    model, sizes = described(result)
+    batch = BatchSpec(sequences(result), 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
     adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
     memory = MemorySettings(trained=adapters / total_parameters(model) if adapters else 1.0)
@@ -206,23 +203,43 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 
 
+def described(result: Mapping[str, Any]) -> tuple[ModelSpec, ParallelSizes]:
+    from areal_like.config.schema import InitModelConfig
+    from areal_like.demo.init_model import model_config
+
+    model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
+    return model, allocation.compile(result["layout"]).engines[0].sizes
+
+
+def sequences(result: Mapping[str, Any]) -> int:
+    """Sequences of a step, on all ranks together."""
+    sizes = described(result)[1]
+    return result.get("sequences") or 2 * result["tokens"] // result["length"] * sizes.dp
+
+
+def measured(files: Iterable[Path] = RESULTS) -> list[dict[str, Any]]:
+    """The cases of result files that did not fail."""
+    cases = [case for file in files for case in json.loads(file.read_text())["cases"]]
+    return [case for case in cases if "failed" not in case]
+
+
+def errors(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, str]]]:
+    """By phase, what the present model says of each case over what was measured, less 1, and the case's name."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for case in cases:
+        said = predicted(case)
+        for phase, sizes in case["phases"].items():
+            if phase in said:
+                found.setdefault(phase, []).append((said[phase] / sizes["peak"] - 1, case["name"]))
+    return found
+
+
 def table(files: list[str]) -> None:
-    """Errors of the present model against result files: predicted anew over measured, by phase."""
-    errors: dict[str, list[tuple[float, str]]] = {}
-    for file in files:
-        for case in json.loads(Path(file).read_text())["cases"]:
-            if "failed" in case:
-                print(f"{case['name']}: failed")
-                continue
-            said = predicted(case)
-            for phase, measured in case["phases"].items():
-                if phase in said:
-                    errors.setdefault(phase, []).append((said[phase] / measured["peak"] - 1, case["name"]))
-    for phase, found in errors.items():
-        sizes = sorted(abs(error) for error, _ in found)
+    for phase, found in errors(measured(map(Path, files))).items():
         worst = max(found, key=lambda one: abs(one[0]))
         each = ", ".join(f"{name} {error:+.1%}" for error, name in found)
-        print(f"{phase}: median {sizes[len(sizes) // 2]:.1%}, worst {worst[0]:+.1%} ({worst[1]}): {each}")
+        median = statistics.median(abs(error) for error, _ in found)
+        print(f"{phase}: median {median:.1%}, worst {worst[0]:+.1%} ({worst[1]}): {each}")
 
 
 def show(result: Mapping[str, Any]) -> None:

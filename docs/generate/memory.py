@@ -1,0 +1,42 @@
+"""Write the tables of measured memory in docs/memory_and_planning.md from benchmarks/results/."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+from benchmarks.memory import errors, measured
+
+PAGE = Path(__file__).parents[1] / "memory_and_planning.md"
+PHASES = ("forward and backward", "log-probs", "load", "weight update")
+
+
+def phases() -> str:
+    """A row for each phase: what the memory model of today says of everything that was measured."""
+    cases = measured()
+    found, layouts = errors(cases), dict.fromkeys(f"`{case['layout'].removeprefix('megatron:')}`" for case in cases)
+    rows = _table("Phase", ((phase, [error for error, _ in found[phase]]) for phase in PHASES))
+    return f"{len(cases)} cases in the layouts {', '.join(layouts)}:\n\n{rows}"
+
+
+def page() -> str:
+    """The page with the tables of today."""
+    text = PAGE.read_text()
+    for name, table in (("phases", phases()),):
+        begin, end = f"<!-- {name} by `python docs/generate/memory.py` -->\n", f"<!-- end of {name} -->\n"
+        text = re.sub(
+            f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _, new=table: new, text, flags=re.DOTALL
+        )
+    return text
+
+
+def _table(head: str, rows: Iterable[tuple[str, list[float]]]) -> str:
+    lines = [
+        f"| {name} | {median(map(abs, found)):.1%} | {min(found):+.1%} | {max(found):+.1%} |".replace("%", " %")
+        for name, found in rows
+    ]
+    return "\n".join([f"| {head} | Median error | Lowest | Highest |", "|---" * 4 + "|", *lines]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
