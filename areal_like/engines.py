@@ -1,10 +1,12 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from allocation import EnginePlan
 from areal_like.algorithms.types import Algorithm
@@ -13,6 +15,7 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
 from areal_like.preflight import Job
 from areal_like.prepare import local_directory
+from areal_like.rollout.keeper import Room
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
@@ -89,18 +92,46 @@ def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Tr
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
     """All servers, ready for requests, and their URLs."""
-    config, plan, limit = job.config, job.plan.engine("rollout"), job.config.rollout.startup_timeout_s
+    servers = await _server_actors(cluster, job, model, job.plan.engine("rollout"))
+    return servers, await servers.call_all("start", phase="start-up")
 
-    def arguments(rank: int, host: str) -> dict[str, object]:
+
+def further_servers(cluster: Cluster, job: Job, model: Path, say: Callable[[str], None]) -> list[Room]:
+    """What waits for room for each server beyond the plan's that the run may have (`rollout.max_servers`)."""
+    ranks = range(len(job.plan.engine("rollout").servers), job.config.rollout.max_servers or 0)
+    return [partial(_further_server, cluster, job, model, say, rank) for rank in ranks]
+
+
+@asynccontextmanager
+async def _further_server(
+    cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
+) -> AsyncIterator[WorkerGroup]:
+    """The actor of one more server of the plan's size, as soon as the cluster has room for it."""
+    rollout = job.plan.engine("rollout")
+    one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
+    plan = replace(job.plan, allocation="", engines=(one,))  # any GPUs of one node
+    waits = f"server {rank} is started once the cluster has room for it (rollout.max_servers): "
+    async with cluster.enlarged(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
+        yield await _server_actors(room, job, model, one, rank)
+
+
+async def _server_actors(cluster: Cluster, job: Job, model: Path, plan: EnginePlan, first_rank: int = 0) -> WorkerGroup:
+    config, limit = job.config, job.config.rollout.startup_timeout_s
+
+    def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
         command = server_arguments(config, model, plan.sizes, job.device, rank)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
-    devices = [server.devices for server in plan.servers]
-    call_limit = limit + 10  # the server's own limit speaks first
-    servers = await cluster.start_group("rollout", SGLangServer, devices, arguments, call_timeout_s=call_limit)
-    return servers, await servers.call_all("start", phase="start-up")
+    return await cluster.start_group(
+        "rollout",
+        SGLangServer,
+        [server.devices for server in plan.servers],
+        arguments,
+        call_timeout_s=limit + 10,  # the server's own limit speaks first
+        first_rank=first_rank,
+    )
 
 
 async def start_reward_model(

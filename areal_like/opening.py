@@ -28,7 +28,9 @@ def opening(job: Job) -> Iterator[str]:
         variables = " ".join(f"{name}={value}" for name, value in rank_environment(spec).items())
         yield f"  environment, as far as it is not set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
-    yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}"
+    most = job.config.rollout.max_servers
+    more = f"; up to {most} as soon as the cluster has room (rollout.max_servers)" if most else ""
+    yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
 
 
 def _dimensions(plan: EnginePlan) -> str:

@@ -21,6 +21,7 @@ from areal_like.data.stream import PromptStream
 from areal_like.directory import RunDirectory, run_directory
 from areal_like.engines import (
     carry_user_code,
+    further_servers,
     make_reference,
     start_reward_model,
     start_servers,
@@ -128,9 +129,10 @@ class _Ready:
 
 
 def _advice(job: Job, view: View) -> list[Advice]:
-    """What says whether asynchrony pays, where trainer and servers are on GPUs of their own."""
+    """What says whether asynchrony pays, where trainer and servers are on GPUs of their own, and on no others later."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
+    grows = job.config.rollout.max_servers is not None
+    if job.device == "cpu" or grows or set(actor.devices) & set(rollout.devices):
         return []
     layout = Layout(
         servers=len(rollout.devices),
@@ -185,7 +187,8 @@ async def _run_on(
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
-            keeper = Keeper(servers, pool, 0 if alternates else rollout.max_restarts, rollout.min_servers, view.say)
+            rooms, restarts = further_servers(cluster, job, models["actor"], view.say), rollout.max_restarts
+            keeper = Keeper(servers, pool, 0 if alternates else restarts, rollout.min_servers, view.say, rooms)
             watching = tasks.create_task(keeper.keep())
             transport = weight_sync(cluster, job, trainer, pool)
             sharing, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)

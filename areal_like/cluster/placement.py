@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from allocation import Device, Plan
 
 GPU_IDS_S = 60.0  # that nodes have at least for saying which GPUs were granted, however late that was
+SELDOM_S = 10.0  # between two questions whether it is granted what may take for ever
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Placement:
 
 
 @asynccontextmanager
-async def place(plan: Plan, *, uses_gpus: bool, elastic: bool, timeout_s: float) -> AsyncIterator[Placement]:
+async def place(
+    plan: Plan, *, uses_gpus: bool, elastic: bool, timeout_s: float, say: Callable[[str], None] | None = None
+) -> AsyncIterator[Placement]:
     """Hold a slot for every device of the plan; devices of one plan node share one Ray node.
 
     Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
-    elsewhere any free ones do. Waits `timeout_s` seconds for resources; not at all for those that the cluster lacks,
-    unless it is `elastic`. Raises ClusterError with what was asked and what there is.
+    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and tells `say` so; not at all for those that
+    the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there is.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -61,6 +65,10 @@ async def place(plan: Plan, *, uses_gpus: bool, elastic: bool, timeout_s: float)
         while not await asyncio.to_thread(group.wait, 0.5):
             if time.monotonic() > deadline:
                 raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
+            if say:
+                say(shortage(asked, cluster_resources(), "it"))
+                say = None
+            await asyncio.sleep(SELDOM_S if timeout_s == math.inf else 0)
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         node_ids = placement_group_table(group)["bundles_to_node_id"]
         granted = await _granted_gpus(group, asked, deadline) if uses_gpus else []

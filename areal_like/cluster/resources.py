@@ -71,7 +71,7 @@ def cluster_resources() -> dict[str, Any]:
     return {"nodes": [node["Resources"] for node in ray.nodes() if node["Alive"]], "free": ray.available_resources()}
 
 
-def shortage(asked: Sequence[Amounts], there: Mapping[str, Any]) -> str:
+def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the plan") -> str:
     """What was asked and what there is, for a message."""
 
     def show(resources: Amounts) -> str:
@@ -82,7 +82,7 @@ def shortage(asked: Sequence[Amounts], there: Mapping[str, Any]) -> str:
         return "; ".join(f"{count} node{'s'[: count > 1]} with {what}" for what, count in counts.items())
 
     return (
-        f"the plan asks for {show_all(asked)}\n  the cluster has {show_all(there['nodes'])}\n"
+        f"{who} asks for {show_all(asked)}\n  the cluster has {show_all(there['nodes'])}\n"
         f"  free now: {show(there['free'])}"
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,17 +48,32 @@ class Cluster:
         arguments: Callable[[int, str], Mapping[str, Any]],
         *,
         call_timeout_s: float,
+        first_rank: int = 0,
     ) -> WorkerGroup:
         """Start one process for each entry of `devices` and make `cls(**arguments(rank, host))` there.
 
         A process sees the GPUs of its entry alone; `host` is its node's address, and output goes to
         `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's start-up limit.
         """
-        workers = [self._start_worker(role, rank, cls, own) for rank, own in enumerate(devices)]
+        workers = [self._start_worker(role, rank, cls, own) for rank, own in enumerate(devices, first_rank)]
         group = WorkerGroup(role, workers, call_timeout_s)
         self.groups.append(group)
         await group.build(cls, [arguments(member.rank, member.host) for member in workers], self.startup_timeout_s)
         return group
+
+    @asynccontextmanager
+    async def enlarged(
+        self, plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
+    ) -> AsyncIterator[Cluster]:
+        """The devices of a further plan of the run, as soon as an existing cluster has them free, however late that is.
+
+        What is started there ends with the block, or with this process. `say` is told once if it has to wait.
+        """
+        async with place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement:
+            part = secrets.token_hex(6)  # its clean-up is not that of the run
+            cluster = replace(self, run_id=part, shared_dir=self.shared_dir / part, placement=placement, groups=[])
+            async with _caretakers(cluster):
+                yield cluster
 
     def _start_worker(self, role: str, rank: int, cls: type, devices: Sequence[Device]) -> Member:
         import ray

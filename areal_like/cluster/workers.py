@@ -104,13 +104,15 @@ class WorkerGroup:
         return await self._results(calls, phase, timeout)
 
     async def call_one(self, rank: int, method: str, *args: Any, phase: str, timeout: float | None = None) -> Any:
-        """Call a method on one member."""
+        """Call a method on one member, the first one being 0."""
         member = self.members[rank]
         return (await self._results({member: member.actor.call.remote(method, *args)}, phase, timeout))[0]
 
     async def build(self, cls: type, arguments: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Make every member's object, `cls(**arguments[rank])`."""
-        calls = {member: member.actor.build.remote(cls, arguments[member.rank]) for member in self.members}
+        """Make every member's object, `cls(**arguments)`, of each its own."""
+        calls = {
+            member: member.actor.build.remote(cls, its) for member, its in zip(self.members, arguments, strict=True)
+        }
         await self._results(calls, "start-up", timeout)
 
     def kill(self) -> None:

@@ -47,3 +47,22 @@ def _fleet(config: RunConfig, servers: int) -> Iterator[Finding]:
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, so fewer would be left from the start"
         yield finding("RUN-SGLANG", "rollout.min_servers", message, nearest=[str(servers)])
+    yield from _growth(config, servers)
+
+
+def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
+    """Whether servers beyond those of the layout can be had, and given weights."""
+    most, key, stay = config.rollout.max_servers, "rollout.max_servers", "rollout.max_servers=null"
+    if most is None:
+        return
+    if most < servers:
+        yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", nearest=[str(servers)])
+    if config.scheduler.type == "local":
+        message = "a private cluster has what the layout asks for, and no room for more"
+        yield finding("RUN-SGLANG", key, message, f"write {stay}, or have an existing one (scheduler.type: ray)")
+    if config.rollout.alternates:
+        message = "servers that take turns with the trainer are on its GPUs (rollout.sharing: alternate)"
+        yield finding("RUN-SGLANG", key, message, f"write {stay}")
+    if config.weight_update.mode == "ipc":
+        message = "a server on other GPUs than the trainer's cannot be lent its weights (weight_update.mode: ipc)"
+        yield finding("RUN-SGLANG", key, message, f"write {stay} or weight_update.mode=collective")

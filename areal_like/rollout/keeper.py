@@ -1,25 +1,33 @@
-"""Watches the servers of a run: one that dies or hangs is started again, and joins with the next weights."""
+"""Watches the servers of a run: one that dies or hangs is started again, and joins with the next weights.
+
+So does a further server, when the cluster has room for it; what befalls that one never ends the run.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.errors import ServerError, WorkerError
+from areal_like.errors import ClusterError, ServerError, WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Server
 
 AGAIN_S = 5.0  # from a start that failed, perhaps for memory that was not free yet, to the next
+
+type Room = Callable[[], AbstractAsyncContextManager[WorkerGroup]]
 
 
 @dataclass(eq=False)
 class Keeper:
     """What restarts servers: at most `max_restarts` in the run, and only while `min_servers` others serve.
 
-    `servers` are Ray actors (`SGLangServer`) in the order of the pool's servers; `say` tells the user.
+    `servers` are Ray actors (`SGLangServer`) in the order of the pool's servers; `say` tells the user. Of further ones
+    each of `rooms` waits for room, and then holds the actor, a group of one; each may be started again `max_restarts`
+    times.
     """
 
     servers: WorkerGroup
@@ -27,24 +35,34 @@ class Keeper:
     max_restarts: int
     min_servers: int
     say: Callable[[str], None]
+    rooms: Sequence[Room] = ()
     restarts: int = field(default=0, init=False)
+    _actors: dict[Server, tuple[WorkerGroup, int]] = field(default_factory=dict, init=False)
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # for room, one at a time
 
     async def keep(self) -> None:
         """Return never; raises WorkerError, the death of a server, where the run cannot go on without it."""
         async with asyncio.TaskGroup() as tasks:
             self.pool.on_hang(lambda server: tasks.create_task(self._end(server)))
-            self._ranks = {server: rank for rank, server in enumerate(self.pool.servers)}
-            for server, rank in self._ranks.copy().items():
+            planned = self.pool.servers
+            for rank, server in enumerate(planned):
+                self._actors[server] = self.servers, rank
                 tasks.create_task(self._keep(rank, server))
+            for number, room in enumerate(self.rooms, len(planned)):
+                tasks.create_task(self._add(room, number))
 
     async def _keep(self, rank: int, server: Server) -> None:
         while True:
             try:
-                await self.servers.call_one(rank, "watch", phase="serving", timeout=math.inf)
+                await self._watch(server)
             except WorkerError as death:
                 self._may_go_on(death, server)
                 self.pool.leave(server, death.cause.splitlines()[0])
             server = await self._start(rank)
+
+    async def _watch(self, server: Server) -> None:
+        actors, rank = self._actors[server]
+        await actors.call_one(rank, "watch", phase="serving", timeout=math.inf)
 
     async def _start(self, rank: int) -> Server:
         while True:
@@ -55,10 +73,13 @@ class Keeper:
                 self._may_go_on(failure)
                 await asyncio.sleep(AGAIN_S)
             else:
-                server = self.pool.join(url)
-                self._ranks[server] = rank
-                self.say(f"server {rank} runs again as {server.name}, and takes part from the next weights on")
-                return server
+                return self._join(url, self.servers, rank, f"server {rank} runs again as {{}}")
+
+    def _join(self, url: str, actors: WorkerGroup, rank: int, news: str) -> Server:
+        server = self.pool.join(url)
+        self._actors[server] = actors, rank
+        self.say(f"{news.format(server.name)}, and takes part from the next weights on")
+        return server
 
     def _may_go_on(self, failure: WorkerError, dead: Server | None = None) -> None:
         """Raise the failure where the run ends with it; a worker that died with its server is not started again."""
@@ -67,11 +88,40 @@ class Keeper:
             raise failure
         self.say(f"{failure.cause.splitlines()[0]}; {left} others go on, and it is started again")
 
+    async def _add(self, room: Room, number: int) -> None:
+        """Have a further server, in other room when it has failed or its node is lost."""
+        for restarts in range(self.max_restarts + 1):
+            try:
+                async with AsyncExitStack() as held:
+                    async with self._asking:
+                        actor = await held.enter_async_context(room())
+                    await self._serve(actor, number)
+            except (ClusterError, WorkerError) as failure:
+                again = "it is started again once the cluster has room for it"
+                over = f"it was started again {restarts} times (rollout.max_restarts), and is not any more"
+                cause = failure.cause if isinstance(failure, WorkerError) else str(failure)
+                what = again if restarts < self.max_restarts else over
+                self.say(f"server {number}: {cause.splitlines()[0]}; the others go on, and {what}")
+                await asyncio.sleep(AGAIN_S)
+
+    async def _serve(self, actor: WorkerGroup, number: int) -> None:
+        """Have it take part until it fails."""
+        url = await actor.call_one(0, "start", phase="start-up")
+        server = self._join(url, actor, 0, f"server {number} was added on {actor.members[0].host} as {{}}")
+        try:
+            await self._watch(server)
+        except WorkerError as death:
+            self.pool.leave(server, death.cause.splitlines()[0])
+            raise
+
     async def _end(self, server: Server) -> None:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
         why = "did nothing although it had requests (rollout.request_timeout_s) or an update (weight_update.timeout_s)"
         self.say(f"{server.name} {why}, and is ended")
+        actors, rank = self._actors[server]
         try:
-            await self.servers.call_one(self._ranks[server], "end", phase="serving")
+            await actors.call_one(rank, "end", phase="serving")
         except WorkerError as error:
-            raise ServerError(f"{server.name} hangs and cannot be ended: {error}") from error
+            if actors is self.servers:
+                raise ServerError(f"{server.name} hangs and cannot be ended: {error}") from error
+            self.pool.leave(server, "hangs and cannot be ended")

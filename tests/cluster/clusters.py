@@ -25,19 +25,30 @@ class ExistingCluster:
 
     def take_gpus(self) -> None:
         """Another job takes the first free GPU of every node, until the cluster ends."""
-        self.head.stdin.write("\n")  # type: ignore[union-attr]
+        self._tell("take")
+
+    def add_node(self) -> None:
+        """A further node of the same size joins."""
+        self._tell("add")
+
+    def remove_node(self) -> None:
+        """The node that joined last fails."""
+        self._tell("remove")
+
+    def _tell(self, what: str) -> None:
+        self.head.stdin.write(f"{what}\n")  # type: ignore[union-attr]
         self.head.stdin.flush()  # type: ignore[union-attr]
-        assert self.head.stdout.readline() == "taken\n"  # type: ignore[union-attr]
+        assert self.head.stdout.readline() == "done\n"  # type: ignore[union-attr]
 
 
 @contextmanager
-def existing_cluster(n_nodes: int, n_gpus: int, **env: str) -> Iterator[ExistingCluster]:
-    """A cluster on loopback with fake GPUs; `env` is its nodes' alone."""
+def existing_cluster(n_nodes: int, n_gpus: int, n_cpus: int = 4, **env: str) -> Iterator[ExistingCluster]:
+    """A cluster on loopback with fake GPUs; `env` is its nodes' alone. There is a CPU for each GPU at least."""
     # Ray takes a loopback address for the host's own, where this cluster does not listen.
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     head = subprocess.Popen(
-        [sys.executable, str(HERE / "head.py"), str(n_nodes), str(n_gpus)],
+        [sys.executable, str(HERE / "head.py"), str(n_nodes), str(n_gpus), str(max(n_cpus, n_gpus))],
         env={**os.environ, "PYTHONPATH": str(ROOT), **secret, **loopback, **env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""A Ray cluster of somebody else's on loopback: `head.py NODES GPUS`, with GPUs that its nodes only claim to have.
+"""A Ray cluster of somebody else's on loopback: `head.py NODES GPUS CPUS`, with what its nodes only claim to have.
 
-Prints its address and lasts until standard input ends. A line there takes a GPU of every node away, and is answered
-when it has. The environment decides about its token.
+GPUs and CPUs are those of each node. Prints its address and lasts until standard input ends. Lines there are answered when they are done: `take` has another
+job take a GPU of every node, `add` adds a node, `remove` ends the last one. The environment decides about its token.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from ray.util.placement_group import placement_group
 
 from areal_like.cluster.lifetime import run_lifetime
 
-n_nodes, n_gpus = map(int, sys.argv[1:])
+n_nodes, n_gpus, n_cpus = map(int, sys.argv[1:])
 with run_lifetime(f"head{os.getpid()}") as directory:
-    resources = {"num_cpus": max(4, n_gpus), "num_gpus": n_gpus}
+    resources = {"num_cpus": n_cpus, "num_gpus": n_gpus}
     settings = {"include_dashboard": False, "temp_dir": str(directory / "ray")}
     cluster = Cluster(initialize_head=True, head_node_args=resources | settings)
-    for _ in range(n_nodes - 1):
-        cluster.add_node(**resources)
+    nodes = [cluster.add_node(**resources) for _ in range(n_nodes - 1)]
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
-    for _ in sys.stdin:
-        ray.init(cluster.address, log_to_driver=False)
-        ray.get(placement_group([{"GPU": 1}] * n_nodes, strategy="STRICT_SPREAD").ready())
-        print("taken", flush=True)
+    for line in sys.stdin:
+        match line.strip():
+            case "take":
+                ray.init(cluster.address, log_to_driver=False)
+                ray.get(placement_group([{"GPU": 1}] * n_nodes, strategy="STRICT_SPREAD").ready())
+            case "add":
+                nodes.append(cluster.add_node(**resources))
+            case "remove":
+                cluster.remove_node(nodes.pop(), allow_graceful=False)
+        print("done", flush=True)
     ray.shutdown()
     cluster.shutdown()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +39,7 @@ class Actors:
         self.deaths: dict[int, asyncio.Event] = {}
         self.ended: list[int] = []
         self.starts = 0
+        self.members = [SimpleNamespace(host="10.0.0.7")]
         self._spare = list(spare)
 
     def die(self, rank: int) -> None:
@@ -54,6 +58,28 @@ class Actors:
         if (url := self._spare.pop(0)) is None:
             raise WorkerError("rollout", rank, phase, "server-0 ended before it was ready", Path("log"), "trace")
         return url
+
+
+class Rooms:
+    """Room for one further server at a time, which `grant` gives; its actor's servers are at `urls`."""
+
+    def __init__(self, *urls: str | None) -> None:
+        self.actors: list[Actors] = []
+        self.held = 0
+        self._urls, self._granted = list(urls), asyncio.Semaphore(0)
+
+    def grant(self) -> None:
+        self._granted.release()
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[Actors]:
+        await self._granted.acquire()
+        self.actors.append(Actors(self._urls.pop(0)))
+        self.held += 1
+        try:
+            yield self.actors[-1]
+        finally:
+            self.held -= 1
 
 
 async def generate(server: FakeServer, body: Body) -> Any:
@@ -132,6 +158,76 @@ def test_a_death_that_is_too_much_ends_the_run(restarts: int, least: int):
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(asyncio.wait_for(run(), 60))
     assert "rollout rank 1 failed during serving: server-1 ended with exit code -9" in str(raised.value.exceptions[0])
+
+
+async def until(what: Callable[[], bool]) -> None:
+    while not what():
+        await asyncio.sleep(0.01)
+
+
+def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
+    async def run() -> None:
+        planned, first, second, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
+        async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", 60) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(None, *urls[1:])
+            keeper = Keeper(Actors(), pool, 2, 1, said.append, [rooms.room])
+            watching = asyncio.create_task(keeper.keep())
+            await asyncio.sleep(0.05)
+            assert (rooms.held, len(pool.servers)) == (0, 1)
+
+            rooms.grant()
+            await until(lambda: len(said) == 1)
+            again = "the others go on, and it is started again once the cluster has room for it"
+            assert said[0] == f"server 1: server-0 ended before it was ready; {again}"
+            assert rooms.held == 0
+
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            assert said[1] == "server 1 was added on 10.0.0.7 as server 1, and takes part from the next weights on"
+            assert pool.serving == pool.servers[:1]
+            await opened(pool, 1, planned, first)
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert first.bodies("/generate")
+            assert pool.statistics()["rollout/servers"] == 2
+
+            rooms.actors[1].die(0)
+            await until(lambda: len(pool.servers) == 1)
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            await opened(pool, 2, planned, second)
+            assert [server.url for server in pool.serving] == [urls[0], urls[2]]
+
+            rooms.actors[2].die(0)
+            await until(lambda: len(pool.servers) == 1)
+            await until(lambda: len(said) == 5)
+            assert said[4].endswith("started again 2 times (rollout.max_restarts), and is not any more")
+            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [2, 2]
+            assert (keeper.restarts, rooms.held, watching.done()) == (0, 0, False)
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_the_run():
+    async def run() -> None:
+        planned, hanging, last, said = FakeServer(generate), FakeServer(silence), FakeServer(generate), []
+        async with serving(planned, hanging, last) as urls, ServerPool(urls[:1], "token", 0.3) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(*urls[1:])
+            watching = asyncio.create_task(Keeper(Actors(), pool, 0, 1, said.append, [rooms.room] * 2).keep())
+            rooms.grant()
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 3)
+            await opened(pool, 1, planned, hanging, last)
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(30)))
+            await until(lambda: len(pool.servers) == 2)
+            assert rooms.actors[0].ended == [0]
+            watching.cancel()
+            await asyncio.wait([watching])
+            assert rooms.held == 0
+
+    asyncio.run(run())
 
 
 class Disk:

@@ -92,10 +92,17 @@ class RolloutConfig(Section):
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Starts, in the whole run, of servers that died or hung; one death more ends the run.",
+        description="Starts, in the whole run, of servers that died or hung; one death more ends the run. Of a server beyond "
+        "the layout (`max_servers`) its own; one death more is the end of that server alone.",
     )
     min_servers: int = Field(
         1, ge=1, description="Servers that have to be left for a run to go on while another one is started again."
+    )
+    max_servers: int | None = Field(
+        None,
+        ge=1,
+        description="Servers that the run may have: those of the layout, and further ones of their size while it runs, on "
+        "whatever GPUs the existing cluster (`scheduler.type: ray`) has free or gets; null: those of the layout.",
     )
     max_logprob_diff: float | None = Field(
         None,

@@ -18,7 +18,7 @@ import pytest
 from areal_like.cluster.janitor import RUN_VARIABLE, members
 from areal_like.cluster.lifetime import temporary_directory
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
 CLEAN_S = 120  # a quiet machine needs 10 seconds; what is reached only by what hangs or stays
 # Small, but with two trainer ranks and a server, and a model that solves some problems and not all.
