@@ -1,7 +1,8 @@
 """A Ray cluster of somebody else's on loopback: `head.py NODES GPUS CPUS`, with what its nodes only claim to have.
 
-GPUs and CPUs are those of each node. Prints its address and lasts until standard input ends. Lines there are answered when they are done: `take` has another
-job take a GPU of every node, `add` adds a node, `remove` ends the last one. The environment decides about its token.
+GPUs and CPUs are those of each node. Prints its address and lasts until standard input ends. Lines there are answered
+when they are done: `take` has another job take a GPU of every node, `add` adds a node, `remove` ends the last one. The
+environment decides about its token.
 """
 
 from __future__ import annotations
