@@ -64,15 +64,14 @@ def test_servers_come_and_go_with_nodes(tmp_path: Path, monkeypatch: pytest.Monk
                 started.output
             )
             assert set(serving(started)) == {1.0}
-            for _ in range(2):
-                cluster.add_node()
-                wait(started, lambda: serving(started)[-2:] == [2.0] * 2)
-                cluster.remove_node()
-                wait(started, lambda: serving(started)[-2:] == [1.0] * 2)
+            cluster.add_node()
+            wait(started, lambda: serving(started)[-2:] == [2.0] * 2)
+            cluster.remove_node()
+            wait(started, lambda: serving(started)[-2:] == [1.0] * 2)
             cluster.add_node()
             wait(started, lambda: serving(started)[-2:] == [2.0] * 2)
             lanes = {(event.lane, event.name) for event in read_events(started.directory)}
-            assert {("rollout 1", "start-up"), ("server 1", "generating"), ("server 3", "generating")} <= lanes
+            assert {("rollout 1", "start-up"), ("server 1", "generating"), ("server 2", "generating")} <= lanes
             assert len(writing(started)) > 6
             started.process.send_signal(signal.SIGKILL)
             started.process.wait()
