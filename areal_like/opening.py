@@ -71,7 +71,7 @@ def _micro_batches(config: RunConfig, spec: EngineSpec) -> str:
     each = -(-samples // parts)
     share, limit = -(-each // spec.sizes.dp), spec.config.mb_spec.max_tokens_per_mb
     rows = row_multiple(spec.config.megatron.override_transformer_config) or 1
-    multiple = sequence_alignment(spec.sizes.tp, spec.sizes.cp, rows) if spec.backend == "megatron" else 1
+    multiple = sequence_alignment(spec.sizes.tp, spec.sizes.cp, rows) if spec.backend == "megatron" else spec.sizes.cp
     longest = -(-config.longest_sequence // multiple) * multiple
     most = -(-share // max(1, limit // longest))
     text = f"a step has {_count(samples, 'sequence')} of at most {config.longest_sequence} tokens"

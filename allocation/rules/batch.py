@@ -13,8 +13,9 @@ _SCHEDULES = "Megatron-LM core/pipeline_parallel/schedules.py"
 
 
 def _padded(engine: Engine, length: int) -> tuple[int, int]:
-    """What a packed sequence is padded to a multiple of, 2·c·t with CP, else t; and `length` padded."""
-    multiple = (2 * engine.cp if engine.cp > 1 else 1) * engine.tp
+    """What a packed sequence is padded to a multiple of, 2·c·t with CP, else t, c under FSDP; and `length` padded."""
+    ends = 2 if engine.cp > 1 and engine.backend.name != "fsdp" else 1
+    multiple = ends * engine.cp * engine.tp
     return multiple, -(-length // multiple) * multiple
 
 
@@ -76,11 +77,11 @@ def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-SEQUENCE-CP", source=f"{_MICROBATCHES}; training/arguments.py, seq_length")
 def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
-    """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t.
-    Packed sequences are padded to that; unpacked ones have to fit."""
+    """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t; under
+    FSDP c alone cuts. Packed sequences are padded to that; unpacked ones have to fit."""
     multiple, padded = _padded(engine, batch.max_length or 0)
     if batch.micro_batch is not None and batch.max_length and padded != batch.max_length:
-        product = "2·c·t" if engine.cp > 1 else "t"
+        product = "t" if engine.cp == 1 else "c·t" if engine.backend.name == "fsdp" else "2·c·t"
         message = f"sequences of {batch.max_length} tokens are not a multiple of {product} = {multiple}"
         yield Problem(message, engine.spans("cp", "tp"), f"use {padded} tokens, or pack the sequences")
 

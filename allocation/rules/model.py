@@ -47,6 +47,13 @@ def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
         yield Problem(message, engine.spans("tp"))
 
 
+@rule("ALLOC-SEQUENCE-HEADS", source="DeepSpeed Ulysses, arXiv 2309.14509")
+def heads_by_sequence_parallel(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
+    """Ranks that share a sequence under FSDP have all its tokens in attention, and each some whole heads of them."""
+    if trainer.backend.name == "fsdp":
+        yield from _split(model.heads, "attention heads", trainer, "cp")
+
+
 @rule("ALLOC-LINEAR-HEADS", source=f"{CONFIG}, linear_num_key_heads", megatron="linear_num_key_heads")
 def linear_heads_by_tp_cp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """Gated-delta-net layers split their key and value heads over tensor and context parallel ranks."""

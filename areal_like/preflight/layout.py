@@ -278,9 +278,11 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
                 message = f"{engine.backend} cannot be the {role}: {kinds}"
             yield about(role, message, f"write {_BACKENDS[role][0]}:…")
-        elif engine.backend == "fsdp" and engine.sizes.dp < len(engine.devices):
-            message = "the FSDP trainer shards over data-parallel ranks only"
-            yield about(role, message, f"write fsdp:d{len(engine.devices)}, or megatron:… for other dimensions")
+        elif engine.backend == "fsdp" and engine.sizes.tp > 1:
+            d, c = engine.sizes.dp * engine.sizes.tp, engine.sizes.cp
+            layout = f"fsdp:d{d}" + (f"c{c}" if c > 1 else "")
+            message = "the FSDP trainer has no tensor parallelism"
+            yield about(role, message, f"write {layout}, or megatron:… for other dimensions")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
             yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")

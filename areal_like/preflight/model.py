@@ -1,11 +1,12 @@
 """The model that a run trains, as far as its files tell without loading a weight."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from allocation import Finding, Plan, Severity, Source
+from allocation import Finding, ParallelSizes, Plan, Severity, Source
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
@@ -13,6 +14,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
+from areal_like.trainer.fsdp.support import has_plain_attention
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
@@ -52,7 +54,7 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         return
     model = {**model, **model.get("text_config", {})}
     if plan.engine("actor").backend == "fsdp":
-        yield from _under_fsdp(spec)
+        yield from _under_fsdp(spec, model, plan.engine("actor").sizes)
         return
     for problem in bridge_problems(actor.megatron.bridge_type, model, plan.engine("actor").sizes):
         key, message, help = problem.field, problem.message, problem.remedy
@@ -70,8 +72,14 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         yield finding("RUN-MTP", "actor.path", message, severity=Severity.NOTE)
 
 
-def _under_fsdp(spec: ModelSpec) -> Iterator[Finding]:
-    """transformers computes any model, but it joins experts to tensors that have other names in a checkpoint."""
+def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
+    """transformers computes any model, but it joins experts to tensors that have other names in a checkpoint.
+
+    Sequences are shared in attention that the trainer computes itself.
+    """
+    if sizes.cp > 1 and not has_plain_attention(model):
+        message = "the FSDP trainer cannot share sequences of a model whose attention has caps, chunks or states"
+        yield finding("RUN-FSDP", "actor.path", message, f"write fsdp:d{sizes.dp * sizes.cp} as its layout")
     if spec.experts:
         message = "the FSDP trainer has no names for a mixture of experts' weights"
         yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")

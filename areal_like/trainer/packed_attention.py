@@ -24,17 +24,26 @@ class SequenceGroup:
 
 
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, groups: Sequence[SequenceGroup], scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: Sequence[SequenceGroup],
+    scale: float | None,
+    window: int | None = None,
 ) -> Tensor:
-    """`query` `[t, heads, dim]` of this rank, `key` and `value` `[t of all ranks, heads, dim]`; as `query`."""
+    """`query` `[t, heads, dim]` of this rank, `key` and `value` `[t of all ranks, heads, dim]`; as `query`.
+
+    A `window` is of the tokens that a query attends to; it is for groups whose sequences are whole on this rank.
+    """
     outputs, places = [], []
     for group in groups:
         q, k, v = (
             t.index_select(0, at.flatten()).view(*at.shape, *t.shape[1:]).transpose(1, 2)
             for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
         )
+        mask = group.mask if window is None else _sliding(q.shape[2], window)
         o = F.scaled_dot_product_attention(
-            q, k, v, group.mask, is_causal=group.mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         outputs.append(o.transpose(1, 2)[group.real])
         places.append(group.queries[group.real])
@@ -42,6 +51,10 @@ def padded_attention(
     order = torch.empty(len(output), dtype=torch.long)
     order[torch.cat(places)] = torch.arange(len(output))
     return output.index_select(0, order)
+
+
+def _sliding(length: int, window: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
 
 
 def group_by_length(cu_seqlens: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:

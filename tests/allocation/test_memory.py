@@ -149,6 +149,17 @@ def test_what_helps_fsdp_is_its_own():
     assert "Adam's moments" not in {item.name for phase in offloaded.phases for item in phase.items}
 
 
+def test_ranks_that_share_sequences_under_fsdp_share_activations_and_parameters():
+    work = Workload(MODELS["qwen3-8b"], memory=MemorySettings(find_gpu("h100").memory), batch=BATCH)
+    alone, shared = (
+        {item.name: item.bytes for item in footprint(plan, work).phase("forward and backward").items}
+        for plan in (allocation.compile(text).engine("actor") for text in ("fsdp:d8", "fsdp:d2c4"))
+    )
+    assert shared["activations"] * 4 == pytest.approx(alone["activations"], rel=1e-6)
+    assert shared["logits"] * 4 == pytest.approx(alone["logits"], rel=1e-6)
+    assert shared["weights (float32 shards)"] == alone["weights (float32 shards)"]
+
+
 @pytest.mark.parametrize(
     ("key", "names", "needed"),
     [

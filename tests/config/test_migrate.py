@@ -130,6 +130,23 @@ def test_meanings_that_change_are_said():
     assert "ppo_n_minibatches: 4" in done.yaml
 
 
+ULYSSES = "strategy=fsdp actor_rollout_ref.actor.ulysses_sequence_parallel_size=4"
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        (RUNS["verl"][0].replace("strategy=megatron", ULYSSES), "sglang:d4t2|fsdp:d2c4"),
+        (AREAL.replace("megatron:d4p1t1", "fsdp:d1c4"), "sglang:d4+fsdp:d1c4"),
+    ],
+    ids=["verl", "areal"],
+)
+def test_sequence_parallelism_under_fsdp_is_in_the_layout(text, layout):
+    done = migrate(text)
+    assert done.problems == []
+    assert yaml.safe_load(done.yaml)["allocation_mode"] == layout
+
+
 def test_what_the_shell_alone_knows_is_asked_for():
     done = migrate(VERL)
     assert any("$HOME" in note and "train_dataset.path" in note for note in done.notes)

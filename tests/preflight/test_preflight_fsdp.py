@@ -1,8 +1,12 @@
 """What the FSDP trainer cannot do is said before start."""
 
+import json
+
 import pytest
 
 from areal_like.config.load import load
+from areal_like.config.schema import InitModelConfig
+from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 
 FSDP = "actor.backend=fsdp:d2"
@@ -12,15 +16,37 @@ def said(write, *overrides):
     return [(f.code, f.key.split(" ")[0], f.help) for f in preflight(load(write(), overrides)).findings]
 
 
-def test_it_may_start(write):
-    assert said(write, FSDP) == []
+@pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2"])
+def test_it_may_start(write, layout):
+    assert said(write, f"actor.backend={layout}") == []
 
 
-@pytest.mark.parametrize("layout", ["fsdp:d1t2", "fsdp:d1c2"])
-def test_it_is_data_parallel_only(write, layout):
-    ((code, key, help),) = said(write, f"actor.backend={layout}")
+@pytest.mark.parametrize(("layout", "instead"), [("fsdp:d1t2", "fsdp:d2"), ("fsdp:t2c2", "fsdp:d2c2")])
+def test_it_has_no_tensor_parallelism(write, layout, instead):
+    gpus = "cluster.n_gpus_per_node=8"
+    ((code, key, help),) = said(write, f"actor.backend={layout}", gpus)
     assert (code, key) == ("RUN-ROLE", "actor.backend")
-    assert help.startswith("write fsdp:d2,")
+    assert help.startswith(f"write {instead},")
+    assert said(write, f"actor.backend={instead}", gpus) == []
+
+
+def test_heads_that_ranks_cannot_share_are_refused_with_layouts_that_will_do(write):
+    settings = ["cluster.n_gpus_per_node=5", "actor.init_model.num_attention_heads=4"]
+    (found,) = preflight(load(write(), ["actor.backend=fsdp:c3", *settings])).findings
+    assert (found.code, found.key.split(" ")[0]) == ("ALLOC-SEQUENCE-HEADS", "actor.backend")
+    for layout in found.nearest:
+        assert said(write, f"actor.backend={layout}", *settings) == []
+    assert found.nearest
+
+
+@pytest.mark.parametrize("attention", [{"attn_logit_softcapping": 50.0}, {"layer_types": ["chunked_attention"] * 4}])
+def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_path, attention):
+    write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | attention))
+    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    assert said(write, "actor.backend=fsdp:d1c2", *model) == [("RUN-FSDP", "actor.path", "write fsdp:d2 as its layout")]
+    assert said(write, "actor.backend=fsdp:d2", *model) == []
 
 
 def test_it_takes_dense_models(write):

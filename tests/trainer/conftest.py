@@ -9,7 +9,14 @@ import pytest
 import torch
 import trainer_jobs
 from trainer_ranks import Ranks
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 _SHAPE = {
     "vocab_size": trainer_jobs.VOCABULARY,  # odd, so that tensor parallelism has to pad it
@@ -27,20 +34,28 @@ _SHAPE = {
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories of a dense model with tied embeddings, one without, and a mixture of experts."""
+    """Directories of a dense model with tied embeddings, one without, a mixture of experts, and one with windows.
+
+    The upper layers of the last see 4 tokens; it has biases, and 6 heads for 3 key heads.
+    """
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
     made = {
         "tied": Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=True)),
         "untied": Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=False)),
         "moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **experts, tie_word_embeddings=False)),
+        "sliding": Qwen2ForCausalLM(Qwen2Config(**{**_SHAPE, **heads}, **window)),
     }
     for name, model in made.items():
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
                 if "norm" in parameter_name:  # all ones would hide a norm that is left out
                     parameter.uniform_(0.5, 1.5)
+                if parameter_name.endswith("bias"):
+                    parameter.uniform_(-1, 1)
         model.save_pretrained(folder / name)
         (folder / name / "tokenizer.json").write_text("{}")
     return {name: folder / name for name in made}

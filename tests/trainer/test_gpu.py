@@ -62,6 +62,15 @@ def test_log_probs_are_as_exact_as_hugging_faces_in_bfloat16(one_rank, models, m
     assert outcome.weights.keys() == load_file(models[model] / "model.safetensors").keys()
 
 
+def test_fsdp_sees_the_windows_that_hugging_face_does(one_rank, models):
+    """With sliding windows, biases and fewer key heads."""
+    (outcome,) = one_rank.run(three_steps, 1, replace(setting(models["sliding"]), backend="fsdp"))
+    exact, rounded = (hf_log_probs(models["sliding"], dtype) for dtype in (torch.float32, torch.bfloat16))
+    places, values = outcome.log_probs
+    assert np.abs(values - exact[places]).mean() < 1.5 * np.abs(rounded - exact)[places].mean()
+    assert all(np.isfinite(step["grad_norm"]) for step in outcome.steps)
+
+
 PRECISE = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
 SETTINGS = {
     "precision": PRECISE,

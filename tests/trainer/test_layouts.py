@@ -67,6 +67,15 @@ def assembled(outcomes: list[Outcome]) -> np.ndarray:
     return values
 
 
+def log_probs_of(model: torch.nn.Module) -> torch.Tensor:
+    """What a model of transformers says of the batch, a sequence at a time; nan where nothing is predicted."""
+    batch, found = make_batch(), []
+    for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
+        predicted = torch.log_softmax(model(tokens[None]).logits[0] / TEMPERATURE, -1)[:-1]
+        found += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
+    return torch.cat(found)
+
+
 @pytest.fixture(scope="module")
 def one_rank(ranks, models):
     return cache(lambda model, bridge="mbridge": ranks.run(three_steps, 1, Setting(models[model], bridge=bridge)))
@@ -97,12 +106,8 @@ def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes, b
 def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridge):
     batch, outcome = make_batch(), one_rank(model, bridge)
     hf = AutoModelForCausalLM.from_pretrained(models[model], dtype=torch.float32)
-    log_probs, expected = assembled(outcome), []
-    for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
-        predicted = torch.log_softmax(hf(tokens[None]).logits[0] / TEMPERATURE, -1)[:-1]
-        expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
-    expected = torch.cat(expected)
-    np.testing.assert_allclose(log_probs, expected.detach().numpy(), atol=1e-4)
+    expected = log_probs_of(hf)
+    np.testing.assert_allclose(assembled(outcome), expected.detach().numpy(), atol=1e-4)
 
     trained_on = torch.from_numpy(batch.fields["loss_mask"] > 0) & ~expected.isnan()
     loss = -expected[trained_on].mean()

@@ -25,6 +25,13 @@ TWO_GPUS = [
     ("moe", ParallelSizes(pp=2), "megatron-bridge"),
     ("moe", ParallelSizes(tp=2, etp=2), "mbridge"),
 ]
+FSDP = [
+    ("tied", ParallelSizes()),
+    ("untied", ParallelSizes(dp=2, edp=2)),
+    ("tied", ParallelSizes(cp=2, edp=2)),
+    ("untied", ParallelSizes(dp=2, cp=2, edp=4)),
+    ("tied", ParallelSizes(cp=4, edp=4)),
+]
 ROWS = [*((*row, "mbridge") for row in LAYOUTS), *TWO_GPUS, *(row for row in MORE_LAYOUTS if world(row[1]) <= 4)]
 
 
@@ -52,7 +59,7 @@ def exact(models):
             pytest.param(
                 *row, marks=pytest.mark.skipif(torch.cuda.device_count() < world(row[1]), reason="needs more GPUs")
             )
-            for row in [*ROWS, ("tied", ParallelSizes(), "fsdp"), ("untied", ParallelSizes(dp=2, edp=2), "fsdp")]
+            for row in [*ROWS, *((*row, "fsdp") for row in FSDP)]
         )
     ],
     ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes"),

@@ -28,6 +28,7 @@ LAYOUTS = [
     ("tied", ALL, ParallelSizes(pp=2), {}),
     ("tied", ALL, DP2, {"bridge": "megatron-bridge"}),
     ("tied", ALL, DP2, {"backend": "fsdp"}),
+    ("tied", ALL, ParallelSizes(cp=2, edp=2), {"backend": "fsdp"}),
 ]
 MORE_LAYOUTS = [
     ("tied", ALL, ONE, {"bridge": "megatron-bridge"}),

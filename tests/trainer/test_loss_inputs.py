@@ -74,12 +74,15 @@ def sequence_steps(
         return [made.train(replace(batch, fields=fields), SEQUENCE_LOSSES[loss]) for _ in range(2)]
 
 
+SHARED = ParallelSizes(cp=2, edp=2)
+
+
 @pytest.mark.parametrize("loss", SEQUENCE_LOSSES)
 def test_what_is_joined_by_sequence_has_the_same_gradient_wherever_its_tokens_lie(ranks, models, loss):
     """Over context-parallel ranks, data-parallel ones and micro-batches."""
     (alone,) = ranks.run(sequence_steps, 1, Setting(models["tied"], max_tokens_per_mb=512), loss)
     assert alone[0]["grad_norm"] > 0
-    for sizes in (ParallelSizes(cp=2, edp=2), ParallelSizes(dp=2, edp=2)):
-        for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes), loss):
+    for sizes, how in ((SHARED, {}), (ParallelSizes(dp=2, edp=2), {}), (SHARED, {"backend": "fsdp"})):
+        for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes, **how), loss):
             for step, expected in zip(steps, alone, strict=True):
                 assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -140,7 +140,10 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
     ("before", "after"),
     [
         ({"sizes": ParallelSizes(tp=2, etp=2)}, {"sizes": DP2}),
-        ({"sizes": DP2, "backend": "fsdp", "offload": True, "max_tokens_per_mb": 32}, {"backend": "fsdp"}),
+        (
+            {"sizes": ParallelSizes(cp=2, edp=2), "backend": "fsdp", "offload": True, "max_tokens_per_mb": 32},
+            {"backend": "fsdp"},
+        ),
     ],
     ids=["megatron", "fsdp"],
 )

@@ -1,15 +1,18 @@
 """Packed causal attention for transformers' models, under the name `packed`.
 
 A model is given one row of tokens and `cu_seq_lens_q`, as for flash attention (transformers' FlashAttentionKwargs).
-On GPUs torch's own variable-length kernel computes it, on a CPU padded groups.
+On GPUs torch's own variable-length kernel computes it, on a CPU padded groups. Of ranks that share a pack's tokens each
+computes some heads (`fsdp/ulysses.py`).
 """
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from areal_like.trainer.fsdp import ulysses
 from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
 
 NAME = "packed"
@@ -29,25 +32,39 @@ def packed_attention(
     attention_mask: None,
     scaling: float | None = None,
     *,
+    sliding_window: int | None = None,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
     groups: list[SequenceGroup],
+    sharing: dist.ProcessGroup | None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Of `query`, `key`, `value` `[1, heads, t, dim]` `[1, t, heads, dim]`; a transformers attention function."""
+    """Of `query`, `key`, `value` `[1, heads, t, dim]` `[1, t, heads, dim]`; a transformers attention function.
+
+    A token attends to the `sliding_window` last tokens of its sequence, itself among them, None: to all of them.
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if sharing is not None:
+        q, k, v = (ulysses.to_heads(x, sharing) for x in (q, k, v))
     if query.device.type == "cpu":
-        return padded_attention(q, k, v, groups, scaling)[None], None
+        output = padded_attention(q, k, v, groups, scaling, sliding_window)
+    else:
+        output = _on_gpu(q, k, v, cu_seq_lens_q, max_length_q, scaling, sliding_window)
+    return (output if sharing is None else ulysses.to_tokens(output, sharing))[None], None
+
+
+def _on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-    ends, longest = cu_seq_lens_q, max_length_q
-    output = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0))
-    return output[None], None
+    before = -1 if window is None else window - 1
+    return varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(before, 0))
 
 
-def arguments(cu_seqlens: Tensor, longest: int) -> dict[str, Any]:
-    """What a model has to be called with beside its tokens and positions."""
+def arguments(cu_seqlens: Tensor, longest: int, sharing: dist.ProcessGroup | None) -> dict[str, Any]:
+    """What a model has to be called with beside its tokens and positions, which may be shared among ranks."""
     groups = group_by_length(cu_seqlens) if cu_seqlens.device.type == "cpu" else []
-    return {"cu_seq_lens_q": cu_seqlens, "max_length_q": longest, "groups": groups}
+    return {"cu_seq_lens_q": cu_seqlens, "max_length_q": longest, "groups": groups, "sharing": sharing}

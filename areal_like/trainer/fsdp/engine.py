@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -29,7 +29,7 @@ from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
-from areal_like.trainer.fsdp import attention, lora, optimizer
+from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.logprobs import log_probs_and_entropy
@@ -40,7 +40,7 @@ from areal_like.types import Batch, Floats, LossSpec
 
 
 class FSDPEngine:
-    """A TrainEngine over torch's FSDP2; every rank is a data-parallel one."""
+    """A TrainEngine over torch's FSDP2, of d groups of ranks; each group shares its sequences (`fsdp/ulysses.py`)."""
 
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         if spec.role == "critic":
@@ -48,6 +48,7 @@ class FSDPEngine:
         self._spec = spec
         self.device = prepare_process(spec, rendezvous.address)
         join(rendezvous, self.device)
+        self._group = ulysses.make_group(spec.sizes.cp, rendezvous.timeout_s)
         torch.manual_seed(spec.seed)
         self._model = sharded_model(spec, self.device)
         if spec.optimizer is not None:
@@ -196,7 +197,8 @@ class FSDPEngine:
     ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch's loss; returns its sums of loss and statistics."""
         log_probs, entropy = self._log_probs_at(micro_batch, temperature)
-        sequences = Sequences(micro_batch.sequences, len(batch.lengths))  # whole on every rank
+        over_ranks = partial(ulysses.sum_over, self._group)
+        sequences = Sequences(micro_batch.sequences, len(batch.lengths), over_ranks)
         inputs = LossInputs(log_probs, entropy, micro_batch.fields, sequences)
         per_token, stats = loss.function(inputs, loss.parameters)
         weights = micro_batch.fields.get("loss_weights")
@@ -206,12 +208,15 @@ class FSDPEngine:
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""
-        limit = self._spec.config.mb_spec.max_tokens_per_mb
-        schedule = packing.make_schedule(batch.lengths, dp=dist.get_world_size(), max_tokens=limit, alignment=1)
-        share = schedule.micro_batches[dist.get_rank()]
-        pack: Callable[[int], packing.MicroBatch] = cache(
-            lambda i: packing.pack(batch.tokens, batch.lengths, share[i], alignment=1)
-        )
+        sizes, limit = self._spec.sizes, self._spec.config.mb_spec.max_tokens_per_mb
+        dp_rank, cp_rank = divmod(dist.get_rank(), sizes.cp)
+        schedule = packing.make_schedule(batch.lengths, dp=sizes.dp, max_tokens=limit, alignment=sizes.cp)
+        share = schedule.micro_batches[dp_rank]
+
+        @cache
+        def pack(i: int) -> packing.MicroBatch:
+            return ulysses.part(packing.pack(batch.tokens, batch.lengths, share[i], sizes.cp), sizes.cp, cp_rank)
+
         return DeviceBatches(len(share), pack, batch, wanted, self.device)
 
     def _log_probs_at(self, micro_batch: DeviceBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -221,7 +226,7 @@ class FSDPEngine:
             position_ids=micro_batch.positions,
             use_cache=False,
             logits_to_keep=micro_batch.rows,
-            **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen),
+            **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen, self._group),
         ).logits[0]
         rows = torch.arange(len(logits), device=self.device)
         return log_probs_and_entropy(

@@ -8,21 +8,23 @@ from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
+from areal_like.trainer.fsdp.support import has_plain_attention
 
 
 def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     """The model of `spec`; layers are gathered one at a time in its data type.
 
-    Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used.
+    Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used. Raises
+    ValueError for a model whose attention cannot be computed in shared sequences.
     """
     path, engine = spec.path, spec.config
     dtype = getattr(torch, engine.dtype)
     attention.register()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(path))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
     if engine.fsdp.gradient_checkpointing:
@@ -50,14 +52,11 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
         parameter.data.lerp_(new, 1 - decay)
 
 
-def _attention(path: Path) -> str:
-    """What computes a model's attention: ours where it is plain, else what transformers has for it."""
-    config = AutoConfig.from_pretrained(path)
-    if getattr(config, "attn_logit_softcapping", None):
-        return "eager"  # the only one that caps
-    return "sdpa" if _slides(config) else attention.NAME
-
-
-def _slides(config: PretrainedConfig) -> bool:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return kinds != {"full_attention"} or bool(getattr(config, "sliding_window", None))
+def _attention(spec: EngineSpec) -> str:
+    """What computes a model's attention: ours where that can, else what transformers has for it."""
+    config = AutoConfig.from_pretrained(spec.path).to_dict()
+    if has_plain_attention(config):
+        return attention.NAME
+    if spec.sizes.cp > 1:
+        raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
+    return "eager" if config.get("attn_logit_softcapping") else "sdpa"  # sdpa does not cap

@@ -1,0 +1,57 @@
+"""Sequence parallelism: each of n ranks has a part of a pack's tokens, but in attention all tokens of some heads.
+
+Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509).
+"""
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.nn.functional import all_reduce, all_to_all_single
+
+from areal_like.trainer.packing import MicroBatch
+
+
+def make_group(n: int, timeout_s: float) -> dist.ProcessGroup | None:
+    """The group of n neighbouring ranks that this one is in; None of one rank. Every rank has to call it."""
+    if n == 1:
+        return None
+    group, _ = dist.new_subgroups(n, timeout=timedelta(seconds=timeout_s))
+    return group
+
+
+def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
+    """The rank-th of n equal parts of a pack's tokens; what is known of whole sequences stays."""
+    own = slice(rank * len(pack.tokens) // n, (rank + 1) * len(pack.tokens) // n)
+    return replace(pack, tokens=pack.tokens[own], positions=pack.positions[own], targets=pack.targets[own])
+
+
+def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """From `[t / n, heads, dim]` to `[t, heads / n, dim]`: from all heads of this rank's tokens to its heads of all.
+
+    Heads that n does not divide, as few key heads, are repeated until it does. Each rank's query heads, whose number n
+    has to divide, then find their key heads on it, in the usual order.
+    """
+    n, heads = group.size(), states.shape[1]
+    if heads % n:
+        states = states.repeat_interleave(math.lcm(n, heads) // heads, 1)
+    return _exchange(states.unflatten(1, (n, -1)).transpose(0, 1), group).flatten(0, 1)
+
+
+def to_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Back from `[t, heads / n, dim]` to `[t / n, heads, dim]`."""
+    return _exchange(states.unflatten(0, (group.size(), -1)), group).transpose(0, 1).flatten(1, 2)
+
+
+def sum_over(group: dist.ProcessGroup | None, tensor: Tensor) -> Tensor:
+    """The sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
+    return tensor if group is None else all_reduce(tensor, group=group)
+
+
+def _exchange(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The i-th of n blocks goes to rank i, and that of rank i takes its place; gradients go back the same way."""
+    blocks = blocks.contiguous()
+    return all_to_all_single(torch.empty_like(blocks), blocks, group=group)
