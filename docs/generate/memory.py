@@ -1,13 +1,16 @@
 """Write the tables of measured memory in docs/memory_and_planning.md from benchmarks/results/."""
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
 from benchmarks.memory import errors, measured
+from benchmarks.report import ROOT
 
 PAGE = Path(__file__).parents[1] / "memory_and_planning.md"
+ESTIMATORS = ROOT / "benchmarks/results/estimators.json"
 PHASES = ("forward and backward", "log-probs", "load", "weight update")
 
 
@@ -19,10 +22,17 @@ def phases() -> str:
     return f"{len(cases)} cases in the layouts {', '.join(layouts)}:\n\n{rows}"
 
 
+def estimators() -> str:
+    """A row for each estimator of the file, ours first."""
+    cases = json.loads(ESTIMATORS.read_text())["cases"]
+    found = {name: [case["bytes"][name] / case["measured"] - 1 for case in cases] for name in cases[0]["bytes"]}
+    return _table(f"Peak of {len(cases)} cases, by", found.items())
+
+
 def page() -> str:
     """The page with the tables of today."""
     text = PAGE.read_text()
-    for name, table in (("phases", phases()),):
+    for name, table in (("phases", phases()), ("estimators", estimators())):
         begin, end = f"<!-- {name} by `python docs/generate/memory.py` -->\n", f"<!-- end of {name} -->\n"
         text = re.sub(
             f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _, new=table: new, text, flags=re.DOTALL
