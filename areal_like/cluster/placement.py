@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from allocation import Device, Plan
 
 GPU_IDS_S = 60.0  # that nodes have at least for saying which GPUs were granted, however late that was
-SELDOM_S = 10.0  # between two questions whether it is granted what may take for ever
+SOON_S, SELDOM_S = 5.0, 10.0  # when a long wait is told, and the time between two questions from then on
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,9 @@ async def place(
     """Hold a slot for every device of the plan; devices of one plan node share one Ray node.
 
     Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
-    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and tells `say` so; not at all for those that
-    the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there is.
+    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and tells `say` where that takes long; not at
+    all for those that the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there
+    is.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -61,14 +61,15 @@ async def place(
         raise ClusterError(_refused(asked, "this machine has too little"))
     group = placement_group(asked, strategy="STRICT_SPREAD" if exact and uses_gpus else "SPREAD")
     try:
-        deadline = time.monotonic() + timeout_s
+        start = time.monotonic()
+        deadline, pause_s = start + timeout_s, 0.0
         while not await asyncio.to_thread(group.wait, 0.5):
             if time.monotonic() > deadline:
                 raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
-            if say:
+            if say and time.monotonic() > start + SOON_S:
                 say(shortage(asked, cluster_resources(), "it"))
-                say = None
-            await asyncio.sleep(SELDOM_S if timeout_s == math.inf else 0)
+                say, pause_s = None, SELDOM_S
+            await asyncio.sleep(pause_s)
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         node_ids = placement_group_table(group)["bundles_to_node_id"]
         granted = await _granted_gpus(group, asked, deadline) if uses_gpus else []

@@ -60,9 +60,8 @@ def test_servers_come_and_go_with_nodes(tmp_path: Path, monkeypatch: pytest.Monk
         ray = ("scheduler.type=ray", f"scheduler.address={cluster.address}", "rollout.max_servers=2")
         with run(tmp_path, *ENDLESS, *ray) as started:
             started.wait_for_step(2)
-            assert "server 1 is started once the cluster has room for it (rollout.max_servers): it asks for 1 node" in (
-                started.output
-            )
+            waits = "server 1 is started once the cluster has room for it (rollout.max_servers): it asks for 1 node"
+            wait(started, lambda: waits in started.output)
             assert set(serving(started)) == {1.0}
             cluster.add_node()
             wait(started, lambda: serving(started)[-2:] == [2.0] * 2)
