@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 import uuid
 import weakref
@@ -19,6 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.trainer.hf_checkpoint import in_buckets, write_checkpoint
+from areal_like.trainer.host_copies import HostCopies
+from areal_like.trainer.megatron.optimizer_shards import boxes
 
 ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
@@ -41,8 +45,14 @@ def saved(ranks, models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("model", "before", "after"),
-    [("tied", TP2_PP2, DP2), ("tied", TP2_PP2, ONE), ("moe", FOLDED, EP4)],
-    ids=["tp2pp2-dp2", "tp2pp2-one", "folded-ep4"],
+    [
+        ("tied", TP2_PP2, DP2),
+        ("tied", DP2, TP2_PP2),
+        ("tied", TP2_PP2, ONE),
+        ("moe", FOLDED, EP4),
+        ("moe", EP4, FOLDED),
+    ],
+    ids=["tp2pp2-dp2", "dp2-tp2pp2", "tp2pp2-one", "folded-ep4", "ep4-folded"],
 )
 def test_another_layout_continues_the_run(ranks, models, saved, model, before, after):
     folder, expected = saved(model, before)
@@ -76,6 +86,29 @@ def test_what_is_loaded_comes_out_bit_equal(ranks, models, model, bridge):
     assert weights.keys() == original.keys()
     for name, tensor in original.items():
         np.testing.assert_array_equal(weights[name], tensor.numpy(), err_msg=name)
+
+
+def test_a_run_of_elements_is_boxes():
+    for shape in [(7,), (3, 5), (2, 3, 4), (1, 6, 1), (4, 1, 1, 3)]:
+        numbers = torch.arange(math.prod(shape)).view(shape)
+        for start, end in itertools.combinations(range(numbers.numel() + 1), 2):
+            found = [
+                numbers[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))].flatten()
+                for offsets, sizes in boxes(shape, start, end)
+            ]
+            assert torch.cat(found).tolist() == list(range(start, end))
+            assert len(found) < 2 * len(shape)
+
+
+def test_host_copies_keep_their_memory():
+    copies, tensors = HostCopies(), [torch.ones(4, 4), torch.zeros(3)]
+    first = copies.of([*tensors, tensors[0].T, tensors[0][:]])
+    for tensor in tensors:
+        tensor.fill_(7)
+    assert [copy.unique().tolist() for copy in first] == [[1], [0], [1], [1]]
+    assert first[0] is first[3] and first[0] is not first[2]
+    assert copies.of(tensors)[0] is first[0] and first[0].unique().tolist() == [7]
+    assert weakref.ref(first.pop(2))() is None  # of what the second call did not name
 
 
 def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path):

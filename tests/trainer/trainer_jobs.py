@@ -269,7 +269,7 @@ def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, sett
 def save_after_two_steps(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
 ) -> list[dict[str, float]]:
-    """Two steps, both kinds of checkpoint, a third step, before which nothing is written."""
+    """Two steps with a checkpoint between, both kinds of checkpoint, a third step, before which nothing is written."""
     trained = threading.Event()
     where, name = (FileSystemWriter, "write_data") if setting.backend == "fsdp" else (checkpoint, "_write")
     written = getattr(where, name)
@@ -278,16 +278,18 @@ def save_after_two_steps(
         assert trained.wait(_LIMIT_S)
         return written(*arguments)
 
-    with engine(rendezvous, listener, setting) as made, mock.patch.object(where, name, write_late):
-        for seed in (0, 1):
-            made.train(make_batch(seed), LossSpec(sft))
-        made.save(folder / "state")
-        made.save_hf(folder / "hf")
-        step = made.train(make_batch(2), LossSpec(sft))
-        assert rendezvous.rank != 0 or not made.is_saved()
-        trained.set()
+    with engine(rendezvous, listener, setting) as made:
+        made.train(make_batch(0), LossSpec(sft))
+        made.save(folder / "earlier")
         made.finish_save()
-        assert made.is_saved
+        made.train(make_batch(1), LossSpec(sft))
+        with mock.patch.object(where, name, write_late):
+            made.save(folder / "state")
+            made.save_hf(folder / "hf")
+            step = made.train(make_batch(2), LossSpec(sft))
+            assert rendezvous.rank != 0 or not made.is_saved()
+            trained.set()
+            made.finish_save()
         return [step]
 
 

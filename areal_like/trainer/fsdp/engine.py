@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as distributed_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed._state_dict_utils import _create_cpu_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
@@ -61,6 +62,7 @@ class FSDPEngine:
         }
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._saving_group = dist.new_group(backend="gloo")  # of its own: it is used while others train
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=True)  # new memory costs more than the copy
         self._skipped = 0  # steps in a row
 
     def log_probs(
@@ -127,11 +129,11 @@ class FSDPEngine:
     def save(self, path: Path) -> None:
         self._saved_to = path
         with self._memory.needed("params", "optimizer"):
+            state = self._state()
+            if self._stager.state_dict_cache is None:  # the stager would pin it, which a machine without a GPU cannot
+                self._stager.state_dict_cache = _create_cpu_state_dict(state)
             self._saving = distributed_checkpoint.async_save(
-                self._state(),
-                checkpoint_id=path,
-                process_group=self._saving_group,
-                async_stager=BlockingAsyncStager(),
+                state, checkpoint_id=path, process_group=self._saving_group, async_stager=self._stager
             )
 
     def is_saved(self) -> bool:

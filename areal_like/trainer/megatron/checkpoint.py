@@ -9,15 +9,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import apply_factories, is_main_replica
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from megatron.core.utils import unwrap_model
 
-from areal_like.trainer.megatron import lora
+from areal_like.trainer.host_copies import HostCopies
+from areal_like.trainer.megatron import lora, optimizer_shards
 
+optimizer_shards.install()
 # Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed; threads do without it
 filesystem_async.get_write_results_queue = queue.Queue
 
@@ -25,8 +29,9 @@ filesystem_async.get_write_results_queue = queue.Queue
 class Saving:
     """A checkpoint on its way to the directory `path`, which must be empty or new.
 
-    When the constructor returns, this rank's share is in host memory and training may go on; threads write it. A rank
-    whose `is_written` is true, or raises the OSError that writing met, waits for the others in `finish`.
+    When the constructor returns, this rank's share is in host memory, some of it in `copies`, and training may go on;
+    threads write it. A rank whose `is_written` is true, or raises the OSError that writing met, waits for the others in
+    `finish`.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Saving:
         models: list[torch.nn.Module],
         optimizer: MegatronOptimizer | None,
         scheduler: OptimizerParamScheduler | None,
+        copies: HostCopies,
     ) -> None:
         self._path = path
         if dist.get_rank() == 0:
@@ -43,12 +49,12 @@ class Saving:
         state = sharded_state(models, optimizer, is_loading=False)
         if scheduler is not None:
             state["scheduler"] = scheduler.state_dict()
+        _have_copies(state, copies)
         request = dist_checkpointing.save(state, str(path), async_sharded_save=True, async_strategy="mcore")
         self._finalize, self._results, buckets = request.finalize_fns, None, []
         if request.preload_fn is not None:  # this rank has something to write
-            transforms, (_, live, self._results) = request.async_fn.args[0], request.async_fn_args
-            buckets = _own_copies(live, request.preload_fn())
-            write = partial(_write, transforms)
+            transforms, (_, _, self._results) = request.async_fn.args[0], request.async_fn_args
+            buckets, write = request.preload_fn(), partial(_write, transforms)
         self._threads = ThreadPoolExecutor(max(1, len(buckets)), thread_name_prefix="checkpoint")
         self._parts = [self._threads.submit(write, number, bucket) for number, bucket in enumerate(buckets)]
 
@@ -71,22 +77,13 @@ class Saving:
             function()
 
 
-def _own_copies(live: list[Any], loaded: list[Any]) -> list[Any]:
-    """Megatron's buckets with tensors that training does not change; those from a GPU are copies already."""
-    return [
-        (
-            file,
-            key,
-            (
-                texts,
-                [
-                    (item, copy.clone() if tensor.device.type == "cpu" else copy)
-                    for (item, copy), (_, tensor) in zip(copies, tensors, strict=True)
-                ],
-            ),
-        )
-        for (file, key, (texts, copies)), (_, _, (_, tensors)) in zip(loaded, live, strict=True)
-    ]
+def _have_copies(state: dict[str, Any], copies: HostCopies) -> None:
+    """Put copies in place of what this rank writes from host memory; Megatron copies what is on a GPU."""
+    apply_factories(state)
+    tensors = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
+    written = [tensor for tensor in tensors if is_main_replica(tensor.replica_id) and tensor.data.device.type == "cpu"]
+    for tensor, copy in zip(written, copies.of([tensor.data for tensor in written]), strict=True):
+        tensor.data = copy
 
 
 def _write(transforms: list[Any], number: int, bucket: Any) -> list[Any]:
@@ -125,11 +122,7 @@ def sharded_state(
 ) -> dict[str, Any]:
     """What of this rank's chunks and optimizer goes into a checkpoint, each tensor with its place in the whole one."""
     state: dict[str, Any] = {}
-    reshardable = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "distrib_optim_fully_reshardable_mem_efficient": False,
-        "chained_optim_avoid_prefix": True,
-    }
+    reshardable = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
     metadata = ensure_metadata_has_dp_cp_group(reshardable)
     for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
@@ -143,32 +136,6 @@ def sharded_state(
 def _changing(model: torch.nn.Module) -> torch.nn.Module:
     """The part of a wrapped chunk that training changes: its adapters, where it has any."""
     return getattr(unwrap_model(model), lora.NAME, model)
-
-
-_gather_state = DistributedOptimizer.get_parameter_state_dp_zero
-
-
-def _gather_state_with_gaps(self: DistributedOptimizer, **kwargs: Any) -> Any:
-    """The distributed optimizer's state with the padding that ends each bucket.
-
-    megatron-core 0.19.2 leaves it out but then looks for parameters where they are with it, so that everything behind
-    a bucket of odd length, such as a tied embedding's, is saved shifted (`get_parameter_state_dp_zero`,
-    `sharded_param_state_fully_reshardable`).
-    """
-    state = _gather_state(self, **kwargs)
-    for number, buffer in enumerate(self.buffers):
-        for tensors in state[number].values():
-            for name in [name for name, value in tensors.items() if torch.is_tensor(value)]:
-                padded, at = torch.zeros(buffer.numel), 0
-                for bucket in buffer.buckets:
-                    end = at + bucket.numel_unpadded
-                    padded[bucket.offset : bucket.offset + bucket.numel_unpadded] = tensors[name][at:end]
-                    at = end
-                tensors[name] = padded
-    return state
-
-
-DistributedOptimizer.get_parameter_state_dp_zero = _gather_state_with_gaps
 
 
 def chunk_names(models: list[torch.nn.Module]) -> list[str]:

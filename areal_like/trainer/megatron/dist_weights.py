@@ -15,6 +15,7 @@ from torch import Tensor
 
 from areal_like.checkpoint.distributed import Stored, read_weights
 from areal_like.errors import CheckpointError
+from areal_like.trainer.host_copies import HostCopies
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.checkpoint import Saving, chunk_names, sharded_state
 
@@ -44,7 +45,7 @@ class WeightsFrom:
 
 def save_weights(path: Path, models: list[torch.nn.Module]) -> None:
     """Write the weights of this rank's chunks to the directory `path`, empty or new. Raises OSError."""
-    saving = Saving(path, models, None, None)
+    saving = Saving(path, models, None, None, HostCopies())
     while not saving.is_written():
         time.sleep(0.01)
     saving.finish()

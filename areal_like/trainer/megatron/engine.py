@@ -15,6 +15,7 @@ from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
+from areal_like.trainer.host_copies import HostCopies
 from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import row_multiple, transformer_options
@@ -69,6 +70,7 @@ class MegatronEngine:
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
         tensors = optimizer.tensors(self._wrapped, self._optimizer)
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
+        self._copies = HostCopies()
         self._skipped = 0  # steps in a row
 
     def log_probs(
@@ -149,7 +151,7 @@ class MegatronEngine:
     def save(self, path: Path) -> None:
         with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
             optimizer.gather_weights(self._wrapped)
-            self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler)
+            self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler, self._copies)
 
     def is_saved(self) -> bool:
         return self._saving.is_written()
