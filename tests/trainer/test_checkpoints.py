@@ -108,7 +108,8 @@ def test_host_copies_keep_their_memory():
     assert [copy.unique().tolist() for copy in first] == [[1], [0], [1], [1]]
     assert first[0] is first[3] and first[0] is not first[2]
     assert copies.of(tensors)[0] is first[0] and first[0].unique().tolist() == [7]
-    assert weakref.ref(first.pop(2))() is None  # of what the second call did not name
+    unnamed = weakref.ref(first.pop(2))  # by the second call
+    assert unnamed() is None
 
 
 def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path):

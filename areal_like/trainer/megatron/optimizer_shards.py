@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from operator import add
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ type Place = ShardedTensor | ShardedTensorFactory  # of a parameter in the whole
 
 def install() -> None:
     """Have Megatron's distributed optimizers write and read their own shares."""
-    DistributedOptimizer.sharded_param_state_fully_reshardable = _shares
+    DistributedOptimizer.sharded_state_dict = _shares
     DistributedOptimizer.load_parameter_state_from_fully_reshardable = _take
 
 
@@ -46,17 +47,14 @@ def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[
 
 def _shares(
     self: DistributedOptimizer, model: dict[str, Any], is_loading: bool = False, metadata: Any = None
-) -> dict[int, dict[str, list[ShardedTensor]]]:
-    """This rank's tensors by the number of their parameter, to be saved from or loaded into."""
-    found = nested_values(extract_sharded_tensors_and_factories(model)[0])
-    places = {place.data: place for place in found}
-    return {
-        number: {
-            name: list(_parts(places[parameter], f"optimizer.state.{name}.", tensor, start))
-            for name, tensor in _tensors(self, parameter).items()
-        }
+) -> dict[str, Any]:
+    """The state, which exists already, with tensors by the number of their parameter: to be saved or loaded into."""
+    places = {place.data: place for place in nested_values(extract_sharded_tensors_and_factories(model)[0])}
+    tensors = {
+        number: _parts(places[parameter], start, _tensors(self, parameter))
         for number, (parameter, start) in enumerate(_runs(self))
     }
+    return {**self.state_dict(), "param_state": tensors, "param_state_sharding_type": "fully_reshardable"}
 
 
 @torch.no_grad()
@@ -84,29 +82,45 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     return tensors
 
 
-def _parts(place: Place, prefix: str, run: Tensor, start: int) -> Iterator[ShardedTensor]:
-    """The boxes of a run that begins at element `start` of the parameter that is at `place`."""
-    whole = torch.empty(place.data.shape, dtype=run.dtype, device="meta")  # for where in it the parts are
-    if isinstance(place, ShardedTensorFactory):  # of halves that tensor parallelism splits one by one
-        made = nested_values(replace(place, key=prefix + place.key, data=whole).build())
-    else:
-        made = iter([replace(place, key=prefix + place.key, data=whole, dtype=run.dtype)])
-    for part in made:
-        at, ahead = part.data.storage_offset(), part.prepend_axis_num
-        low, high = max(start, at), min(start + len(run), at + part.data.numel())
-        if low >= high:
-            continue
-        taken = low - start
-        for offsets, sizes in boxes(part.local_shape, low - at, high - at):
-            shape = (*[1] * ahead, *sizes)
-            here = zip(part.global_offset, (*[0] * ahead, *offsets), strict=True)
-            yield replace(
+def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, list[ShardedTensor]]:
+    """The boxes of tensors by name, each a run that begins at element `start` of the parameter that is at `place`."""
+    runs = {name: run.flatten() for name, run in runs.items()}
+    found = list(_cut(place, start, start + len(runs["param"])))
+    return {
+        name: [
+            replace(
                 part,
-                data=run[taken : taken + math.prod(sizes)].view(shape),
-                local_shape=shape,
-                global_offset=tuple(a + b for a, b in here),
-                axis_fragmentations=None,  # no regular grid
-                prepend_axis_num=0,
-                replica_id=(*part.replica_id[:2], 0),  # data-parallel ranks have different runs
+                key=f"optimizer.state.{name}.{part.key}",
+                data=run[at : at + math.prod(part.local_shape)].view(part.local_shape),
+                dtype=run.dtype,
             )
-            taken += math.prod(sizes)
+            for part, at in found
+        ]
+        for name, run in runs.items()
+    }
+
+
+def _cut(place: Place, start: int, end: int) -> Iterator[tuple[ShardedTensor, int]]:
+    """The places of the boxes that elements `start` to `end` of a parameter fill, and where in the run each begins."""
+    if isinstance(place, ShardedTensorFactory):  # of halves that tensor parallelism splits one by one
+        whole = torch.empty(place.data.shape, dtype=place.data.dtype, device="meta")  # as memory for views of it
+        places = [(part, part.data.storage_offset()) for part in nested_values(replace(place, data=whole).build())]
+    else:
+        places = [(place, 0)]
+    for part, first in places:
+        at, ahead = max(start, first), [0] * part.prepend_axis_num
+        stop = min(end, first + math.prod(part.local_shape))
+        for offsets, sizes in boxes(part.local_shape, at - first, stop - first) if at < stop else ():
+            yield (
+                replace(
+                    part,
+                    data=None,
+                    local_shape=(*[1] * len(ahead), *sizes),
+                    global_offset=tuple(map(add, part.global_offset, (*ahead, *offsets))),
+                    axis_fragmentations=None,  # no regular grid
+                    prepend_axis_num=0,
+                    replica_id=(*part.replica_id[:2], 0),  # data-parallel ranks have different runs
+                ),
+                at - start,
+            )
+            at += math.prod(sizes)
