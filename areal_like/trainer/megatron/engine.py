@@ -149,8 +149,9 @@ class MegatronEngine:
                 parameter.lerp_(before, decay)
 
     def save(self, path: Path) -> None:
-        with self._memory.needed("params", "optimizer"), cpu.cpu_as_cuda():
-            optimizer.gather_weights(self._wrapped)
+        with self._memory.needed("params", "optimizer"):
+            with cpu.cpu_as_cuda():
+                optimizer.gather_weights(self._wrapped)
             self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler, self._copies)
 
     def is_saved(self) -> bool:
