@@ -12,7 +12,7 @@ from areal_like.preflight import Job
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.environment import rank_environment
 from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import sequence_alignment
+from areal_like.trainer.packing import alignment_of
 
 
 def opening(job: Job) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _micro_batches(config: RunConfig, spec: EngineSpec) -> str:
     each = -(-samples // parts)
     share, limit = -(-each // spec.sizes.dp), spec.config.mb_spec.max_tokens_per_mb
     rows = row_multiple(spec.config.megatron.override_transformer_config) or 1
-    multiple = sequence_alignment(spec.sizes.tp, spec.sizes.cp, rows) if spec.backend == "megatron" else spec.sizes.cp
+    multiple = alignment_of(spec.backend, spec.sizes, rows)
     longest = -(-config.longest_sequence // multiple) * multiple
     most = -(-share // max(1, limit // longest))
     text = f"a step has {_count(samples, 'sequence')} of at most {config.longest_sequence} tokens"

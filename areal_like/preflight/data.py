@@ -11,7 +11,7 @@ from areal_like.data.dataset import DatasetError, load_prompts, read_problems, t
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
 from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import sequence_alignment
+from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
@@ -53,10 +53,10 @@ def check_data(
     yield from _context(config, spec)
     yield from _steps(config, len(prompts["train_dataset"]))
     if config.warm_start is not None and tokenizer is not None and plan is not None:
-        sizes = plan.engine("actor").sizes
+        actor = plan.engine("actor")
         for key in ("train_dataset", "valid_dataset"):
             rows = row_multiple(config.actor.megatron.override_transformer_config) or 1
-            alignment = sequence_alignment(sizes.tp, sizes.cp, rows)
+            alignment = alignment_of(actor.backend, actor.sizes, rows)
             yield from _warm_start(config, key, prompts[key], tokenizer, alignment)
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from allocation import ParallelSizes
 from areal_like.types import Ints
 
 NO_TARGET = -1
@@ -60,6 +61,11 @@ def sequence_alignment(tp: int, cp: int, rows: int = 1) -> int:
     `rows` is what the rows of a rank have to be a multiple of, 1 but for FP8.
     """
     return math.lcm(2 * cp * tp if cp > 1 else tp, rows * cp * tp)
+
+
+def alignment_of(backend: str, sizes: ParallelSizes, rows: int = 1) -> int:
+    """`sequence_alignment` of a trainer's layout; FSDP cuts a whole pack into c parts."""
+    return sizes.cp if backend == "fsdp" else sequence_alignment(sizes.tp, sizes.cp, rows)
 
 
 def make_schedule(

@@ -30,8 +30,8 @@ cpu.install()  # before anything imports megatron.core
 
 from areal_like.trainer.megatron import parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, open_bridge  # noqa: E402
-from areal_like.trainer.megatron.bridges.value_head import HEAD_NAME  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import listed, load_weights, save_weights  # noqa: E402
+from areal_like.trainer.value_head import HEAD_NAME  # noqa: E402
 
 _ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"  # of Megatron

@@ -1,11 +1,5 @@
-"""A critic: the model of any bridge with one value per token where its output layer was.
+"""A critic: the model of any bridge with a value head (`trainer/value_head.py`) where its output layer was."""
 
-In a checkpoint the head is `score.weight`, `[1, hidden]`, float32, as in transformers' sequence classifiers of one
-label: `AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)` loads it. A checkpoint without it gets a
-new head.
-"""
-
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +12,11 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     set_defaults_if_not_set_tensor_model_parallel_attributes,
 )
-from safetensors import safe_open
 from torch import Tensor
 
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
+from areal_like.trainer.value_head import HEAD_NAME, new_head, stored_head
 
-HEAD_NAME = "score.weight"
 _LANGUAGE_HEAD = "lm_head.weight"
 
 
@@ -64,13 +57,13 @@ class ValueBridge:
             # Megatron Bridge goes by this, and would send the embedding to the last stage's output layer
             model.config.share_embeddings_and_output_weights = False
             if model.post_process:
-                weight = _new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
+                weight = new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
                 device = next(model.parameters()).device
                 model.output_layer = ValueHead(weight.to(device), self._source.sizes.tp > 1)
         return models
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        stored = _stored_head(path)
+        stored = stored_head(path)
         with _without_heads(models) as heads:
             self._bridge.load(models, path)
         for head in heads:
@@ -109,21 +102,3 @@ def _from_last_stage(weight: Tensor | None, hidden_size: int) -> Tensor:
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     dist.broadcast(weight, src=last, group=parallel_state.get_pipeline_model_parallel_group())
     return weight
-
-
-def _new_head(hidden_size: int, seed: int) -> Tensor:
-    """Small, so that first values are near 0, and the same in every layout."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, hidden_size, generator=generator) / (hidden_size + 1)
-
-
-def _stored_head(path: Path) -> Tensor | None:
-    """The head of a checkpoint directory, if it has one."""
-    file, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if index.is_file():
-        shard = json.loads(index.read_text())["weight_map"].get(HEAD_NAME)
-        if shard is None:
-            return None
-        file = path / shard
-    with safe_open(file, framework="pt") as tensors:
-        return tensors.get_tensor(HEAD_NAME).float() if HEAD_NAME in tensors.keys() else None  # noqa: SIM118
