@@ -29,7 +29,7 @@ _BACKENDS = {
     "actor": _TRAINERS,
     "rollout": ("sglang",),
     "ref": _TRAINERS,
-    "critic": ("megatron",),
+    "critic": _TRAINERS,
     "reward": ("sglang",),
 }
 _KEYS = {
@@ -259,10 +259,6 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             )
     if config.reward.model is not None and "reward" not in present:
         yield about("reward", "the allocation has no server for the reward model", "add sglang[reward]:…")
-    actor = present.get("actor")
-    if config.critic and "critic" not in present and actor and actor.backend not in _BACKENDS["critic"]:
-        message = f"the critic would run as the actor does, on {actor.backend}; it runs on megatron"
-        yield about("critic", message, "write critic.backend=megatron:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")

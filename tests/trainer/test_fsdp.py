@@ -5,20 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_layouts import TOLERANCE, assembled, log_probs_of
+from test_trainer_roles import gathered
 from trainer_jobs import (
     OptimizerConfig,
     Outcome,
     Setting,
+    Valued,
+    critic_steps,
     initial_weights,
     learning_rates,
     resume,
+    resumed_critic,
     save_after_two_steps,
     three_steps,
 )
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.trainer.fsdp.conversion import to_hugging_face
 
 SCHEDULES = [
     {},
@@ -49,6 +55,10 @@ def test_it_trains_as_one_megatron_rank_does(ranks, models, model, d, c, setting
 
 def alike(outcomes: list[Outcome], expected: Outcome) -> None:
     np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
+    same_training(outcomes, expected)
+
+
+def same_training(outcomes: list, expected: Outcome | Valued) -> None:
     for outcome in outcomes:
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
             assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
@@ -63,6 +73,27 @@ def test_windows_and_biases_are_transformers_own_wherever_tokens_lie(ranks, mode
         expected = log_probs_of(AutoModelForCausalLM.from_pretrained(models["sliding"], dtype=torch.float32)).numpy()
     np.testing.assert_allclose(assembled([alone]), expected, atol=1e-4)
     alike(ranks.run(three_steps, 2, fsdp(models["sliding"], c=2)), alone)
+
+
+@pytest.mark.parametrize(("d", "c"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
+def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_path, d, c):
+    (expected,) = ranks.run(critic_steps, 1, Setting(models["tied"]))
+    outcomes = ranks.run(critic_steps, d * c, fsdp(models["tied"], d, c), tmp_path / "hf", tmp_path / "state")
+    for moment in ("before", "after"):
+        values = gathered([getattr(outcome, moment) for outcome in outcomes])
+        np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
+    same_training(outcomes, expected)
+    (resumed,) = ranks.run(resumed_critic, 1, fsdp(models["tied"]), tmp_path / "state")
+    (straight,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), None)
+    assert resumed == [pytest.approx(step, rel=TOLERANCE, abs=TOLERANCE) for step in straight]
+    (tmp_path / "converted").mkdir()
+    to_hugging_face(tmp_path / "state", models["tied"], models["tied"], "float32", tmp_path / "converted")
+    saved, converted = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "converted"))
+    assert converted.keys() == saved.keys()
+    assert all(torch.equal(converted[name], tensor) for name, tensor in saved.items())
+    for how in (Setting(tmp_path / "hf"), fsdp(tmp_path / "hf")):
+        (again,) = ranks.run(critic_steps, 1, how)
+        np.testing.assert_allclose(gathered([again.before]), gathered([expected.after]), atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

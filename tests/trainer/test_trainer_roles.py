@@ -92,8 +92,11 @@ def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path)
         assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
 
 
-def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path):
-    setting = Setting(models["tied"], ParallelSizes(tp=2, etp=2), machine=Machine("cpu", "bfloat16"))
+@pytest.mark.parametrize(
+    ("sizes", "backend"), [(ParallelSizes(tp=2, etp=2), "megatron"), (ParallelSizes(cp=2, edp=2), "fsdp")]
+)
+def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path, sizes, backend):
+    setting = Setting(models["tied"], sizes, backend=backend, machine=Machine("cpu", "bfloat16"))
     for outcome in ranks.run(critic_steps, 2, setting, tmp_path / "critic"):
         assert all(step["skipped"] == 0 for step in outcome.steps)
     saved = load_file(tmp_path / "critic/model.safetensors")

@@ -11,6 +11,7 @@ from torch.distributed import checkpoint
 from areal_like.checkpoint.distributed import check_description
 from areal_like.errors import CheckpointError
 from areal_like.trainer.hf_checkpoint import fill_checkpoint
+from areal_like.trainer.value_head import HEAD_NAME
 
 _MODEL = "model."  # begins the name of each of the model's tensors in a checkpoint
 _HEAD = "lm_head.weight"
@@ -29,7 +30,8 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
         for name, entry in found.items()
         if name.startswith(_MODEL) and isinstance(entry, checkpoint.TensorStorageMetadata)
     }
-    if tied:
+    values = _HEAD in sizes and sizes[_HEAD][0] == 1
+    if tied and not values:
         sizes.pop(_HEAD, None)
     if not any(name.endswith("embed_tokens.weight") for name in sizes):
         raise CheckpointError(f"{path} does not have the weights of a whole language model")
@@ -38,7 +40,10 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
         for name, size in sizes.items():
             state = {_MODEL + name: torch.empty(size)}
             checkpoint.load(state, checkpoint_id=path, no_dist=True)
-            yield name, state[_MODEL + name].to(getattr(torch, dtype))
+            if values and name == _HEAD:  # a critic's
+                yield HEAD_NAME, state[_MODEL + name]
+            else:
+                yield name, state[_MODEL + name].to(getattr(torch, dtype))
 
     if target is not None:
         fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer)

@@ -37,16 +37,17 @@ from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
+from areal_like.trainer.value_head import HEAD_NAME
 from areal_like.types import Batch, Floats, LossSpec
+
+_HEAD = "lm_head.weight"
 
 
 class FSDPEngine:
     """A TrainEngine over torch's FSDP2, of d groups of ranks; each group shares its sequences (`fsdp/ulysses.py`)."""
 
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
-        if spec.role == "critic":
-            raise RoleError("a critic has a Megatron backend: critic.backend=megatron:d1")
-        self._spec = spec
+        self._spec, self._is_critic = spec, spec.role == "critic"
         self.device = prepare_process(spec, rendezvous.address)
         join(rendezvous, self.device)
         self._group = ulysses.make_group(spec.sizes.cp, rendezvous.timeout_s)
@@ -68,15 +69,15 @@ class FSDPEngine:
     def log_probs(
         self, batch: Batch, temperature: float = 1.0, adapted: bool = True
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
-        layers = lora.adapted_layers(self._model).values()
-        with self._memory.needed("params"), torch.no_grad(), paused(layers, not adapted):
-            values = [self._log_probs_at(micro_batch, temperature)[0] for micro_batch in micro_batches]
-            self._model.reshard()  # what only a backward pass would do
-        return micro_batches.targets, torch.cat(values).cpu().numpy()
+        if self._is_critic:
+            raise RoleError("a critic has values, not log-probs")
+        with paused(lora.adapted_layers(self._model).values(), not adapted):
+            return self._read(batch, lambda micro_batch: self._log_probs_at(micro_batch, temperature)[0])
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
-        raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
+        if not self._is_critic:
+            raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
+        return self._read(batch, self._values_at)
 
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
@@ -103,7 +104,11 @@ class FSDPEngine:
                 layer, _, kind = name.rpartition(".")
                 if kind in lora.MATRICES:
                     continue
-                weight = parameter.detach().full_tensor().to(self.device, dtype)
+                weight = parameter.detach().full_tensor().to(self.device)
+                if self._is_critic and name == _HEAD:
+                    yield HEAD_NAME, weight
+                    continue
+                weight = weight.to(dtype)
                 if kind == "weight" and layer in adapted and self._spec.lora:
                     weight = lora.whole_adapter(adapted[layer]).merged(weight, self._spec.lora.scale)
                 yield name, weight
@@ -198,10 +203,9 @@ class FSDPEngine:
         self, micro_batch: DeviceBatch, batch: Batch, loss: LossSpec, temperature: float, count: int
     ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch's loss; returns its sums of loss and statistics."""
-        log_probs, entropy = self._log_probs_at(micro_batch, temperature)
         over_ranks = partial(ulysses.sum_over, self._group)
         sequences = Sequences(micro_batch.sequences, len(batch.lengths), over_ranks)
-        inputs = LossInputs(log_probs, entropy, micro_batch.fields, sequences)
+        inputs = self._loss_inputs(micro_batch, temperature, sequences)
         per_token, stats = loss.function(inputs, loss.parameters)
         weights = micro_batch.fields.get("loss_weights")
         total = (per_token if weights is None else per_token * weights).sum()
@@ -221,19 +225,43 @@ class FSDPEngine:
 
         return DeviceBatches(len(share), pack, batch, wanted, self.device)
 
+    def _read(self, batch: Batch, at: Callable[[DeviceBatch], Tensor]) -> tuple[NDArray[np.int64], Floats]:
+        """What `at` makes of every micro-batch, without gradients."""
+        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        with self._memory.needed("params"), torch.no_grad():
+            values = [at(micro_batch) for micro_batch in micro_batches]
+            self._model.reshard()  # what only a backward pass would do
+        return micro_batches.targets, torch.cat(values).cpu().numpy()
+
+    def _loss_inputs(self, micro_batch: DeviceBatch, temperature: float, sequences: Sequences) -> LossInputs:
+        if self._is_critic:
+            values = self._values_at(micro_batch)
+            nothing = values.new_empty(0)
+            return LossInputs(nothing, nothing, micro_batch.fields, sequences, values)
+        log_probs, entropy = self._log_probs_at(micro_batch, temperature)
+        return LossInputs(log_probs, entropy, micro_batch.fields, sequences)
+
+    def _values_at(self, micro_batch: DeviceBatch) -> Tensor:
+        """A value for every label, from the place that predicts it, `[rows]`."""
+        return self._logits(micro_batch)[:, 0]
+
     def _log_probs_at(self, micro_batch: DeviceBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Of the predicted tokens; only their logits are computed."""
-        logits = self._model(
+        logits = self._logits(micro_batch)
+        rows = torch.arange(len(logits), device=self.device)
+        return log_probs_and_entropy(
+            logits, rows, micro_batch.labels, temperature=temperature, vocab_size=logits.shape[1], group=None
+        )
+
+    def _logits(self, micro_batch: DeviceBatch) -> Tensor:
+        """Of the places that predict, and of no others: `[rows, vocabulary]`, of a critic `[rows, 1]`."""
+        logits: Tensor = self._model(
             input_ids=micro_batch.tokens,
             position_ids=micro_batch.positions,
             use_cache=False,
             logits_to_keep=micro_batch.rows,
             **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen, self._group),
         ).logits[0]
-        rows = torch.arange(len(logits), device=self.device)
-        return log_probs_and_entropy(
-            logits, rows, micro_batch.labels, temperature=temperature, vocab_size=logits.shape[1], group=None
-        )
+        return logits
 
     def _means(self, parts: list[dict[str, Tensor]], count: int) -> dict[str, float]:
         names = list(parts[0])

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
 from areal_like.trainer.fsdp.support import has_plain_attention
+from areal_like.trainer.value_head import new_head, stored_head
 
 
 def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
@@ -27,14 +28,28 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
+    heads = [_with_value_head(model, spec)] if spec.role == "critic" else []
     if engine.fsdp.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
+    for head in heads:
+        fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
     for part in (*model.model.layers, model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
+
+
+def _with_value_head(model: PreTrainedModel, spec: EngineSpec) -> torch.nn.Module:
+    """Make a critic of a language model: its logits are values, in float32. Returns the head."""
+    hidden = model.get_input_embeddings().embedding_dim
+    head = torch.nn.Linear(hidden, 1, bias=False)
+    stored = stored_head(spec.path)
+    head.weight.data.copy_(new_head(hidden, spec.seed) if stored is None else stored)
+    model.set_output_embeddings(head)
+    model.config.final_logit_softcapping = None  # Gemma's
+    return head
 
 
 def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
