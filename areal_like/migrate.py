@@ -224,9 +224,16 @@ def _defaults(values: dict[str, Any], done: Migration) -> None:
             del values["actor.ppo_n_minibatches"]
             done.notes.append("actor.ppo_n_minibatches: left out, as the batch's size is not known")
     for section in ("actor", "critic", "ref"):
-        if values.get(f"{section}.megatron.recompute_granularity") == "full":
-            for name, setting in _FULL.items():
-                values.setdefault(f"{section}.megatron.{name}", setting)
+        if values.get(f"{section}.megatron.recompute_granularity") != "full":
+            continue
+        settings = {f"{section}.megatron.{name}": setting for name, setting in _FULL.items()}
+        if "fsdp" in values.get("allocation_mode", ""):
+            for key in settings:
+                values.pop(key, None)
+            values[f"{section}.fsdp.gradient_checkpointing"] = True
+            done.notes.append(f"{section}.fsdp.gradient_checkpointing: recomputation, as the trainer is FSDP")
+        else:
+            values.update({**settings, **values})
     if not any(key.startswith("reward.") for key in values):
         values["reward.type"] = "gsm8k"
         done.notes.append("reward.type: gsm8k, until you name your own (reward.function)")

@@ -131,20 +131,24 @@ def test_meanings_that_change_are_said():
 
 
 ULYSSES = "strategy=fsdp actor_rollout_ref.actor.ulysses_sequence_parallel_size=4"
+RECOMPUTED = " actor_rollout_ref.model.enable_gradient_checkpointing=True"
 
 
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        (RUNS["verl"][0].replace("strategy=megatron", ULYSSES), "sglang:d4t2|fsdp:d2c4"),
+        (RUNS["verl"][0].replace("strategy=megatron", ULYSSES + RECOMPUTED), "sglang:d4t2|fsdp:d2c4"),
         (AREAL.replace("megatron:d4p1t1", "fsdp:d1c4"), "sglang:d4+fsdp:d1c4"),
     ],
     ids=["verl", "areal"],
 )
-def test_sequence_parallelism_under_fsdp_is_in_the_layout(text, layout):
+def test_sequence_parallelism_under_fsdp_is_in_the_layout_and_recomputation_is_fsdps(text, layout):
     done = migrate(text)
     assert done.problems == []
-    assert yaml.safe_load(done.yaml)["allocation_mode"] == layout
+    made = yaml.safe_load(done.yaml)
+    assert made["allocation_mode"] == layout
+    assert made["actor"]["fsdp"] == {"gradient_checkpointing": True}
+    assert "recompute_granularity" not in made["actor"].get("megatron", {})
 
 
 def test_what_the_shell_alone_knows_is_asked_for():
