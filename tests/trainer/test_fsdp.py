@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from trainer_jobs import (
     Setting,
     Valued,
     critic_steps,
+    engine,
     initial_weights,
     learning_rates,
+    make_batch,
     resume,
     resumed_critic,
     save_after_two_steps,
@@ -24,7 +28,10 @@ from trainer_jobs import (
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.algorithms.losses import sft
+from areal_like.trainer.engine import Rendezvous
 from areal_like.trainer.fsdp.conversion import to_hugging_face
+from areal_like.types import LossSpec
 
 SCHEDULES = [
     {},
@@ -73,6 +80,21 @@ def test_windows_and_biases_are_transformers_own_wherever_tokens_lie(ranks, mode
         expected = log_probs_of(AutoModelForCausalLM.from_pretrained(models["sliding"], dtype=torch.float32)).numpy()
     np.testing.assert_allclose(assembled([alone]), expected, atol=1e-4)
     alike(ranks.run(three_steps, 2, fsdp(models["sliding"], c=2)), alone)
+
+
+def late_token(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, float]:
+    """A step on the last token of a sequence alone."""
+    batch = make_batch(lengths=(20,))
+    batch.fields["loss_mask"][:-1], batch.fields["loss_mask"][-1] = 0, 1
+    with engine(rendezvous, listener, setting) as made:
+        return made.train(batch, LossSpec(sft))
+
+
+def test_ranks_that_have_nothing_to_predict_take_part(ranks, models):
+    """The tokens before are theirs, or no sequence is."""
+    (alone,) = ranks.run(late_token, 1, fsdp(models["tied"]))
+    assert alone["loss_tokens"] == 1
+    assert ranks.run(late_token, 4, fsdp(models["tied"], 2, 2)) == [pytest.approx(alone, rel=TOLERANCE)] * 4
 
 
 @pytest.mark.parametrize(("d", "c"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
