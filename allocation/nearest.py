@@ -150,10 +150,11 @@ def _variants(member: Member) -> Iterator[Member]:
 
 def _traded(member: Member, present: Mapping[tuple[str, str], int | None]) -> Iterator[Member]:
     """Members on as many GPUs with fewer copies of the model and more parts of it."""
-    copies = present[("attn", "d")] or 1
+    copies, backend = present[("attn", "d")] or 1, BACKENDS[member.backend.text]
+    letters = "c" if backend.name == "fsdp" else "tp"  # FSDP splits sequences, not matrices
     for factor in (2, 4, 8):
-        for letter in "tp" if copies % factor == 0 and member.layout.ffn is None else "":
-            if letter in BACKENDS[member.backend.text].letters:
+        for letter in letters if copies % factor == 0 and member.layout.ffn is None else "":
+            if letter in backend.letters:
                 parts = (present.get(("attn", letter)) or 1) * factor
                 yield _changed(member, {("attn", "d"): copies // factor, ("attn", letter): parts})
 
@@ -171,7 +172,7 @@ def _distance(old: int, new: int) -> float:
 def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
     """The member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
     attn = [Dim(d.letter, str(changes.get(("attn", d.letter), d.count))) for d in member.layout.attn]
-    for letter in "tpd":
+    for letter in "tpcd":
         if ("attn", letter) in changes and all(d.letter != letter for d in attn):
             attn.insert(len(attn) * (letter != "d"), Dim(letter, str(changes["attn", letter])))
     if member.layout.ffn is None:

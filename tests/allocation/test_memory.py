@@ -149,6 +149,14 @@ def test_what_helps_fsdp_is_its_own():
     assert "Adam's moments" not in {item.name for phase in offloaded.phases for item in phase.items}
 
 
+def test_sequences_that_do_not_fit_under_fsdp_are_shared():
+    memory, batch = MemorySettings(find_gpu("h100").memory), replace(BATCH, max_length=32768, max_tokens_per_mb=32768)
+    (finding,) = allocation.check("fsdp:d8", model="qwen3-8b", batch=batch, memory=memory).findings
+    assert finding.nearest == ("fsdp:d2c4", "fsdp:d1c8")
+    for text in finding.nearest:
+        assert allocation.check(text, model="qwen3-8b", batch=batch, memory=memory).ok
+
+
 def test_ranks_that_share_sequences_under_fsdp_share_activations_and_parameters():
     work = Workload(MODELS["qwen3-8b"], memory=MemorySettings(find_gpu("h100").memory), batch=BATCH)
     alone, shared = (
