@@ -209,7 +209,7 @@ async def _run_on(
                 recovery=recovery,
                 sharing=sharing,
             )
-            with seldom_collected():
+            async with seldom_collected():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
         watching.cancel()
 

@@ -57,7 +57,7 @@ def main(
 ) -> None:
     run = load(config, [*(overrides or []), f"workflow={__file__}:agent"]).config
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with run_lifetime(secrets.token_hex(6)) as folder, seldom_collected():
+    with run_lifetime(secrets.token_hex(6)) as folder:
         rates, processor_s = asyncio.run(measure(run, folder, device, rounds))
     requests = run.train_dataset.batch_size * run.gconfig.n_samples
     tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}
@@ -110,6 +110,7 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> tup
     rates: Rounds = {"single_turn": [], "agent": []}
     processor_s: Rounds = {"single_turn": [], "agent": []}
     async with (
+        seldom_collected(),
         ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
         Workflows(run, pool, no_reward, tokenizer, print) as workflows,
         aiohttp.ClientSession(**bare_session(token)) as session,

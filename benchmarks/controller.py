@@ -58,7 +58,7 @@ def main(
     servers: int = 2,
     rounds: int = 3,
 ) -> None:
-    with run_lifetime(secrets.token_hex(6)), running(servers) as urls, seldom_collected():
+    with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
         rows = [
             asyncio.run(measure(urls, flying, tokens, max(samples, 2 * flying), batch))
             for _ in range(rounds)
@@ -91,7 +91,11 @@ async def measure(
     size = batch or max(1, groups // 2)
     steps = math.ceil(samples / N_SAMPLES / size)
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
-    async with ServerPool(urls, TOKEN, 600, prefill_once=False) as pool, asyncio.TaskGroup() as tasks:
+    async with (
+        seldom_collected(),
+        ServerPool(urls, TOKEN, 600, prefill_once=False) as pool,
+        asyncio.TaskGroup() as tasks,
+    ):
         async with pool.interrupted(0, Deadline(60)):
             for server in pool.servers:
                 await server.post("/pace", in_flight * CHUNK / RATE, 60)  # type: ignore[arg-type]

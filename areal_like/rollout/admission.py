@@ -78,24 +78,28 @@ class Admission:
         ready = [group for group in self._waiting if group.group_id in finished][: self.batch_size]
         taken = {group.group_id for group in ready}
         rest = [group for group in self._waiting if group.group_id not in taken]
-        late = self._late(rest, finished)
-        if len(ready) < self.batch_size or len(late) > self.spare:
+        if len(ready) < self.batch_size or (late := self._late(rest, finished)) is None:
             return None
-        self._waiting = [group for group in rest if group not in late]
+        given_up = set(late)
+        self._waiting = [group for group in rest if group not in given_up]
         self.given_up = [group.group_id for group in late]
         self.next_trained += 1
         return [group.group_id for group in ready]
 
-    def _late(self, rest: Sequence[Admitted], finished: Container[int]) -> list[Admitted]:
-        """As few groups as possible without which the `rest` is in time after the next step; the unfinished first."""
-        in_time: list[Admitted] = []
+    def _late(self, rest: Sequence[Admitted], finished: Container[int]) -> list[Admitted] | None:
+        """As few groups as possible without which the `rest` is in time after the next step; the unfinished first.
+
+        None where they are more than `spare`. It is asked for at every group that ends, of thousands.
+        """
         late: list[Admitted] = []
-        for group in rest:
-            in_time.append(group)
-            if group.deadline < self.next_trained + 1 + (len(in_time) - 1) // self.batch_size:
-                unfinished = [other for other in in_time if other.group_id not in finished]
-                late.append(unfinished[-1] if unfinished else group)
-                in_time.remove(late[-1])
+        unfinished: list[Admitted] = []  # of those before, without the late
+        for place, group in enumerate(rest):
+            if group.group_id not in finished:
+                unfinished.append(group)
+            if group.deadline < self.next_trained + 1 + (place - len(late)) // self.batch_size:
+                late.append(unfinished.pop() if unfinished else group)
+                if len(late) > self.spare:
+                    return None
         return late
 
     def publish(self, version: int) -> None:

@@ -172,3 +172,26 @@ def test_synchronous_training_with_a_spare_group_does_not_wait_for_the_last():
     assert admission.capacity == 0
     admission.publish(1)
     assert admission.capacity == 3
+
+
+class Counting(set):
+    """Groups that have finished, and how often it was asked for one."""
+
+    asked = 0
+
+    def __contains__(self, group):
+        self.asked += 1
+        return super().__contains__(group)
+
+
+@pytest.mark.parametrize("spare", [0, 1000])
+def test_to_ask_for_a_batch_costs_as_much_as_groups_wait(spare):
+    """It is asked for at every group that ends; where the newest end first, all others are late."""
+    admission = Admission(1000, 1, spare=spare)
+    started_at = {}
+    fill(admission, started_at, [])
+    admission.publish(1)
+    fill(admission, started_at, [])
+    finished = Counting(admission.waiting[-1000:])
+    assert admission.take(finished) is None
+    assert finished.asked <= 2 * len(started_at)

@@ -1,0 +1,29 @@
+"""The garbage collector looks at what is new in small pieces, however much is freed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from areal_like.garbage import YOUNG_S, seldom_collected
+
+MANY = 100_000
+
+
+def test_what_comes_while_as_much_goes_is_looked_through_before_it_is_many():
+    async def run() -> list[int]:
+        before, young = gc.get_threshold(), []
+        async with seldom_collected():
+            old = [[number] for number in range(MANY)]
+            gc.collect(1)
+            new = []
+            for _ in range(10):
+                for _ in range(MANY // 10):  # Python counts what is made less what is freed
+                    new.append([old.pop()])
+                await asyncio.sleep(2 * YOUNG_S)
+                young.append(len(gc.get_objects(0)) + len(gc.get_objects(1)))
+        assert gc.get_threshold() == before
+        assert gc.get_freeze_count() == 0
+        return young
+
+    assert max(asyncio.run(run())) < MANY // 20
