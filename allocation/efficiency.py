@@ -1,10 +1,19 @@
 """What share of a GPU's figures in `hardware.py` a run reaches: every constant of the planner, with its source."""
 
-# Matrix multiplications reach PEAK · w / (w + HALF) of a GPU's FLOP/s, w being the width of the narrower side. Fitted
-# to benchmarks/results/trainer_throughput_policy_cuda.json (w 768: 18 %) and h100_gsm8k_grpo_qwen3_0.6b.json (w 1024:
-# 22 %).
-PEAK = 0.45
-HALF = 1024
+# Matrix multiplications of training reach PEAK · w / (w + HALF) of a GPU's FLOP/s, w being the width of the narrower
+# side. Fitted to benchmarks/results/trainer_throughput_qwen3_4b_h200.json (w 2560: 52 %) and that of 8b (w 4096: 62 %).
+PEAK = 0.8
+HALF = 1400
+# Seconds that a host takes to launch what a rank does to a micro-batch in a layer, for log-probs, forward and backward;
+# more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has.
+# Fitted to benchmarks/results/memory_h200x4.json: Transformer Engine 2.16 under a virtual machine's Xeon.
+LAUNCH = 10e-3
+LAUNCH_TP = 4.5e-3
+LAUNCH_CP = 6.5e-3
+LAUNCH_MOE = 25e-3
+LAUNCH_EXPERT = 0.35e-3
+# The share of a GPU's FLOP/s that a server reaches. Not measured here.
+SERVING = 0.45
 # Shares of a link's and of a memory's bandwidth. Not measured here; usual values of NCCL and of decoding kernels.
 LINK = 0.7
 NETWORK = 0.7

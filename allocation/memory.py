@@ -222,12 +222,13 @@ def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:
 def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Workload) -> list[Item]:
     """The worst of three moments: weights are read, move to one buffer, and are copied to main weights one by one.
 
-    Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (the experts' buffer comes last, if there is one) and
-    `core/optimizer/distrib_optimizer.py` (`shard_model_param.clone().float()`).
+    Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (experts that EP spreads have a buffer of their own,
+    which comes last) and `core/optimizer/distrib_optimizer.py` (`shard_model_param.clone().float()`).
     """
     weights, gradients, main, _ = static
     item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
-    moved = int((mine.expert or mine.dense) * item * trained) if sharded else 0
+    last = mine.expert if sizes.ep > 1 and mine.expert else mine.dense + mine.expert
+    moved = int(last * item * trained) if sharded else 0
     largest = _largest(work.model, work) // sizes.tp // _shards(sizes, work)
     moments = (
         _reading(weights, sizes, work),
@@ -403,8 +404,9 @@ def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Work
 
 def _largest_gathered(model: ModelSpec, sizes: ParallelSizes, work: Workload) -> int:
     """The largest weight under its Hugging Face name, gathered from all ranks that have a part of it."""
-    spread = max(sizes.tp, sizes.pp, sizes.ep, sizes.etp) > 1
-    return _largest(model, work) * (2 if spread else 0)
+    if max(sizes.tp, sizes.pp, sizes.etp) > 1:
+        return 2 * _largest(model, work)
+    return 2 * model.hidden_size * model.expert_ffn * work.memory.item if sizes.ep > 1 else 0
 
 
 def _largest(model: ModelSpec, work: Workload) -> int:

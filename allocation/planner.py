@@ -251,11 +251,16 @@ def _splits_heads(model: ModelSpec, tp: int) -> bool:
 
 
 def training_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSettings) -> dict[str, float]:
-    """Log-probs, forward, backward and the optimizer's step, by what the time goes to."""
+    """Log-probs, forward, backward and the optimizer's step, by what the time goes to.
+
+    Launching kernels runs beside the GPU's work and counts where it takes longer; experts are launched when the host
+    has the numbers of their tokens, so that theirs always counts.
+    """
     model, gpu, s = task.model, task.gpu, sizes
     item, h = task.item, model.hidden_size
     local, layers = task.tokens / (s.dp * s.cp), model.layers / s.pp  # tokens and layers of a rank
-    passes = 10 if megatron.recompute_granularity == "full" else 8  # FLOPs a parameter and token; 2 for log-probs
+    again = megatron.recompute_granularity == "full"
+    passes = 10 if again else 8  # FLOPs a parameter and token; 2 for log-probs
     width = model.expert_ffn * 2 if model.experts else h
     share = eff.PEAK * (w := min(h, width) / math.sqrt(s.tp)) / (w + eff.HALF)
     flops = task.tokens * _flops_per_token(task) * passes / (s.dp * s.cp * s.tp * s.pp)
@@ -280,8 +285,18 @@ def training_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSetting
     reduced = own.dense * (copies - 1) / copies + own.expert * (s.edp - 1) / s.edp
     times["dp"] = reduced * (4 + item) / link(copies * s.tp)
     times = {name: seconds * eff.EXPOSED.get(name, 1.0) for name, seconds in times.items()}
+    launches, experts = _launch_seconds(model, sizes)
+    launches, experts = ((count + s.pp - 1) * seconds * (4 / 3 if again else 1) for seconds in (launches, experts))
+    times["host"] = max(0.0, launches - sum(times.values()) + times["dp"]) + experts
     times["optimizer"] = (own.dense / copies + own.expert / s.edp) * 32 / (gpu.bandwidth * eff.MEMORY)
     return times
+
+
+def _launch_seconds(model: ModelSpec, s: ParallelSizes) -> tuple[float, float]:
+    """Seconds that a host takes for a micro-batch on a rank, log-probs and training: all layers, and their experts."""
+    with_experts = (model.layers - len(model.dense_layers) if model.experts else 0) / s.pp
+    layer = eff.LAUNCH + eff.LAUNCH_TP * (s.tp > 1) + eff.LAUNCH_CP * (s.cp > 1)
+    return model.layers / s.pp * layer, with_experts * (eff.LAUNCH_MOE + eff.LAUNCH_EXPERT * model.experts / s.ep)
 
 
 def _mb_tokens(task: Task) -> int:
@@ -332,10 +347,10 @@ def _servers(task: Task, dp: int, tp: int, share: float) -> Servers | None:
         chosen = 1 - (1 - model.experts_per_token / model.experts) ** requests if model.experts else 1.0
         weights = (total_parameters(model) - parts.experts * (1 - chosen)) * work.memory.item / tp
         traffic = (weights + requests * mean * room.kv_token_bytes) / (gpu.bandwidth * eff.MEMORY)
-        arithmetic = 2 * _active(model) * requests / (tp * gpu.flops * eff.PEAK)
+        arithmetic = 2 * _active(model) * requests / (tp * gpu.flops * eff.SERVING)
         return max(traffic, arithmetic) + eff.DECODE_STEP + 2 * model.layers * eff.ALL_REDUCE * (tp > 1)
 
-    prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.PEAK)
+    prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.SERVING)
     seconds = task.generated / (dp * together / step(together)) + prefill
     return Servers(dp, tp, together, seconds, task.response * step(max(1.0, together / 4)))
 

@@ -150,7 +150,7 @@ def main(
 
 
 def measure(cases: list[Case], device: str, folder: Path, end: float) -> Iterator[dict[str, Any]]:
-    """Cases of as many ranks one after the other, none begun after `end`; figures of the rank with the highest peak."""
+    """Cases of as many ranks in turn, none begun after `end`; of each phase the rank with the highest peak."""
     while cases and time.monotonic() < end:
         ranks = [start_rank(rank, cases, device, folder) for rank in range(cases[0].ranks)]
         try:
@@ -188,8 +188,12 @@ def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> d
             return head | {"failed": (logs or [folder / "rank0.log"])[0].read_text(errors="replace")[-2000:]}
         time.sleep(0.1)
     figures = [json.loads(file.read_text()) for file in files]
-    worst = max(figures, key=lambda one: one["phases"]["forward and backward"]["peak"])
-    return head | worst | {"predicted": predicted(head)}
+    phases = {
+        name: max((one["phases"][name] for one in figures), key=lambda sizes: sizes["peak"])
+        for name in figures[0]["phases"]
+    }
+    seconds = {name: max(one[name] for one in figures) for name in ("step_seconds", "log_probs_seconds")}
+    return head | figures[0] | seconds | {"phases": phases, "predicted": predicted(head)}
 
 
 def predicted(result: Mapping[str, Any]) -> dict[str, int]:

@@ -1,10 +1,10 @@
 """How long the planner takes, and whether its order of trainer layouts is the measured one.
 
-python -m benchmarks.planner                  CPU seconds of this process
-python -m benchmarks.planner measured FILE    predicted beside measured step times of a file of benchmarks.memory
+python -m benchmarks.planner                  CPU seconds of this process, and the table of benchmarks/results
+python -m benchmarks.planner measured FILE    the table of another file of benchmarks.memory
 
-A step is the pass for log-probs, forward and backward, and the optimizer's step. Layouts of one shape train on the
-same sequences; their rank correlation is Spearman's.
+The table has predicted step times beside measured ones. A step is the pass for log-probs, forward and backward, and the
+optimizer's step. Layouts of one shape train on the same sequences; their rank correlation is Spearman's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from allocation.hardware import GPUS
 from allocation.model_spec import from_config
 from allocation.planner import Task, plan_layouts, training_seconds
 from allocation.settings import MegatronSettings
-from benchmarks.report import save
+from benchmarks.report import ROOT, save
 
+MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
 CASES = (("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-30b-a3b", "128x8"), ("qwen3-235b-a22b", "128x8"))
 
 
@@ -40,7 +41,7 @@ def main() -> None:
         best = choices[0].allocation if choices else None
         results.append({"model": name, "cluster": cluster, "seconds": round(seconds, 3), "best": best})
         print(results[-1])
-    save("planner", {"unit": "CPU seconds", "cases": results})
+    save("planner", {"unit": "CPU seconds", "cases": results, "measured": measured(MEASURED)})
 
 
 def measured(file: Path) -> dict[str, Any]:
@@ -48,19 +49,22 @@ def measured(file: Path) -> dict[str, Any]:
     cases = [case for case in json.loads(file.read_text())["cases"] if "failed" not in case]
     shapes: dict[str, Any] = {}
     for _, group in itertools.groupby(cases, key=lambda case: case["shape"]):
-        rows = [(case["layout"], case["step_seconds"] + case["log_probs_seconds"], predicted(case)) for case in group]
-        rows.sort(key=lambda row: row[1])
-        said = [sum(parts.values()) for *_, parts in rows]
-        correlation = statistics.correlation([seconds for _, seconds, _ in rows], said, method="ranked")
-        shapes[f"{len(shapes) + 1}"] = {
-            "rank_correlation": round(correlation, 3),
-            "layouts": [
-                {"layout": layout, "measured_s": round(seconds, 3), "predicted_s": round(sum(parts.values()), 3),
-                 "parts": {name: round(part, 3) for name, part in parts.items() if part >= 0.0005}}
-                for layout, seconds, parts in rows
-            ],
-        }  # fmt: skip
+        rows = sorted((row(case) for case in group), key=lambda one: one["measured_s"])
+        sides = [[one[side] for one in rows] for side in ("measured_s", "predicted_s")]
+        correlation = statistics.correlation(*sides, method="ranked")
+        kind = "experts" if "ffn" in rows[0]["layout"] else "dense"
+        shapes[kind] = {"rank_correlation": round(correlation, 3), "layouts": rows}
     return shapes
+
+
+def row(case: dict[str, Any]) -> dict[str, Any]:
+    parts = predicted(case)
+    return {
+        "layout": case["layout"],
+        "measured_s": round(case["step_seconds"] + case["log_probs_seconds"], 3),
+        "predicted_s": round(sum(parts.values()), 3),
+        "parts": {name: round(part, 3) for name, part in parts.items() if part >= 0.0005},
+    }
 
 
 def predicted(case: dict[str, Any]) -> dict[str, float]:
@@ -76,13 +80,16 @@ def predicted(case: dict[str, Any]) -> dict[str, float]:
     return training_seconds(task, engine.sizes, MegatronSettings(**case["recompute"]))
 
 
+def show(shapes: dict[str, Any]) -> None:
+    for kind, found in shapes.items():
+        print(f"{kind}: rank correlation {found['rank_correlation']}")
+        for one in found["layouts"]:
+            print("  {layout:28} {measured_s:7.3f} s, predicted {predicted_s:7.3f} s  {parts}".format(**one))
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["measured"]:
-        for shape, found in measured(Path(sys.argv[2])).items():
-            print(f"shape {shape}: rank correlation {found['rank_correlation']}")
-            for row in found["layouts"]:
-                print(
-                    f"  {row['layout']:28} {row['measured_s']:7.3f} s, predicted {row['predicted_s']:7.3f} s  {row['parts']}"
-                )
+        show(measured(Path(sys.argv[2])))
     else:
         main()
+        show(measured(MEASURED))

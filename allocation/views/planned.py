@@ -13,6 +13,7 @@ from allocation.views.words import count
 _PARTS = {
     "compute": "arithmetic", "bubble": "pipeline bubble", "tp": "tensor parallel", "cp": "context parallel",
     "ep": "expert parallel", "pp": "between stages", "dp": "gradients and weights", "optimizer": "optimizer",
+    "host": "launching kernels",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of measured memory in docs/memory_and_planning.md from benchmarks/results/."""
+"""Write the tables of measured memory and step times in docs/memory_and_planning.md from benchmarks/results/."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
+from benchmarks import planner
 from benchmarks.memory import errors, measured
 from benchmarks.report import ROOT
 
@@ -29,10 +30,22 @@ def estimators() -> str:
     return _table(f"Peak of {len(cases)} cases, by", found.items())
 
 
+def layouts() -> str:
+    """Measured and predicted seconds of a step of each layout, quickest first."""
+    lines = ["| Layout | Measured, s | Predicted, s |", "|---|---|---|"]
+    correlations = []
+    for kind, found in planner.measured(planner.MEASURED).items():
+        correlations.append(f"{found['rank_correlation']:.2f} ({kind})")
+        lines += [
+            f"| `{one['layout']}` | {one['measured_s']:.2f} | {one['predicted_s']:.2f} |" for one in found["layouts"]
+        ]
+    return "\n".join([f"Spearman's rank correlation: {', '.join(correlations)}.", "", *lines]) + "\n"
+
+
 def page() -> str:
     """The page with the tables of today."""
     text = PAGE.read_text()
-    for name, table in (("phases", phases()), ("estimators", estimators())):
+    for name, table in (("phases", phases()), ("estimators", estimators()), ("planner", layouts())):
         begin, end = f"<!-- {name} by `python docs/generate/memory.py` -->\n", f"<!-- end of {name} -->\n"
         text = re.sub(
             f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _, new=table: new, text, flags=re.DOTALL
