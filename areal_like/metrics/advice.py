@@ -1,7 +1,9 @@
 """What waited for what, and which layout or η would wait less: said once, after the first steps of a run.
 
 Of each engine it is known how long it worked in a step on the GPUs that it has. Work is taken to spread evenly over
-other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out.
+other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out. A
+synchronous step waits for its slowest response, for which the slowest that ended in a step stands: more may have run
+beside it than would there, so that asynchrony is rather praised too much than too little.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +11,6 @@ from dataclasses import dataclass, field
 
 STEPS = 10  # after which it is said; the first one warms up
 WORTH = 0.85  # share of a step's time that another layout has to promise at most
-TURNS = 1.25  # times the even share: what a step takes where engines take turns on all GPUs, for its slowest responses
 
 
 @dataclass(frozen=True)
@@ -29,26 +30,30 @@ class Advice:
 
     layout: Layout
     say: Callable[[str], None]
-    _steps: list[tuple[float, float, float]] = field(default_factory=list, init=False)  # seconds, idle, idle
+    _steps: list[tuple[float, ...]] = field(default_factory=list, init=False)  # seconds, idle, idle, slowest response
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take a step's numbers in."""
         if len(self._steps) == STEPS or not {"seconds/step", "idle/servers", "idle/trainer"} <= scalars.keys():
             return
-        self._steps.append((scalars["seconds/step"], scalars["idle/servers"], scalars["idle/trainer"]))
+        slowest = scalars.get("rollout/longest_seconds", 0.0)
+        self._steps.append((scalars["seconds/step"], scalars["idle/servers"], scalars["idle/trainer"], slowest))
         if len(self._steps) == STEPS:
             counted = self._steps[1:]
             seconds = sum(each[0] for each in counted)
             servers, trainer = (sum(each[0] * each[place] for each in counted) / seconds for place in (1, 2))
-            if words := better(self.layout, seconds / len(counted), servers, trainer):
+            slowest = max(each[3] for each in counted)
+            if words := better(self.layout, seconds / len(counted), servers, trainer, slowest):
                 self.say(words)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
 
-def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float) -> str | None:
-    """What would make a step of `step_s` seconds clearly shorter, given the shares of it in which each did nothing."""
+def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
+    """What would make a step of `step_s` seconds clearly shorter, given the shares of it in which each did nothing, and
+    the seconds of its slowest response.
+    """
     seen = f"servers did nothing for {idle_servers:.0%} of the time, the trainer for {idle_trainer:.0%}"
     by_servers, by_trainer = (1 - idle_servers) * step_s, (1 - idle_trainer) * step_s
     if max(by_servers, by_trainer) < WORTH * step_s:
@@ -62,7 +67,7 @@ def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: flo
         if (total - count) % layout.trainer_unit == 0
     }
     count, seconds = min(times.items(), key=lambda item: item[1], default=(layout.servers, step_s))
-    together = TURNS * sum(work) / total
+    together = max(work[0] / total, slowest_s) + work[1] / total
     if together < min(seconds, WORTH * step_s):
         where = f"both on all {total} GPUs (sglang:…|megatron:…) with rollout.max_head_offpolicyness=0"
         return (

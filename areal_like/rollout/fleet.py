@@ -124,6 +124,7 @@ class Fleet:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
         self.waited: list[float] = []  # seconds that samples waited for a server
+        self.ran: list[float] = []  # seconds that servers had samples which have ended
         self.on_hold = False  # servers have no memory to generate with
         self.hung: Callable[[Server], object] = lambda server: None
         self._stall_s = stall_s
@@ -232,8 +233,10 @@ class Fleet:
         came = time.monotonic()
         try:
             member = await turn
-            self.waited.append(time.monotonic() - came)
+            given = time.monotonic()
+            self.waited.append(given - came)
             yield member
+            self.ran.append(time.monotonic() - given)
         except Unavailable:
             self._rest(member)
             raise

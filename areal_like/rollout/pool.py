@@ -85,13 +85,14 @@ class ServerPool:
         return self._fleet.generated
 
     def statistics(self) -> dict[str, float]:
-        """How long the last update held requests; since the last call: how long they waited, and faults."""
-        waited, faults, loads = self._fleet.waited or [0.0], self._faults, self._fleet.loads
-        self._fleet.waited, self._faults = [], Counter()
+        """How long the last update held requests; since the last call: how long they waited and ran, and faults."""
+        waited, ran, faults, loads = self._fleet.waited or [0.0], self._fleet.ran, self._faults, self._fleet.loads
+        self._fleet.waited, self._fleet.ran, self._faults = [], [], Counter()
         return {
             "rollout/pause_seconds": self.pause_s,
             "rollout/queue_seconds_mean": float(np.mean(waited)),
             "rollout/queue_seconds_max": max(waited),
+            "rollout/longest_seconds": max(ran, default=0.0),
             "rollout/servers": float(len(self.serving)),
             **({"rollout/kv_use": float(np.mean([load.kv_use for load in loads]))} if loads else {}),
             **{f"server_faults/{fault}": float(times) for fault, times in faults.items()},

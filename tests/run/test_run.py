@@ -92,7 +92,13 @@ def test_tensorboard_has_what_a_run_is_judged_by(scalars: dict[str, dict[int, fl
         *("reward/mean", "train/loss", "train/kl", "train/entropy", "train/clip_share", "train/grad_norm", "train/lr"),
         *("staleness/mean", "staleness/max", "rollout/response_length", "rollout/truncated_share"),
         *("throughput/train_tokens_per_second", "throughput/rollout_tokens_per_second"),
-        *("rollout/pause_seconds", "rollout/queue_seconds_mean", "rollout/queue_seconds_max", "rollout/servers"),
+        *(
+            "rollout/pause_seconds",
+            "rollout/queue_seconds_mean",
+            "rollout/queue_seconds_max",
+            "rollout/longest_seconds",
+            "rollout/servers",
+        ),
         *("seconds/step", "seconds/training", "seconds/weight_update", "seconds/wait_for_rollouts"),
     )
     for name in names:
