@@ -1,6 +1,6 @@
 """Copies of tensors in host memory that is kept for the next ones: memory that is new costs more than the copy."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,14 +10,21 @@ class HostCopies:
     """What checkpoints are written from while training changes the tensors themselves."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], Tensor] = {}
+        self._kept: dict[Hashable, Tensor] = {}
 
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """A contiguous copy of each, good until the next call; one for tensors that are the same memory."""
+    def of(self, tensors: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+        """A contiguous copy of each by its name, good until the next call; one for tensors that are the same memory."""
         before, self._kept = self._kept, {}
-        places = [(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
-        for place, tensor in zip(places, tensors, strict=True):
-            if place not in self._kept:
-                copy = before[place] if place in before else torch.empty(tensor.shape, dtype=tensor.dtype)
-                self._kept[place] = copy.copy_(tensor.detach())
-        return [self._kept[place] for place in places]
+        copies: dict[Hashable, Tensor] = {}
+        done: dict[Hashable, Tensor] = {}
+        for name, tensor in tensors.items():
+            memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if memory not in done:
+                copy = before.get(name)
+                if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                done[memory] = self._kept[name] = copy.copy_(tensor.detach(), non_blocking=True)
+            copies[name] = done[memory]
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return copies

@@ -37,7 +37,6 @@ from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # b
 from areal_like.trainer.rank import make_engine
 
 # isort: split
-from areal_like.trainer.megatron import checkpoint
 from areal_like.types import Batch, LossSpec
 
 VOCABULARY = 101
@@ -271,8 +270,7 @@ def save_after_two_steps(
 ) -> list[dict[str, float]]:
     """Two steps with a checkpoint between, both kinds of checkpoint, a third step, before which nothing is written."""
     trained = threading.Event()
-    where, name = (FileSystemWriter, "write_data") if setting.backend == "fsdp" else (checkpoint, "_write")
-    written = getattr(where, name)
+    written = FileSystemWriter.write_data
 
     def write_late(*arguments: Any) -> Any:
         assert trained.wait(_LIMIT_S)
@@ -283,7 +281,7 @@ def save_after_two_steps(
         made.save(folder / "earlier")
         made.finish_save()
         made.train(make_batch(1), LossSpec(sft))
-        with mock.patch.object(where, name, write_late):
+        with mock.patch.object(FileSystemWriter, "write_data", write_late):
             made.save(folder / "state")
             made.save_hf(folder / "hf")
             step = made.train(make_batch(2), LossSpec(sft))

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed._state_dict_utils import _create_cpu_state_dict
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -37,6 +35,7 @@ from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
+from areal_like.trainer.saving import Saving
 from areal_like.trainer.value_head import HEAD_NAME
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -132,30 +131,22 @@ class FSDPEngine:
             take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
-        self._saved_to = path
         with self._memory.needed("params", "optimizer"):
             state = self._state()
             if self._stager.state_dict_cache is None:  # the stager would pin it, which a machine without a GPU cannot
                 self._stager.state_dict_cache = _create_cpu_state_dict(state)
-            self._saving = distributed_checkpoint.async_save(
-                state, checkpoint_id=path, process_group=self._saving_group, async_stager=self._stager
-            )
+            state = self._stager.stage(state)
+        group = self._saving_group
+        self._saving = Saving(
+            path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
+        )
 
     def is_saved(self) -> bool:
-        return self._saving.done() and self._written()
+        return self._saving.is_written()
 
     def finish_save(self) -> None:
-        self._written()
-        dist.barrier()
-
-    def _written(self) -> bool:
-        try:
-            self._saving.result()
-        except CheckpointException as error:
-            cause = next(iter(error.failures.values()))[0]
-            free = disk_usage(self._saved_to).free >> 20  # said as torch's words hide that a disk is full
-            raise OSError(f"{self._saved_to} cannot be written; {free} MiB are free there: {cause}") from error
-        return True
+        self._saving.finish()
+        del self._saving
 
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():

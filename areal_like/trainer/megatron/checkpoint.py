@@ -1,7 +1,6 @@
 """Checkpoints of model, optimizer and schedule that any other layout can load (Megatron's dist_checkpointing)."""
 
-import queue
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,92 +8,66 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import apply_factories, is_main_replica
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.mapping import is_main_replica
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from megatron.core.utils import unwrap_model
+from torch.distributed import checkpoint
 
 from areal_like.trainer.host_copies import HostCopies
 from areal_like.trainer.megatron import lora, optimizer_shards
+from areal_like.trainer.saving import Saving
 
 optimizer_shards.install()
-# Megatron's own queue is a process of 600 MB per rank, which outlives a rank that is killed; threads do without it
-filesystem_async.get_write_results_queue = queue.Queue
 
 
-class Saving:
-    """A checkpoint on its way to the directory `path`, which must be empty or new.
+def save_checkpoint(
+    path: Path,
+    models: list[torch.nn.Module],
+    optimizer: MegatronOptimizer | None,
+    scheduler: OptimizerParamScheduler | None,
+    *,
+    copies: HostCopies,
+    group: dist.ProcessGroup | None = None,
+) -> Saving:
+    """Begin a checkpoint in the directory `path`, which must be empty or new; every rank calls it.
 
-    When the constructor returns, this rank's share is in host memory, some of it in `copies`, and training may go on;
-    threads write it. A rank whose `is_written` is true, or raises the OSError that writing met, waits for the others in
-    `finish`.
+    When it returns, this rank's share is in `copies`, and training may go on. The ranks meet in `group`, of gloo, while
+    they write: as `dist_checkpointing.save` would, which plans and completes it where training waits, and which writes
+    beside training only in ways that leave processes behind (`AsyncRequest`, megatron-core 0.19.2).
     """
-
-    def __init__(
-        self,
-        path: Path,
-        models: list[torch.nn.Module],
-        optimizer: MegatronOptimizer | None,
-        scheduler: OptimizerParamScheduler | None,
-        copies: HostCopies,
-    ) -> None:
-        self._path = path
-        if dist.get_rank() == 0:
-            path.mkdir(parents=True, exist_ok=True)
-        dist.barrier()
-        state = sharded_state(models, optimizer, is_loading=False)
-        if scheduler is not None:
-            state["scheduler"] = scheduler.state_dict()
-        _have_copies(state, copies)
-        request = dist_checkpointing.save(  # torch checks later that nothing is missing and nothing written twice
-            state, str(path), validate_access_integrity=False, async_sharded_save=True, async_strategy="mcore"
-        )
-        self._finalize, self._results, buckets = request.finalize_fns, None, []
-        if request.preload_fn is not None:  # this rank has something to write
-            transforms, (_, _, self._results) = request.async_fn.args[0], request.async_fn_args
-            buckets, write = request.preload_fn(), partial(_write, transforms)
-        self._threads = ThreadPoolExecutor(max(1, len(buckets)), thread_name_prefix="checkpoint")
-        self._parts = [self._threads.submit(write, number, bucket) for number, bucket in enumerate(buckets)]
-
-    def is_written(self) -> bool:
-        """Whether this rank's share is on disk. Raises OSError where it cannot be."""
-        done = [part for part in self._parts if part.done()]
-        try:
-            for part in done:
-                part.result()
-        except (OSError, RuntimeError) as error:  # torch makes the latter of some of the former
-            raise OSError(f"{self._path} cannot be written: {error}") from error
-        return len(done) == len(self._parts)
-
-    def finish(self) -> None:
-        """Complete the checkpoint when all ranks have written; every rank calls it. Raises OSError."""
-        if self._results is not None:
-            self._results.put({number: part.result() for number, part in enumerate(self._parts)})
-        self._threads.shutdown()
-        for function in self._finalize:
-            function()
+    state = sharded_state(models, optimizer, is_loading=False)
+    if scheduler is not None:
+        state["scheduler"] = scheduler.state_dict()
+    sharded, common = save_preprocess(state, validate_access_integrity=False)  # torch's own plan is checked
+    sharded["common_state"] = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
+    return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(_written_here(sharded, copies)), group))
 
 
-def _have_copies(state: dict[str, Any], copies: HostCopies) -> None:
-    """Put copies in place of what this rank writes from host memory; Megatron copies what is on a GPU."""
-    apply_factories(state)
-    tensors = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
-    written = [tensor for tensor in tensors if is_main_replica(tensor.replica_id) and tensor.data.device.type == "cpu"]
-    for tensor, copy in zip(written, copies.of([tensor.data for tensor in written]), strict=True):
-        tensor.data = copy
+def _written_here(state: dict[str, Any], copies: HostCopies) -> dict[str, list[ShardedTensor | ShardedObject]]:
+    """What this rank writes, by its name in the checkpoint, with copies in place of tensors."""
+    written: dict[str, list[ShardedTensor | ShardedObject]] = defaultdict(list)
+    for value in nested_values(state):
+        if is_main_replica(value.replica_id):
+            written[value.unique_key if isinstance(value, ShardedObject) else value.key].append(value)
+    tensors = [value for values in written.values() for value in values if isinstance(value, ShardedTensor)]
+    copied = copies.of({(tensor.key, tensor.global_offset): tensor.data for tensor in tensors})
+    for tensor in tensors:
+        tensor.data = copied[tensor.key, tensor.global_offset]
+    return written
 
 
-def _write(transforms: list[Any], number: int, bucket: Any) -> list[Any]:
-    """Write a bucket to its file, to disk; Megatron's caller of this drops the cause of a failure."""
-    write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
-    _, results = write(transforms, number, bucket, None, None, use_fsync=True)
-    if isinstance(results, Exception):
-        raise results
-    return results
+def _write(path: Path, state: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    planner = MCoreSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    checkpoint.save(state, checkpoint_id=path, planner=planner, process_group=group)
+    if dist.get_rank() == 0:
+        save_config(CheckpointingConfig("torch_dist"), str(path))  # last
 
 
 def load_checkpoint(
@@ -103,7 +76,7 @@ def load_checkpoint(
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
 ) -> None:
-    """Loads what `Saving` wrote in any layout. Raises FileNotFoundError when it is not there.
+    """Loads what `save_checkpoint` wrote in any layout. Raises FileNotFoundError when it is not there.
 
     The place in the learning-rate schedule is loaded, and its shape is the configuration's.
     """

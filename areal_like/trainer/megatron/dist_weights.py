@@ -1,6 +1,5 @@
 """A model's weights alone in a Megatron distributed checkpoint: written by one layout, read by any other."""
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from areal_like.checkpoint.distributed import Stored, read_weights
 from areal_like.errors import CheckpointError
 from areal_like.trainer.host_copies import HostCopies
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
-from areal_like.trainer.megatron.checkpoint import Saving, chunk_names, sharded_state
+from areal_like.trainer.megatron.checkpoint import chunk_names, save_checkpoint, sharded_state
 
 _HEAD, _EXTRA_PREDICTION = "output_layer.weight", "mtp."
 _NAMED = 12  # names in a message; a layer that is not there has as many
@@ -45,9 +44,7 @@ class WeightsFrom:
 
 def save_weights(path: Path, models: list[torch.nn.Module]) -> None:
     """Write the weights of this rank's chunks to the directory `path`, empty or new. Raises OSError."""
-    saving = Saving(path, models, None, None, HostCopies())
-    while not saving.is_written():
-        time.sleep(0.01)
+    saving = save_checkpoint(path, models, None, None, copies=HostCopies())
     saving.finish()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from areal_like.algorithms.losses import LossInputs, Sequences
@@ -31,7 +32,7 @@ from megatron.core import parallel_state  # noqa: E402
 from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
-from areal_like.trainer.megatron.checkpoint import Saving, load_checkpoint  # noqa: E402
+from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
@@ -71,6 +72,7 @@ class MegatronEngine:
         tensors = optimizer.tensors(self._wrapped, self._optimizer)
         self._memory = DeviceMemory(self.device, tensors, resting=spec.resting)
         self._copies = HostCopies()
+        self._saving_group = dist.new_group(backend="gloo")  # of its own: it is used while others train
         self._skipped = 0  # steps in a row
 
     def log_probs(
@@ -152,14 +154,14 @@ class MegatronEngine:
         with self._memory.needed("params", "optimizer"):
             with cpu.cpu_as_cuda():
                 optimizer.gather_weights(self._wrapped)
-            self._saving = Saving(path, self._wrapped, self._optimizer, self._scheduler, self._copies)
+            parts = self._wrapped, self._optimizer, self._scheduler
+            self._saving = save_checkpoint(path, *parts, copies=self._copies, group=self._saving_group)
 
     def is_saved(self) -> bool:
         return self._saving.is_written()
 
     def finish_save(self) -> None:
-        with cpu.cpu_as_cuda():
-            self._saving.finish()
+        self._saving.finish()
         del self._saving
 
     def load(self, path: Path) -> None:

@@ -1,0 +1,42 @@
+"""A checkpoint on its way to disk while training goes on, in torch's distributed form."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from shutil import disk_usage
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+
+class Saving:
+    """What `write` writes to the directory `path`, together with that of the other ranks, in a thread of its own.
+
+    `write` calls torch's `distributed.checkpoint.save`, with a process group that nobody else uses meanwhile, and a
+    state that nobody changes.
+    """
+
+    def __init__(self, path: Path, write: Callable[[], object]) -> None:
+        self._path = path
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing = thread.submit(write)
+        thread.shutdown(wait=False)
+
+    def is_written(self) -> bool:
+        """Whether the shares of all ranks are on disk. Raises OSError where one cannot be."""
+        if done := self._writing.done():
+            self._wait()
+        return done
+
+    def finish(self) -> None:
+        """Return when the checkpoint is complete; every rank calls it. Raises OSError as `is_written`."""
+        self._wait()
+        dist.barrier()
+
+    def _wait(self) -> None:
+        try:
+            self._writing.result()
+        except CheckpointException as error:
+            cause = next(iter(error.failures.values()))[0]
+            free = disk_usage(self._path).free >> 20  # said as torch's words hide that a disk is full
+            raise OSError(f"{self._path} cannot be written; {free} MiB are free there: {cause}") from error
