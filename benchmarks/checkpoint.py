@@ -2,8 +2,9 @@
 
     python -m benchmarks.checkpoint --config examples/math/gsm8k_grpo_cpu.yaml [--rounds 5] [key=value ...]
 
-`save` returns once what is written is in host memory; from then on training goes on, until all is on disk and
-`finish_save` is called. Model and optimizer are those of the configuration; one training step makes the optimizer's state.
+`save` returns once what is written is in host memory. From then on training goes on, until all is on disk and
+`finish_save` is called. Model and optimizer are those of the configuration; one training step makes the optimizer's
+state.
 """
 
 from __future__ import annotations
