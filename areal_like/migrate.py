@@ -30,6 +30,7 @@ SYSTEMS = {
 }
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _LISTS = ("target_modules", "recompute_modules")
+_ALGORITHMS = {"gae": "ppo", "reinforce_plus_plus": "reinforce_pp"}  # by verl's, ROLL's and slime's estimators
 _KL_SWITCHES = {
     "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
@@ -61,6 +62,7 @@ def migrate(text: str, system: str | None = None) -> Migration:
         return done
     values = dict(_values(reading, done))
     _reference(reading, values, done)
+    _critic(values, done)
     _layout(reading, values, done)
     _defaults(values, done)
     _accept(values, done)
@@ -139,6 +141,8 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
     if key.endswith("gradient_checkpointing"):
         section = target.rpartition(".")[0]
         yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
+    elif target == "algorithm":
+        yield target, _ALGORITHMS.get(str(value), value)
     elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
         yield target, value
 
@@ -152,6 +156,17 @@ def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> Non
     if done.system in ("verl", "siirl", "trinity") and not any(values.get(key) for key in _KL_SWITCHES.values()):
         for key in [key for key in values if key.startswith("ref.")]:
             done.notes.append(f"{key}: {values.pop(key)!r} is left out: nothing asks for a reference")
+
+
+def _critic(values: dict[str, Any], done: Migration) -> None:
+    """What estimates values is there if the algorithm needs it."""
+    own = [key for key in values if key.startswith("critic.")]
+    if values.get("algorithm") == "ppo" and not own:
+        values["critic"] = {}
+        done.notes.append("critic: the actor's model with a value head, as algorithm=ppo needs values")
+    elif values.get("algorithm", "grpo") != "ppo":
+        for key in own:
+            done.notes.append(f"{key}: {values.pop(key)!r} is left out: no algorithm here but ppo has a critic")
 
 
 def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:

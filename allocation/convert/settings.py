@@ -24,7 +24,9 @@ LONGEST_VALUE = 10_000
 LONGEST_REFERRED = 1_000
 
 _OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
-_FIRST_OVERRIDE = re.compile(r"^[ \t]*[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M)
+_FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
+    r"^[ \t]*(?:\S{0,99}python[\d.]{0,9}[ \t][^\n=]{0,999}[ \t])?[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M
+)
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
 _SEVERAL = ("recompute-modules", "target-modules")  # options with several values
 _FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")

@@ -226,3 +226,25 @@ def test_a_reference_is_there_where_something_asks_for_it(switched, wanted):
 def test_words_behind_an_option_are_none_of_its_values():
     text = "vllm serve --tensor-parallel-size 4 mymodel"
     assert Reading.of_command(text).value("tensor-parallel-size") == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("algorithm.adv_estimator=gae critic.optim.lr=1e-5", {"optimizer": {"lr": 1e-5}}),
+        ("algorithm.adv_estimator=gae trainer.critic_warmup=3", {"warmup_steps": 3}),
+        ("algorithm.adv_estimator=gae", {}),
+        ("algorithm.adv_estimator=grpo critic.optim.lr=1e-5", None),
+    ],
+)
+def test_a_critic_is_there_where_the_algorithm_needs_it(line, wanted, tmp_path):
+    rest = (
+        VERL.replace("algorithm.adv_estimator=grpo", line).split("my.own")[0].replace("\\\n", " ").replace("$HOME", "")
+    )
+    done = migrate(rest.strip(), "verl")  # a command on one line
+    assert done.problems == []
+    run = yaml.safe_load(done.yaml)
+    assert run["algorithm"] == ("grpo" if wanted is None else "ppo")
+    assert run.get("critic") == wanted
+    (tmp_path / "run.yaml").write_text(done.yaml)
+    load(tmp_path / "run.yaml")
