@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_SLICE_ELEMENTS = 1 << 26  # 256 MiB of float32 per temporary
-
-# one kernel reads a row of logits and writes three numbers, or its gradient; unfused, memory traffic is five times that
-_fused = partial(torch.compile, dynamic=True) if torch.cuda.is_available() else lambda function: function
+# On a GPU one kernel reads a row of logits and writes three numbers, or its gradient; unfused, memory traffic is five
+# times that. Nothing else is kept of a slice there, and a call costs a host as much as some hundred rows a GPU.
+_IS_FUSED = torch.cuda.is_available()
+_SLICE_ELEMENTS = 1 << 29 if _IS_FUSED else 1 << 26  # the latter are 256 MiB of float32 per temporary
+_fused = partial(torch.compile, dynamic=True) if _IS_FUSED else lambda function: function
 
 
 def log_probs_and_entropy(
