@@ -133,8 +133,8 @@ class FSDPEngine:
     def save(self, path: Path) -> None:
         with self._memory.needed("params", "optimizer"):
             state = self._state()
-            if self._stager.state_dict_cache is None:  # the stager would pin it, which a machine without a GPU cannot
-                self._stager.state_dict_cache = _create_cpu_state_dict(state)
+            if self._stager.state_dict_cache is None:  # it would pin memory where there is no GPU too
+                self._stager.state_dict_cache = _create_cpu_state_dict(state, pin_memory=self.device.type == "cuda")
             state = self._stager.stage(state)
         group = self._saving_group
         self._saving = Saving(
