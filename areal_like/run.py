@@ -40,6 +40,7 @@ from areal_like.metrics.sinks import make_sinks
 from areal_like.opening import opening
 from areal_like.preflight import Job
 from areal_like.prepare import model_directories
+from areal_like.rehearsal import rehearse, rehearsing
 from areal_like.rewards import Rewards
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.admission import Admission
@@ -171,6 +172,10 @@ async def _run_on(
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
         trainer = trainers["actor"]
+        if rehearsing(job):
+            with record.doing("rehearsing a step"):
+                await rehearse(job, trainers)
+            ready.note("rehearsal")
         with record.doing("starting the servers"):
             if starting is None:  # servers take what memory they find
                 await asyncio.gather(*(each.offload() for each in trainers.values()))

@@ -67,6 +67,12 @@ class TrainEngine(Protocol):
         optimizer in a row are skipped.
         """
 
+    def rehearse(self, batch: Batch) -> None:
+        """Do what comes before a training step, and the step but for its update, so that its kernels are compiled.
+
+        `batch` needs a `loss_mask` alone. Nothing is changed: steps that follow give the same to the last bit.
+        """
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights, whole on every rank, under their Hugging Face names and in the same order.
 

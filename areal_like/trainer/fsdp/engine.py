@@ -36,6 +36,7 @@ from areal_like.trainer.lora import paused, save_adapters_together
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import join, prepare_process
 from areal_like.trainer.saving import Saving
+from areal_like.trainer.unchanged import ANYTHING, unchanged
 from areal_like.trainer.value_head import HEAD_NAME
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -83,18 +84,30 @@ class FSDPEngine:
     ) -> dict[str, float]:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
+        with self._memory.needed("params"):
+            stats = self._gradients(batch, loss, temperature)
+            with self._memory.needed("optimizer"):
+                return {**stats, **self._step(self._spec.optimizer, learning_rate)}
+
+    def rehearse(self, batch: Batch) -> None:
+        with unchanged([self._model], self.device):
+            self.values(batch) if self._is_critic else self.log_probs(batch)
+            if self._spec.optimizer is not None:
+                with self._memory.needed("params"):
+                    self._gradients(batch, ANYTHING, 1.0)
+                self._optimizer.zero_grad()
+
+    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
+        """Compute those of the batch's loss; returns loss and statistics, the same on every rank."""
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not (count := int(trained.sum())):
             raise ValueError("no token of the batch is trained on: loss_mask is 0 wherever a token can be predicted")
-        with self._memory.needed("params"):
-            parts = [
-                self._backward(micro_batch, batch, loss, temperature, count)
-                for micro_batch in self._micro_batches(batch, trained)
-            ]
-            with self._memory.needed("optimizer"):
-                update = self._step(self._spec.optimizer, learning_rate)
-        return {**self._means(parts, count), **update}
+        parts = [
+            self._backward(micro_batch, batch, loss, temperature, count)
+            for micro_batch in self._micro_batches(batch, trained)
+        ]
+        return self._means(parts, count)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         dtype, adapted = getattr(torch, self._spec.config.dtype), lora.adapted_layers(self._model)

@@ -22,6 +22,7 @@ from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import row_multiple, transformer_options
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import prepare_process
+from areal_like.trainer.unchanged import ANYTHING, unchanged
 from areal_like.types import Batch, Floats, LossSpec
 
 cpu.install()  # before anything imports megatron.core
@@ -93,6 +94,20 @@ class MegatronEngine:
     ) -> dict[str, float]:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
+        with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
+            stats = self._gradients(batch, loss, temperature)
+            with self._memory.needed("optimizer"):
+                return {**stats, **self._step(learning_rate)}
+
+    def rehearse(self, batch: Batch) -> None:
+        with unchanged(self._models, self.device):
+            self.values(batch) if self._is_critic else self.log_probs(batch)
+            if self._spec.optimizer is not None:
+                with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
+                    self._gradients(batch, ANYTHING, 1.0)
+
+    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
+        """Compute those of the batch's loss; returns loss and statistics, the same on every rank."""
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not trained.any():
@@ -108,13 +123,9 @@ class MegatronEngine:
             sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
             return total, count, {"loss_tokens": count, **sums}
 
-        with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
-            for model in self._wrapped:
-                model.zero_grad_buffer()
-            parts = forward_backward(self._wrapped, micro_batches, token_loss)
-            with self._memory.needed("optimizer"):
-                update = self._step(learning_rate)
-            return {**means(parts, self.device), **update}
+        for model in self._wrapped:
+            model.zero_grad_buffer()
+        return means(forward_backward(self._wrapped, micro_batches, token_loss), self.device)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         with self._memory.needed("params"):

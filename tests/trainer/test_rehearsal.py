@@ -1,0 +1,43 @@
+"""A rehearsed step leaves no trace: the steps that follow are the same to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from trainer_jobs import Machine, Setting, rehearsed_steps
+
+from allocation import ParallelSizes
+from areal_like.trainer.unchanged import unchanged
+
+JITTER = {"override_transformer_config": {"moe_input_jitter_eps": 0.1}}  # draws random numbers
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "more"),
+    [
+        ("tied", ParallelSizes(dp=2, edp=2), {}),
+        ("tied", ParallelSizes(pp=2, vpp=2), {"machine": Machine("cpu", "bfloat16")}),
+        ("moe", ParallelSizes(dp=2, ep=2), {"megatron": JITTER}),
+        ("tied", ParallelSizes(tp=2, etp=2), {"role": "critic", "offload": True}),
+        ("tied", ParallelSizes(dp=2), {"backend": "fsdp"}),
+    ],
+    ids=["two ranks", "interleaved", "experts", "a critic that rests in host memory", "FSDP"],
+)
+def test_steps_after_a_rehearsal_are_those_without(ranks, models, model, sizes, more):
+    setting = Setting(models[model], sizes, **more)
+    without = ranks.run(rehearsed_steps, 2, setting, False)
+    for seen, expected in zip(ranks.run(rehearsed_steps, 2, setting, True), without, strict=True):
+        assert seen[0] == expected[0]
+        for name, weight in seen[1].items():
+            np.testing.assert_array_equal(weight, expected[1][name], err_msg=name)
+        np.testing.assert_array_equal(seen[2], expected[2])
+
+
+def test_what_a_model_counts_is_put_back():
+    norm = torch.nn.BatchNorm1d(2)
+    with unchanged([norm], torch.device("cpu")):
+        norm(torch.ones(3, 2))
+        assert norm.num_batches_tracked == 1
+    assert norm.num_batches_tracked == 0
+    assert norm.running_mean.tolist() == [0, 0]
