@@ -21,8 +21,9 @@ JITTER = {"override_transformer_config": {"moe_input_jitter_eps": 0.1}}  # draws
         ("moe", ParallelSizes(dp=2, ep=2), {"megatron": JITTER}),
         ("tied", ParallelSizes(tp=2, etp=2), {"role": "critic", "offload": True}),
         ("tied", ParallelSizes(dp=2), {"backend": "fsdp"}),
+        ("tied", ParallelSizes(dp=2, edp=2), {"megatron": {"overlap_grad_reduce": True, "overlap_param_gather": True}}),
     ],
-    ids=["two ranks", "interleaved", "experts", "a critic that rests in host memory", "FSDP"],
+    ids=["two ranks", "interleaved", "experts", "a critic that rests in host memory", "FSDP", "overlapping"],
 )
 def test_steps_after_a_rehearsal_are_those_without(ranks, models, model, sizes, more):
     setting = Setting(models[model], sizes, **more)
