@@ -20,10 +20,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
+from hypothesis import settings
 from left_processes import session_processes
 
 START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
 END_LIMIT_S = 60
+
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 
 
 MINIMAL = """

@@ -80,14 +80,14 @@ groups = st.builds(Group, st.lists(members, min_size=1, max_size=3).map(tuple))
 allocations = st.builds(Allocation, st.lists(groups, min_size=1, max_size=3).map(tuple))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(allocations)
 def test_printing_loses_nothing(tree):
     assert allocation.parse(spell(tree)) == tree
     assert allocation.parse(spell(tree, shell=True)) == tree
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(allocations)
 def test_format_is_stable_and_says_the_same(tree):
     normal = allocation.format(spell(tree))

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -45,7 +45,6 @@ def parameters(model, sizes):
 
 
 @given(layouts())
-@settings(deadline=None)
 def test_more_ranks_never_hold_more_parameters(case):
     model, sizes = case
     now = max(part.total for part in parameters(model, sizes))
@@ -58,7 +57,6 @@ def test_more_ranks_never_hold_more_parameters(case):
 
 
 @given(layouts())
-@settings(deadline=None)
 def test_all_parameters_lie_somewhere(case):
     model, sizes = case
     one = replace(sizes, tp=1, ep=1, etp=1)
@@ -68,7 +66,6 @@ def test_all_parameters_lie_somewhere(case):
 
 
 @given(layouts())
-@settings(deadline=None)
 def test_what_saves_memory_saves_memory(case):
     model, sizes = case
     now = peak(model, sizes)

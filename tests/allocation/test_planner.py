@@ -29,7 +29,7 @@ def task(model="qwen3-8b", cluster="2x8", **changes):
     st.sampled_from(["h100", "h200", "a100-40"]),
     st.sampled_from([0, 1, 4]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_layout_is_valid_and_fits(model, cluster, gpu, staleness):
     asked = task(model, cluster, gpu=GPUS[gpu], staleness=staleness)
     choices = plan_layouts(asked)
@@ -44,7 +44,6 @@ def test_every_layout_is_valid_and_fits(model, cluster, gpu, staleness):
 
 
 @given(st.sampled_from([allocation.ParallelSizes(tp=t, pp=p, dp=2) for t in (1, 2) for p in (1, 2)]))
-@settings(deadline=None)
 def test_times_move_the_way_they_must(sizes):
     asked, plain = task(), MegatronSettings()
     now = training_seconds(asked, sizes, plain)

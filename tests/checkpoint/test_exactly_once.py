@@ -196,7 +196,7 @@ def journal_of(run: Path) -> list[Step]:
     return Journal(file, read_header(file)["data"]).steps() if file.exists() else []
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lasting=st.lists(st.integers(0, 60), max_size=6),
     steps=st.integers(1, 7),

@@ -129,7 +129,7 @@ def test_code_in_a_response_is_not_run(tmp_path):
     assert not trace.exists()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     given_number=st.integers(-2000, 2000),
     wanted=st.integers(-2000, 2000) | st.none(),

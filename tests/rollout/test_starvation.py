@@ -73,7 +73,7 @@ async def trained(
     return taken, collector, clock.now
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(1, 6),

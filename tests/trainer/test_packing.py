@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_like.trainer import packing
@@ -13,7 +13,6 @@ sizes = st.fixed_dictionaries(
 lengths_of = st.lists(st.integers(1, 200), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(lengths_of, sizes, st.integers(256, 2048))
 def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
     dp, multiple = sizes["dp"], sizes["multiple"]
@@ -30,7 +29,6 @@ def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
             assert sum(-(-lengths[i] // alignment) * alignment for i in bin_) <= max_tokens
 
 
-@settings(deadline=None)
 @given(lengths_of, st.integers(1, 8))
 def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengths, dp):
     schedule = packing.make_schedule(lengths, dp=dp, max_tokens=512, alignment=1)
@@ -38,7 +36,6 @@ def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengt
     assert max(loads) - min(loads) <= max(lengths) * len(schedule.micro_batches[0])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=12),
     st.integers(1, 3),
