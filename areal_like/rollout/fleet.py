@@ -42,7 +42,7 @@ GROWTH = 1.1  # of a server's room from one question to the next, below that
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
 
 MOST_GIVEN = 256  # samples that servers are given in one turn of the event loop, each some 10 us of work
-PARTS = 2  # of answers, each up to some 100 KB, that are decoded in one turn of the event loop
+PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
 
 type Entry = tuple[Sample, asyncio.Future[None]]
 
@@ -331,9 +331,10 @@ class Fleet:
             ended.add_done_callback(partial(self._abort_cancelled, member, rid))
         async with aclosing(member.server.stream("/generate", request)) as answer:
             async for events in answer:
-                await self._turn()
-                for event in events:
-                    self._take(member, entries, event, first)
+                for part in itertools.batched(events, EVENTS):
+                    await self._turn()
+                    for event in part:
+                        self._take(member, entries, event, first)
 
     def _take(self, member: Member, entries: Sequence[Entry], event: bytes, first: int) -> None:
         """Give a sample what an event says of it; raises ServerError where it says that of none."""
