@@ -20,13 +20,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from left_processes import session_processes
 
 START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
 END_LIMIT_S = 60
 
-settings.register_profile("any speed", deadline=None)
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
 
