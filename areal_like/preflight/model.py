@@ -14,7 +14,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
-from areal_like.trainer.fsdp.support import has_plain_attention
+from areal_like.trainer.fsdp.support import has_plain_attention, rope_of_lengths
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
@@ -80,6 +80,11 @@ def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes)
     if sizes.cp > 1 and not has_plain_attention(model):
         message = "the FSDP trainer cannot share sequences of a model whose attention has caps, chunks or states"
         yield finding("RUN-FSDP", "actor.path", message, f"write fsdp:d{sizes.dp * sizes.cp} as its layout")
+    if rope := rope_of_lengths(model):
+        message = (
+            f"the model's rope ({rope}) is another for long sequences, and the FSDP trainer packs short ones with them"
+        )
+        yield finding("RUN-FSDP", "actor.path", message, "take a model whose rope is the same for all lengths")
     if spec.experts:
         message = "the FSDP trainer has no names for a mixture of experts' weights"
         yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")

@@ -1,9 +1,11 @@
 """Keys that a run would accept and never read, as another key decides: said as warnings."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from allocation import AllocationError, parse
 from allocation.diagnostics import Finding, Severity
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.config.findings import finding
@@ -96,18 +98,49 @@ def _strategies() -> Iterator[Rule]:
         yield Rule((f"{role}.scheduling_strategy.target",), separate, "it has GPUs of its own (type: separation)")
 
 
+def _backend(run: RunConfig, role: str) -> str:
+    """The backend in a role's layout, which is the actor's where it has none; empty where no layout can be read."""
+    section = getattr(run, role)
+    if section is not None and section.backend:
+        return str(re.split(r"[:\[@]", section.backend)[0])
+    try:
+        members = [member for group in parse(run.allocation_mode or "").groups for member in group.members]
+    except AllocationError:
+        members = []
+    named = [member for member in members if member.name and member.name.text == role]
+    if not named and role != "actor":
+        return _backend(run, "actor")
+    trainers = [member for member in members if not member.name and member.backend.text in _TRAINERS]
+    return next((member.backend.text for member in named or trainers), "")
+
+
 def _trains_by_fsdp(run: RunConfig) -> bool:
-    return "fsdp" in (run.actor.backend or run.allocation_mode or "")
+    return _backend(run, "actor") == "fsdp"
 
 
+def _backends() -> Iterator[Rule]:
+    """Keys of the backend that a role has not."""
+    for role in ("actor", "ref", "critic"):
+        for section, keys, other, words in (
+            ("megatron", [name for name in MegatronConfig.model_fields if name != _FOR_BOTH], "fsdp", "FSDP"),
+            ("fsdp", FSDPConfig.model_fields, "megatron", "Megatron"),
+        ):
+
+            def unread(run: RunConfig, role: str = role, other: str = other) -> bool:
+                return _backend(run, role) == other
+
+            who = "the trainer" if role == "actor" else f"the {_WORDS[role]}"
+            yield Rule(tuple(f"{role}.{section}.{name}" for name in keys), unread, f"{who} is {words} ({role}.backend)")
+
+
+_TRAINERS = ("megatron", "fsdp")
+_WORDS = {"ref": "reference", "critic": "critic"}
 _FOR_BOTH = "use_deterministic_algorithms"
-_MEGATRON_KEYS = tuple(f"actor.megatron.{name}" for name in MegatronConfig.model_fields if name != _FOR_BOTH)
 _TRAINED = (
     *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "grad_offload", "optimizer_offload"),
     *("use_precision_aware_optimizer", *PRECISIONS),
 )
 _OFFLOADS = ("megatron.param_offload", "megatron.grad_offload", "megatron.optimizer_offload", "offload")
-_FSDP_KEYS = tuple(f"actor.fsdp.{name}" for name in FSDPConfig.model_fields)
 
 
 def _while(unread: Callable[[RunConfig, Settings], bool]) -> Callable[[RunConfig], bool]:
@@ -198,13 +231,12 @@ RULES = (
     ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
-    Rule(_MEGATRON_KEYS, _trains_by_fsdp, "the trainer is FSDP (actor.backend)"),
+    *_backends(),
     Rule(
         ("actor.megatron.dist_checkpointing_path",),
         lambda run: not run.actor.megatron.use_dist_checkpointing,
         "the start is made from actor.path (actor.megatron.use_dist_checkpointing)",
     ),
-    Rule(_FSDP_KEYS, lambda run: not _trains_by_fsdp(run), "the trainer is Megatron (actor.backend)"),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(

@@ -51,6 +51,17 @@ def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_p
     assert said(write, "actor.backend=fsdp:d2", *model) == []
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+@pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2"])
+def test_rope_that_depends_on_the_longest_sequence_of_a_pack_is_refused(write, tmp_path, kind, layout):
+    write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
+    file, rope = tmp_path / "model/config.json", {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    for each in (rope, {"full_attention": {"rope_type": "default"}, "sliding_attention": rope}):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": each}))
+        model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+        assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, f"actor.backend={layout}", *model)]
+
+
 def test_it_takes_dense_models(write):
     found = said(write, FSDP, "actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false")
     assert [code for code, *_ in found] == ["RUN-FSDP"]

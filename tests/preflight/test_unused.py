@@ -19,6 +19,10 @@ EXPERTS_OF_A_BRIDGE = [
     "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
     "actor.megatron.bridge_type=megatron-bridge",
 ]
+MIXED = [
+    "allocation_mode=sglang[rollout]:d1+megatron[actor]:d1+fsdp[critic]:d1",
+    *("actor.backend=null", "rollout.backend=null", "algorithm=ppo", "critic={}"),
+]
 EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
 
 
@@ -44,6 +48,11 @@ def unused(file, *overrides, device="cpu"):
         ([], "actor.eps_clip_higher=0.3", ["actor.ppo_n_minibatches=2"]),
         (["actor.backend=fsdp:d2"], "actor.megatron.bridge_type=megatron-bridge", []),
         ([], "actor.fsdp.gradient_checkpointing=true", ["actor.backend=fsdp:d2"]),
+        (MIXED, "actor.fsdp.gradient_checkpointing=true", ["actor.backend=fsdp:d2"]),
+        (["actor.backend=fsdp:d2"], "actor.megatron.overlap_grad_reduce=true", MIXED),
+        (MIXED, "critic.megatron.overlap_grad_reduce=true", ["critic.backend=megatron:d1"]),
+        (["actor.backend=fsdp:d2"], "critic.megatron.overlap_grad_reduce=true", []),
+        (["ref={}"], "ref.fsdp.gradient_checkpointing=true", ["ref.backend=fsdp:d2"]),
         (["actor.backend=fsdp:d2"], "actor.fsdp.offload_params=true", []),
         ([], "actor.c_clip=3.0", ["actor.use_decoupled_loss=false"]),
         (["algorithm=cispo"], "actor.c_clip=3.0", ["actor.ppo_n_minibatches=2"]),

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from test_layouts import TOLERANCE, assembled, log_probs_of
 from test_trainer_roles import gathered
 from trainer_jobs import (
+    VOCABULARY,
     OptimizerConfig,
     Outcome,
     Setting,
@@ -25,7 +26,7 @@ from trainer_jobs import (
     save_after_two_steps,
     three_steps,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import sft
@@ -129,6 +130,22 @@ def test_learning_rates_are_megatrons(ranks, models, schedule):
         )
     ]
     assert rates[1] == pytest.approx(rates[0])
+
+
+def log_probs_twice(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[np.ndarray]:
+    with engine(rendezvous, listener, setting) as made:
+        return [made.log_probs(make_batch())[1] for _ in range(2)]
+
+
+def test_nothing_is_dropped_out(ranks, tmp_path):
+    """A model may name dropout for its pretraining; servers sample without."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = Phi3Config(**shape, **special, vocab_size=VOCABULARY, resid_pdrop=0.1, attention_dropout=0.1)
+    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    ((first, second),) = ranks.run(log_probs_twice, 1, fsdp(tmp_path))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_path):

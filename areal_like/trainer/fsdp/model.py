@@ -26,6 +26,7 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     dtype = getattr(torch, engine.dtype)
     attention.register()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
+    _without_dropout(model)
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
     heads = [_with_value_head(model, spec)] if spec.role == "critic" else []
@@ -39,6 +40,15 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     for part in (*model.model.layers, model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
+    """Have what is trained computed as it was sampled, as Megatron's trainer does."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
 
 
 def _with_value_head(model: PreTrainedModel, spec: EngineSpec) -> torch.nn.Module:

@@ -1,8 +1,9 @@
-"""Which models' attention the FSDP trainer computes itself, by their `config.json`. No torch: preflight asks too."""
+"""What of a model the FSDP trainer computes itself, or cannot, by its `config.json`. No torch: preflight asks too."""
 
 from collections.abc import Mapping
 from typing import Any
 
+_BY_LENGTH = {"dynamic", "longrope"}
 _LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -10,3 +11,14 @@ def has_plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer attends to all tokens before, or to the last of them, without a cap on the scores."""
     capped = config.get("attn_logit_softcapping")
     return not capped and set(config.get("layer_types") or _LAYERS) <= _LAYERS
+
+
+def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
+    """The kind of the model's rope, if transformers chooses it by the longest sequence that it is given.
+
+    In a pack that is another than in the servers, where each sequence is alone.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    each = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]  # or one for each type of layers
+    kinds = (part.get("rope_type", part.get("type")) for part in each)
+    return next((str(kind) for kind in kinds if kind in _BY_LENGTH), None)
