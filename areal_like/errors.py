@@ -1,6 +1,6 @@
 """What can end a run, in the user's words; `str()` of each is the whole message."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +49,12 @@ Fault = Literal[
 
 
 class ServerError(RunError):
-    """A server refused, failed or did not answer in time; the message names it and its words."""
+    """A server refused, failed or did not answer in time; the message names it and its words, `servers` it alone."""
 
-    def __init__(self, message: str, fault: Fault = "refused") -> None:
+    def __init__(self, message: str, fault: Fault = "refused", servers: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.fault: Fault = fault
+        self.servers = servers
 
 
 class WeightUpdateError(RunError):

@@ -73,11 +73,11 @@ class Alternate:
         """As `sync` does."""
         await self.sync.connect()
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         """Make room for the servers' weights, and send them."""
         await asyncio.gather(*(trainer.offload(BESIDE_WEIGHTS) for trainer in self.trainers))
-        await self.pool.take_weights_back(Deadline(self.timeout_s))
-        await self.sync.send(version)
+        await self.pool.take_weights_back(deadline)
+        await self.sync.send(version, deadline)
 
 
 def shared(

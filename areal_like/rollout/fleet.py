@@ -169,6 +169,7 @@ class Fleet:
             for ticket in member.queue:
                 heapq.heappush(self._queue, ticket)
             member.lose(why, "left")
+            server.leave(why)
         self._dispatch()
 
     async def close(self, deadline: Deadline) -> None:
@@ -182,7 +183,7 @@ class Fleet:
         except TimeoutError:
             names = ", ".join(server.name for server in self.busy)
             late = f"{names} did not give back the requests in flight within {deadline.seconds:g} s"
-            raise ServerError(late) from None
+            raise ServerError(late, servers=[server.name for server in self.busy]) from None
 
     @contextmanager
     def excused(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Watches the servers of a run: one that dies or hangs is started again, and joins with the next weights.
 
-So does a further server, when the cluster has room for it; what befalls that one never ends the run.
+So does a further server, when the cluster has room for it; what befalls that one does not end the run, except within
+an update over nccl.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Keeper:
                 return self._join(url, self.servers, rank, f"server {rank} runs again as {{}}")
 
     def _join(self, url: str, actors: WorkerGroup, rank: int, news: str) -> Server:
-        server = self.pool.join(url)
+        server = self.pool.join(url, further=actors is not self.servers)
         self._actors[server] = actors, rank
         self.say(f"{news.format(server.name)}, and takes part from the next weights on")
         return server
@@ -96,7 +97,7 @@ class Keeper:
                     async with self._asking:
                         actor = await held.enter_async_context(room())
                     await self._serve(actor, number)
-            except (ClusterError, WorkerError) as failure:
+            except (ClusterError, ServerError, WorkerError) as failure:
                 again = "it is started again once the cluster has room for it"
                 over = f"it was started again {restarts} times (rollout.max_restarts), and is not any more"
                 cause = failure.cause if isinstance(failure, WorkerError) else str(failure)
@@ -105,23 +106,30 @@ class Keeper:
                 await asyncio.sleep(AGAIN_S)
 
     async def _serve(self, actor: WorkerGroup, number: int) -> None:
-        """Have it take part until it fails."""
+        """Have it take part until it fails, or is taken out; who gave the room ends what is there."""
         url = await actor.call_one(0, "start", phase="start-up")
         server = self._join(url, actor, 0, f"server {number} was added on {actor.members[0].host} as {{}}")
+        watching = asyncio.ensure_future(self._watch(server))
         try:
-            await self._watch(server)
+            await asyncio.wait((watching, server.left), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                await watching
+            raise ServerError(server.left.result(), "left")
         except WorkerError as death:
             self.pool.leave(server, death.cause.splitlines()[0])
             raise
+        finally:
+            watching.cancel()
 
     async def _end(self, server: Server) -> None:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
         why = "did nothing although it had requests (rollout.request_timeout_s) or an update (weight_update.timeout_s)"
         self.say(f"{server.name} {why}, and is ended")
+        if server.further:
+            self.pool.leave(server, "hangs")
+            return
         actors, rank = self._actors[server]
         try:
             await actors.call_one(rank, "end", phase="serving")
         except WorkerError as error:
-            if actors is self.servers:
-                raise ServerError(f"{server.name} hangs and cannot be ended: {error}") from error
-            self.pool.leave(server, "hangs and cannot be ended")
+            raise ServerError(f"{server.name} hangs and cannot be ended: {error}") from error

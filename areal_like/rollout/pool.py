@@ -27,6 +27,7 @@ type Requests = Literal["in_place", "recompute", "drain"]
 MOST_TRIES = 4  # of a sample, in a row
 LONG_PROMPT = 64  # tokens; to wait for another's prefill of less costs more than to do it again
 PAUSE_SHARE = 1 / 3  # of an update's time: the rest is for sending the weights to the others once more
+HANGS_S = 0.5  # that a server has to have had for a pause before it is said to hang
 POLL_S = 0.1
 GROUPS = 2  # that start in one turn of the event loop
 MOST_SESSIONS = 100_000  # that are remembered
@@ -103,15 +104,24 @@ class ServerPool:
         """Everybody who has to have the next weights."""
         return self._fleet.servers
 
-    def join(self, url: str) -> Server:
-        """Add a server, which is sent requests once the next version has been brought to it."""
-        server = Server(f"server {next(self._numbers)}", url, self._session)
+    def join(self, url: str, *, further: bool = False) -> Server:
+        """Add a server, which is sent requests once the next version has been brought to it.
+
+        A `further` one, beyond the layout's, is taken out where an update fails because of it.
+        """
+        server = Server(f"server {next(self._numbers)}", url, self._session, further=further)
         self._fleet.join(server)
         return server
 
     def leave(self, server: Server, why: str = "left the run") -> None:
         """Take a server out; its requests go on elsewhere, from what it had answered."""
         self._fleet.leave(server, why)
+
+    def leave_out(self, error: ServerError) -> None:
+        """Take out the further servers that failed by an error."""
+        for server in self.servers:
+            if server.further and server.name in error.servers:
+                self.leave(server, f"did not get the weights: {error}")
 
     @property
     def serving(self) -> list[Server]:
@@ -267,7 +277,7 @@ class ServerPool:
             try:
                 await server.post("/pause_generation", body, limit_s)
             except Unavailable as error:
-                if error.fault == "late":
+                if error.fault == "late" and limit_s >= HANGS_S:
                     await self._end(server)
                 raise
 
@@ -289,7 +299,8 @@ class ServerPool:
             try:
                 held = await server.weight_version(deadline.left)
                 if held != str(version):
-                    raise ServerError(f"{server.name} holds weights {held} after an update to {version}")
+                    message = f"{server.name} holds weights {held} after an update to {version}"
+                    raise ServerError(message, "wrong_version", [server.name])
                 return
             except Unavailable:
                 if deadline.left <= PAUSE_S or server not in self.servers:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
-from areal_like.rollout.sglang.http import AFTERMATH_S
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
 
 if TYPE_CHECKING:
     from areal_like.rollout.pool import ServerPool
@@ -36,8 +36,11 @@ class WeightSync(Protocol):
     async def connect(self) -> None:
         """Prepare what lasts longer than one version."""
 
-    async def send(self, version: int) -> None:
-        """Bring the trainer's current weights to every server, labelled `version`; they acknowledge it."""
+    async def send(self, version: int, deadline: Deadline) -> None:
+        """Bring the trainer's current weights to every server, labelled `version`; they acknowledge it.
+
+        An attempt has until the deadline, which each further one renews.
+        """
 
 
 @dataclass(frozen=True)
@@ -78,31 +81,47 @@ class TensorSpec:
 
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
     """Send the weights within `timeout_s`; raises WeightUpdateError where a server did not get all of them."""
-    async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s):
+    async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s) as deadline:
         with span("weights", "update", version=version):
-            await sync.send(version)
+            await sync.send(version, deadline)
 
 
-async def with_those_left(pool: ServerPool, send: Callable[[], Awaitable[None]]) -> None:
+async def with_those_left(pool: ServerPool, deadline: Deadline, send: Callable[[], Awaitable[None]]) -> None:
     """Send weights, and once more from the start where a server has left meanwhile, as one that died does.
 
-    What the others hold then is a mixture, so all of it is sent again, while they still pause.
+    A further server that fails is made to leave. What the others hold then is a mixture, so all of it is sent again,
+    while they still pause, with all of the time.
     """
     while True:
         servers = pool.servers
         try:
             return await send()
-        except (ServerError, WorkerError):
+        except (ServerError, WorkerError) as error:
+            if isinstance(error, ServerError):
+                pool.leave_out(error)
             if not pool.servers or all(server in pool.servers for server in servers):
                 raise
+            deadline.renew()
+
+
+class Limit(Deadline):
+    """A deadline of steps, and of the body around them, which is ended MARGIN_S later."""
+
+    def __init__(self, seconds: float, body: asyncio.Timeout) -> None:
+        self._body = body
+        super().__init__(seconds)
+
+    def renew(self) -> None:
+        super().renew()
+        self._body.reschedule(asyncio.get_running_loop().time() + self.seconds + MARGIN_S)
 
 
 @asynccontextmanager
-async def limited(what: str, timeout_s: float) -> AsyncIterator[None]:
-    """End the body at its time limit and tell its failures as a WeightUpdateError about `what`."""
+async def limited(what: str, timeout_s: float) -> AsyncIterator[Deadline]:
+    """End the body at its time limit and tell its failures as a WeightUpdateError about `what`; gives the limit."""
     try:
-        async with asyncio.timeout(timeout_s + MARGIN_S):
-            yield
+        async with asyncio.timeout(None) as body:
+            yield Limit(timeout_s, body)
     except TimeoutError:
         raise WeightUpdateError(
             f"{what}: the trainer did not finish within {timeout_s:g} s; raise weight_update.timeout_s if the model is "

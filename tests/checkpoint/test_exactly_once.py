@@ -31,6 +31,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
@@ -119,7 +120,7 @@ class Fakes:
     async def save_hf(self, path: Path) -> None:
         await self._work()
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         await self._work()
         self.published = version
 

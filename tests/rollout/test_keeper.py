@@ -21,6 +21,7 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import SyncSpec, publish
 
+HUNG_S = 60
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 
@@ -60,6 +61,15 @@ class Actors:
         return url
 
 
+class Stuck(Actors):
+    """An actor that cannot end its server."""
+
+    async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
+        if method == "end":
+            raise WorkerError("rollout", rank, phase, "no answer from rank 0 within 610 s", Path("log"))
+        return await super().call_one(rank, method, phase=phase, timeout=timeout)
+
+
 class Rooms:
     """Room for one further server at a time, which `grant` gives; its actor's servers are at `urls`."""
 
@@ -74,7 +84,7 @@ class Rooms:
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Actors]:
         await self._granted.acquire()
-        self.actors.append(Actors(self._urls.pop(0)))
+        self.actors.append(Stuck(self._urls.pop(0)))
         self.held += 1
         try:
             yield self.actors[-1]
@@ -222,7 +232,7 @@ def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_
             await opened(pool, 1, planned, hanging, last)
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(30)))
             await until(lambda: len(pool.servers) == 2)
-            assert rooms.actors[0].ended == [0]
+            await until(lambda: rooms.held == 1)
             watching.cancel()
             await asyncio.wait([watching])
             assert rooms.held == 0
@@ -277,7 +287,7 @@ def test_an_update_goes_on_without_a_server_that(hangs: bool, tmp_path: Path):
                 dying.answers["/pause_generation"] = hang
             else:
                 dying.answers["/update_weights_from_disk"] = die
-            await publish(DiskSync(Disk(), pool, SyncSpec(3, tmp_path, 1, "gloo", 1)), 1, 20)
+            await publish(DiskSync(Disk(), pool, SyncSpec(3, tmp_path, 1, "gloo", 1)), 1, 3)
             assert actors.ended == ([0] if hangs else [])
             assert pool.version == 1
             assert [server.url for server in pool.serving] == [other.url]
@@ -288,3 +298,94 @@ def test_an_update_goes_on_without_a_server_that(hangs: bool, tmp_path: Path):
 
     asyncio.run(run())
     assert list(tmp_path.iterdir()) == []
+
+
+async def refuse() -> Any:
+    return {"success": False, "message": "no such directory"}
+
+
+async def hang() -> Any:
+    await asyncio.sleep(600)
+
+
+UPDATE = "/update_weights_from_disk"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        (UPDATE, refuse),
+        (UPDATE, hang),
+        ("/pause_generation", hang),
+        ("/continue_generation", hang),
+        ("/server_info", hang),
+        (None, None),
+    ],
+    ids=["refuses", "is late", "does not pause", "does not go on", "does not say what it can", "is unreachable"],
+)
+def test_an_update_goes_on_without_a_further_server_that(path: str | None, answer: Any, tmp_path: Path):
+    async def run() -> None:
+        planned, further, said = FakeServer(generate), FakeServer(generate), []
+        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", 60) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
+            watching = asyncio.create_task(Keeper(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            if path:
+                further.answers[path] = answer
+            await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
+            assert [server.url for server in pool.serving] == [planned.url]
+            assert (pool.version, planned.version) == (1, "1")
+            await until(lambda: rooms.held == 0)
+            await until(lambda: said[-1].endswith("it is started again once the cluster has room for it"))
+            assert said[-1].startswith("server 1: ")
+            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [1, 1]
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [UPDATE, "/pause_generation", "/continue_generation", "/model_info"])
+def test_a_server_that_is_lost_without_a_word_is_not_waited_for(path: str, tmp_path: Path):
+    """Its host is silent, so that no connection breaks, and only Ray says that it is lost."""
+
+    async def run() -> None:
+        lost, other = FakeServer(generate), FakeServer(generate)
+        async with serving(lost, other) as urls, ServerPool(urls, "token", 60) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, None, None)
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+
+            async def lose() -> Any:
+                actors.die(0)
+                await asyncio.sleep(600)
+
+            lost.answers[path] = lose
+            update = publish(DiskSync(Disk(), pool, SyncSpec(300, tmp_path, 1, "gloo", 1)), 1, 300)
+            await asyncio.wait_for(update, HUNG_S)
+            assert [server.url for server in pool.serving] == [other.url]
+            assert (other.version, actors.ended) == ("1", [])
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_no_server_is_said_to_hang_that_had_no_time(tmp_path: Path):
+    class Slow(Disk):
+        """A trainer that takes all of the time."""
+
+        async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+            await asyncio.sleep(timeout_s)
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        server.answers["/pause_generation"] = hang
+        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+            hung: list[Any] = []
+            pool.on_hang(hung.append)
+            with pytest.raises(WeightUpdateError, match="version 1"):
+                await publish(DiskSync(Slow(), pool, SyncSpec(0.1, tmp_path, 1, "gloo", 1)), 1, 0.1)
+            assert hung == []
+
+    asyncio.run(run())

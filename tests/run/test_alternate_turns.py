@@ -37,7 +37,7 @@ class Sync:
 
     async def connect(self) -> None: ...
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         async with self._pool.interrupted(version, Deadline(5)) as servers:
             self._told.append("weights")
             for server in servers:

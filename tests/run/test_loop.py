@@ -20,6 +20,7 @@ from areal_like.evaluation import EvaluationSet, Evaluator
 from areal_like.loop import Parts, mean, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 LIMIT_S = 120  # hung
@@ -66,7 +67,7 @@ class Stage:
     def publish(self, version: int) -> None:
         self._version = version
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         self.did.append(f"publish {version}")
 
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:

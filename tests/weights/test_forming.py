@@ -110,3 +110,24 @@ def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any,
             assert len(other.bodies("/destroy_weights_update_group")) == 1
 
     asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_a_further_server_that_cannot_join_the_group_costs_no_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(controller, "AFTERMATH_S", 0.1)
+
+    async def run() -> None:
+        planned, further = FakeServer(), FakeServer()
+
+        async def refuse() -> Any:
+            return {"success": False, "message": "no route to host"}
+
+        further.answers["/init_weights_update_group"] = refuse
+        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", 60) as pool:
+            pool.join(urls[1], further=True)
+            trainer: Any = Trainer()
+            await CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, "gloo", 1)).connect()
+            assert [server.url for server in pool.servers] == [planned.url]
+            assert trainer.steps == ["open", "join", "close", "open", "join", "layout"]
+            assert [body["world_size"] for body in planned.bodies("/init_weights_update_group")] == [3, 2]
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))

@@ -158,7 +158,11 @@ class WeightUpdateConfig(Section):
         description="What becomes of running requests. `in_place`: they go on under the new weights with the keys and "
         "values that they have; `recompute`: these are made anew by the new weights; `drain`: the update waits for them.",
     )
-    timeout_s: float = Field(300.0, gt=0, description="Longest time until every server has acknowledged, in seconds.")
+    timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile.",
+    )
     bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")
     checksum: bool = Field(
         False,

@@ -35,7 +35,11 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._end = time.monotonic() + seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew."""
+        self._end = time.monotonic() + self.seconds
 
     @property
     def left(self) -> float:
@@ -49,12 +53,25 @@ class Deadline:
 
 
 class Server:
-    """Requests to one SGLang server; `name` is what errors call it."""
+    """Requests to one SGLang server; `name` is what errors call it.
 
-    def __init__(self, name: str, url: str, session: aiohttp.ClientSession) -> None:
+    A `further` one may fail without a run's end. `left` is why it left the run, once it has.
+    """
+
+    def __init__(self, name: str, url: str, session: aiohttp.ClientSession, *, further: bool = False) -> None:
         self.name = name
         self.url = url
+        self.further = further
+        self.left: asyncio.Future[str] = asyncio.Future()
         self._session = session
+        self._asking: set[asyncio.Timeout] = set()
+
+    def leave(self, why: str) -> None:
+        """End what it is asked just now, other than streams, as Unavailable; its host may be silent for ever."""
+        if not self.left.done():
+            self.left.set_result(why)
+        for asking in self._asking:
+            asking.reschedule(asyncio.get_running_loop().time())
 
     async def post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> Any:
         """POST JSON, numpy arrays included, and return the answer's JSON, None where it is empty.
@@ -73,7 +90,7 @@ class Server:
         with self._using(path):
             succeeded, message = answer.get("success"), answer.get("message", answer)
         if not succeeded:
-            raise ServerError(f"{self.name} refused {path}: {message}")
+            raise ServerError(f"{self.name} refused {path}: {message}", servers=[self.name])
 
     async def weight_version(self, timeout_s: float) -> str:
         """The version of the weights that the server holds."""
@@ -125,12 +142,21 @@ class Server:
             yield
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             where = f"{self.name} at {self.url}{path}"
-            raise Unavailable(f"{where} gave an answer that cannot be used: {error!r}", "unusable") from error
+            message = f"{where} gave an answer that cannot be used: {error!r}"
+            raise Unavailable(message, "unusable", [self.name]) from error
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
-        async with self._reply(method, path, body, timeout_s) as reply:
-            answer = await reply.read()
-            return orjson.loads(answer) if answer else None
+        try:
+            async with asyncio.timeout(0 if self.left.done() else None) as asking:
+                self._asking.add(asking)
+                try:
+                    async with self._reply(method, path, body, timeout_s) as reply:
+                        answer = await reply.read()
+                        return orjson.loads(answer) if answer else None
+                finally:
+                    self._asking.discard(asking)
+        except TimeoutError:
+            raise Unavailable(f"{self.name} at {self.url}{path} {self.left.result()}", "left", [self.name]) from None
 
     @asynccontextmanager
     async def _reply(
@@ -147,15 +173,16 @@ class Server:
                 if reply.status != 200:
                     answer = (await reply.read()).decode(errors="replace")
                     error = Unavailable if may_pass(reply.status) else ServerError
-                    raise error(f"{where} answered {reply.status}: {answer[:500]}", fault_of(reply.status))
+                    message = f"{where} answered {reply.status}: {answer[:500]}"
+                    raise error(message, fault_of(reply.status), [self.name])
                 yield reply
         except TimeoutError:
-            raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s", "late") from None
+            raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s", "late", [self.name]) from None
         except orjson.JSONDecodeError as error:
-            raise Unavailable(f"{where} answered what is not JSON: {error}", "unusable") from error
+            raise Unavailable(f"{where} answered what is not JSON: {error}", "unusable", [self.name]) from error
         except aiohttp.ClientError as error:
             await asyncio.sleep(AFTERMATH_S)
-            raise Unavailable(f"{where} failed: {error}", "connection") from error
+            raise Unavailable(f"{where} failed: {error}", "connection", [self.name]) from error
 
 
 _LOADS = "/v1/loads?include=core"

@@ -33,12 +33,12 @@ class CollectiveSync:
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
-        async with limited(f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s):
-            await self._connect()
+        async with limited(f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s) as limit:
+            await with_those_left(self.pool, limit, lambda: self._connect(limit))
 
-    async def _connect(self) -> None:
-        await self._disconnect()
-        servers, limit = self.pool.servers, Deadline(self.spec.timeout_s)
+    async def _connect(self, limit: Deadline) -> None:
+        await self._disconnect(limit)
+        servers = self.pool.servers
         self._attempted = servers
         world_size = 1 + self.spec.ranks_per_server * len(servers)
         address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
@@ -63,21 +63,21 @@ class CollectiveSync:
         self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit.left)
         self._joined = servers
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         """Broadcast bucket after bucket; the last one carries the version."""
         if self.spec.backend == "gloo":
-            await with_those_left(self.pool, lambda: self._send(version))
+            await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
         else:  # who waits for a server that died in a call of nccl cannot be asked anything
-            await with_those_left(self.pool, self._connect_anew)
-            await self._send(version)
+            await with_those_left(self.pool, deadline, lambda: self._connect_anew(deadline))
+            await self._send(version, deadline)
 
-    async def _connect_anew(self) -> None:
+    async def _connect_anew(self, limit: Deadline) -> None:
         if self.pool.servers != self._joined:
-            await self._connect()
+            await self._connect(limit)
 
-    async def _send(self, version: int) -> None:
-        await self._connect_anew()
-        deadline = Deadline(self.spec.timeout_s)
+    async def _send(self, version: int, deadline: Deadline) -> None:
+        await self._connect_anew(deadline)
+        deadline.renew()
         await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
             for number in range(len(self._buckets)):
@@ -108,16 +108,19 @@ class CollectiveSync:
             "weight_version": str(version) if last else None,
         }
 
-    async def _disconnect(self) -> None:
+    async def _disconnect(self, limit: Deadline) -> None:
         """End the process group, which has a server too many or too few, or was not formed by all."""
-        attempted, limit = self._attempted, self.spec.timeout_s
+        attempted = self._attempted
         self._joined, self._attempted = [], []
         if attempted:
-            await self.trainer.transfer("close", timeout_s=limit)
-        for server in attempted:
-            if server in self.pool.servers:
-                with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
-                    await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit)
+            await self.trainer.transfer("close", timeout_s=limit.left)
+
+        async def destroy(server: Server) -> None:
+            with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
+                await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit.left)
+
+        await asyncio.gather(*(destroy(server) for server in attempted if server in self.pool.servers))
+        limit.renew()
 
 
 async def _together(*ends: Awaitable[None]) -> None:
@@ -132,6 +135,10 @@ async def _together(*ends: Awaitable[None]) -> None:
         if _failures(tasks):
             await asyncio.wait(tasks, timeout=AFTERMATH_S)
         failures = _failures(tasks)
+        refusals = [error for error in failures if isinstance(error, ServerError)]
+        servers = [name for error in refusals for name in error.servers]
+        for refusal in refusals:  # which of them made the others fail, nobody knows
+            refusal.servers = servers
         deaths = [error for error in failures if isinstance(error, WorkerError) and not error.remote_traceback]
         for error in deaths or failures[::-1]:
             raise error

@@ -27,9 +27,8 @@ class DiskSync:
     async def connect(self) -> None:
         """Nothing lasts longer than one update here."""
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
-        deadline = Deadline(self.spec.timeout_s)
         path = self.spec.directory / str(version)
         try:
             await self._write(path, version, deadline)
@@ -41,7 +40,7 @@ class DiskSync:
                         *(server.update("/update_weights_from_disk", body, deadline.left) for server in servers)
                     )
 
-            await with_those_left(self.pool, load)
+            await with_those_left(self.pool, deadline, load)
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 

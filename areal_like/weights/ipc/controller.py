@@ -32,12 +32,11 @@ class IpcSync:
         async with limited(f"the layout of the weights for {type(self).__name__}", limit):
             self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit)
 
-    async def send(self, version: int) -> None:
+    async def send(self, version: int, deadline: Deadline) -> None:
         """Lend bucket after bucket; the last one carries the version."""
-        await with_those_left(self.pool, lambda: self._send(version))
+        await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
 
-    async def _send(self, version: int) -> None:
-        deadline = Deadline(self.spec.timeout_s)
+    async def _send(self, version: int, deadline: Deadline) -> None:
         await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline) as servers:
             for number, bucket in enumerate(self._buckets):
