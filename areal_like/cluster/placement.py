@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,37 +51,67 @@ async def place(
     Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
     elsewhere any free ones do. Waits `timeout_s` seconds for resources, and tells `say` where that takes long; not at
     all for those that the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there
-    is.
+    is, and where Ray fails.
     """
     import ray
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.placement_group import placement_group, remove_placement_group
 
-    on_node, asked, exact = node_devices(plan), bundles(plan, uses_gpus=uses_gpus), names_gpus(plan)
+    asked = bundles(plan, uses_gpus=uses_gpus)
     if not elastic and not fits(asked, [ray.cluster_resources()], spread=False):
         raise ClusterError(_refused(asked, "this machine has too little"))
-    group = placement_group(asked, strategy="STRICT_SPREAD" if exact and uses_gpus else "SPREAD")
+    with _told():
+        group = placement_group(asked, strategy="STRICT_SPREAD" if names_gpus(plan) and uses_gpus else "SPREAD")
+        try:
+            deadline = time.monotonic() + timeout_s
+            await _granted(group, asked, timeout_s, say)
+            granted = await _granted_gpus(group, asked, deadline) if uses_gpus else None
+            yield Placement(group, _slots(plan, group, granted))
+        finally:
+            if elastic:  # a private cluster ends with its groups, and may be dead already
+                remove_placement_group(group)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Tell what Ray raises, as where it does not answer, as a ClusterError."""
+    from ray.exceptions import RayError
+
     try:
-        start = time.monotonic()
-        deadline, pause_s = start + timeout_s, 0.0
-        while not await asyncio.to_thread(group.wait, 0.5):
-            if time.monotonic() > deadline:
-                raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
-            if say and time.monotonic() > start + SOON_S:
-                say(shortage(asked, cluster_resources(), "it"))
-                say, pause_s = None, SELDOM_S
-            await asyncio.sleep(pause_s)
-        hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        node_ids = placement_group_table(group)["bundles_to_node_id"]
-        granted = await _granted_gpus(group, asked, deadline) if uses_gpus else []
-        slots: dict[Device, Slot] = {}
-        for bundle, part in enumerate(on_node):
-            host = hosts[node_ids[bundle]]
-            gpus = _choose(part, granted[bundle], host, exact=exact) if uses_gpus else [None] * len(part)
-            slots |= {device: Slot(bundle, node_ids[bundle], host, gpu) for device, gpu in zip(part, gpus, strict=True)}
-        yield Placement(group, slots)
-    finally:
-        if elastic:  # a private cluster ends with its groups, and may be dead already
-            remove_placement_group(group)
+        yield
+    except RayError as error:
+        raise ClusterError(f"Ray failed: {str(error).strip() or type(error).__name__}") from error
+
+
+async def _granted(
+    group: PlacementGroup, asked: Sequence[Mapping[str, float]], timeout_s: float, say: Callable[[str], None] | None
+) -> None:
+    """Wait until all is granted; raises ClusterError where it is not in time."""
+    start, pause_s = time.monotonic(), 0.0
+    while not await asyncio.to_thread(group.wait, 0.5):
+        if time.monotonic() > start + timeout_s:
+            raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
+        if say and time.monotonic() > start + SOON_S:
+            say(shortage(asked, cluster_resources(), "it"))
+            say, pause_s = None, SELDOM_S
+        await asyncio.sleep(pause_s)
+
+
+def _slots(plan: Plan, group: PlacementGroup, granted: Sequence[Mapping[int, str]] | None) -> dict[Device, Slot]:
+    """Where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    node_ids, exact = placement_group_table(group)["bundles_to_node_id"], names_gpus(plan)
+    slots: dict[Device, Slot] = {}
+    for bundle, part in enumerate(node_devices(plan)):
+        node_id = node_ids.get(bundle)
+        if node_id not in hosts:
+            raise ClusterError("a node was lost as soon as it had been granted")
+        host = hosts[node_id]
+        gpus = _choose(part, granted[bundle], host, exact=exact) if granted is not None else [None] * len(part)
+        slots |= {device: Slot(bundle, node_id, host, gpu) for device, gpu in zip(part, gpus, strict=True)}
+    return slots
 
 
 def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, exact: bool) -> list[str]:

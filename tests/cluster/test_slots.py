@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import WorkerCrashedError
+from ray.exceptions import RpcError, WorkerCrashedError
 
+import allocation
 from areal_like.cluster import placement, ray_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
@@ -46,6 +48,45 @@ def test_nodes_that_do_not_say_their_gpus(monkeypatch: pytest.MonkeyPatch, answe
     group: Any = None
     with pytest.raises(ClusterError, match=message):
         asyncio.run(placement._granted_gpus(group, [{"GPU": 1.0}], deadline=0))
+
+
+class Group:
+    """A placement group that was granted, or not when Ray fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def wait(self, _: float) -> bool:
+        if self._error:
+            raise self._error
+        return True
+
+
+@pytest.mark.parametrize(
+    ("group", "nodes", "message"),
+    [
+        (Group(), {}, "a node was lost as soon as it had been granted"),
+        (Group(), {0: "gone"}, "a node was lost as soon as it had been granted"),
+        (Group(RpcError("GCS does not answer")), {0: "here"}, "Ray failed: GCS does not answer"),
+    ],
+    ids=["node that is not in the group any more", "node that is unknown", "GCS that is silent"],
+)
+def test_what_is_lost_while_room_is_sought(monkeypatch: pytest.MonkeyPatch, group: Any, nodes: Any, message: str):
+    removed: list[Any] = []
+    groups = import_module("ray.util.placement_group")  # whose name is a function in the package
+    monkeypatch.setattr(groups, "placement_group", lambda *_, **__: group)
+    monkeypatch.setattr(groups, "placement_group_table", lambda _: {"bundles_to_node_id": nodes})
+    monkeypatch.setattr(groups, "remove_placement_group", removed.append)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "NodeManagerAddress": "10.0.0.7"}])
+
+    async def seek() -> None:
+        plan = allocation.compile("sglang:d1|megatron:d1")
+        async with placement.place(plan, uses_gpus=False, elastic=True, timeout_s=1):
+            pass
+
+    with pytest.raises(ClusterError, match=message):
+        asyncio.run(seek())
+    assert removed == [group]
 
 
 def test_a_private_cluster_that_is_not_up_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
