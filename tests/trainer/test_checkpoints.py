@@ -28,17 +28,18 @@ ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
 TP2_PP2 = ParallelSizes(tp=2, pp=2, etp=2)
 FOLDED = ParallelSizes(tp=2, dp=2, ep=2, etp=2)
+EP2 = ParallelSizes(dp=2, ep=2)
 EP4 = ParallelSizes(dp=4, ep=4)
 
 
 @pytest.fixture(scope="module")
 def saved(ranks, models, tmp_path_factory):
-    """Saves a model from a layout, once; returns the folder and the third step's numbers."""
+    """Saves a model from a layout, once; returns the folder and the numbers of the third and fourth step."""
 
     def save(model: str, sizes: ParallelSizes):
         folder = tmp_path_factory.mktemp("saved")
         n = sizes.tp * sizes.pp * sizes.cp * sizes.dp
-        return folder, ranks.run(save_after_two_steps, n, Setting(models[model], sizes), folder)[0][0]
+        return folder, ranks.run(save_after_two_steps, n, Setting(models[model], sizes), folder)[0]
 
     return cache(save)
 
@@ -51,14 +52,32 @@ def saved(ranks, models, tmp_path_factory):
         ("tied", TP2_PP2, ONE),
         ("moe", FOLDED, EP4),
         ("moe", EP4, FOLDED),
+        ("moe", EP4, ONE),
+        ("moe", ONE, EP2),
+        pytest.param("moe", EP2, DP2, marks=pytest.mark.long),
+        pytest.param("moe", TP2_PP2, EP2, marks=pytest.mark.long),
     ],
-    ids=["tp2pp2-dp2", "dp2-tp2pp2", "tp2pp2-one", "folded-ep4", "ep4-folded"],
+    ids=[
+        *("tp2pp2-dp2", "dp2-tp2pp2", "tp2pp2-one"),
+        *("folded-ep4", "ep4-folded", "ep4-one", "one-ep2", "ep2-dp2", "tp2pp2-ep2"),
+    ],
 )
 def test_another_layout_continues_the_run(ranks, models, saved, model, before, after):
     folder, expected = saved(model, before)
     n = after.tp * after.pp * after.cp * after.dp
     steps = ranks.run(resume, n, Setting(models[model], after), folder)[0]
-    assert steps[0] == pytest.approx(expected, rel=1e-5)
+    assert steps == [pytest.approx(step, rel=1e-5) for step in expected]
+
+
+def test_experts_spread_and_gathered_continue_an_unsharded_optimizer(ranks, models, tmp_path):
+    for before, after in [(ONE, EP2), (EP2, ONE)]:
+        first, then = (
+            Setting(models["moe"], at, megatron={"use_distributed_optimizer": False}) for at in (before, after)
+        )
+        folder = tmp_path / f"ep{before.ep}"
+        expected = ranks.run(save_after_two_steps, before.dp, first, folder)[0]
+        steps = ranks.run(resume, after.dp, then, folder)[0]
+        assert steps == [pytest.approx(step, rel=1e-5) for step in expected]
 
 
 @pytest.mark.parametrize(("model", "sizes"), [("tied", TP2_PP2), ("moe", FOLDED)], ids=["tied", "moe"])
@@ -123,7 +142,7 @@ def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path)
     finally:
         pool.close()  # SIGKILL
     assert not [process for process in psutil.process_iter() if mark in environment(process).values()]
-    (step,) = ranks.run(resume, 1, Setting(models["tied"]), tmp_path)[0]  # though nothing had been trained yet
+    step, _ = ranks.run(resume, 1, Setting(models["tied"]), tmp_path)[0]  # though nothing had been trained yet
     assert step["skipped"] == 0
 
 

@@ -127,11 +127,11 @@ def test_peft_loads_what_is_saved(ranks, models, tmp_path):
 )
 def test_a_checkpoint_holds_adapters_alone_and_another_layout_goes_on(ranks, models, tmp_path, before, after, how):
     lora = LoRA(rank=1, alpha=2, targets=("all-linear",))
-    (third,) = ranks.run(
+    expected = ranks.run(
         save_after_two_steps, world(before), Setting(models["tied"], before, lora=lora, **how), tmp_path
     )[0]
     steps = ranks.run(resume, world(after), Setting(models["tied"], after, lora=lora, **how), tmp_path)[0]
-    assert steps == [pytest.approx(third, rel=TOLERANCE)]
+    assert steps == [pytest.approx(step, rel=TOLERANCE) for step in expected]
     kept = FileSystemReader(tmp_path / "state").read_metadata().state_dict_metadata
     assert [name for name in kept if "lora" in name]
     assert not [name for name in kept if "embed" in name or "norm" in name]

@@ -268,7 +268,10 @@ def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, sett
 def save_after_two_steps(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
 ) -> list[dict[str, float]]:
-    """Two steps with a checkpoint between, both kinds of checkpoint, a third step, before which nothing is written."""
+    """Two steps with a checkpoint between, both kinds of checkpoint, a third step, before which nothing is written.
+
+    Returns the third and a fourth step, which alone shows what the optimizer made of the third.
+    """
     trained = threading.Event()
     written = FileSystemWriter.write_data
 
@@ -288,7 +291,7 @@ def save_after_two_steps(
             assert rendezvous.rank != 0 or not made.is_saved()
             trained.set()
             made.finish_save()
-        return [step]
+        return [step, made.train(make_batch(3), LossSpec(sft))]
 
 
 def save_to_a_full_disk(
@@ -312,10 +315,10 @@ def save_to_a_full_disk(
 def resume(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
 ) -> list[dict[str, float]]:
-    """The third step, from the checkpoint."""
+    """The third and fourth step, from the checkpoint."""
     with engine(rendezvous, listener, setting) as made:
         made.load(folder / "state")
-        return [made.train(make_batch(2), LossSpec(sft))]
+        return [made.train(make_batch(i), LossSpec(sft)) for i in (2, 3)]
 
 
 def learning_rates(

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.dict_utils import nested_items_iter, nested_values
 from megatron.core.dist_checkpointing.mapping import is_main_replica
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group
 from megatron.core.utils import unwrap_model
@@ -87,9 +88,34 @@ def load_checkpoint(
         _changing(model).load_state_dict(state[name], strict=False)  # TE's extra state may be absent
     if optimizer is None or scheduler is None:  # a reference
         return
-    optimizer.load_state_dict(state["optimizer"])
+    _load_optimizer(optimizer, state["optimizer"])
     scheduler.num_steps = 0
     scheduler.step(state["scheduler"]["num_steps"])
+
+
+def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None:
+    """Take the tensors and the number of steps of what was loaded; all else is the configuration's.
+
+    With expert parallelism there are two optimizers, without it one: what was loaded has tensors where they belong
+    here, and settings where they were when it was saved.
+    """
+    step = {key: value for _, key, value in nested_items_iter(state) if key == "step"}  # one; none before the first
+    parts = _parts(optimizer)
+    for part, loaded in zip(parts, [state] if len(parts) == 1 else [state[i] for i in range(len(parts))], strict=True):
+        settings = [
+            {key: value for key, value in group.items() if key not in ("params", "step")} | step
+            for group in part.optimizer.param_groups
+        ]
+        if isinstance(part, DistributedOptimizer):
+            loaded |= {"optimizer": {"param_groups": settings}, "param_state_sharding_type": "fully_reshardable"}
+        else:
+            for group, own in zip(loaded.get("optimizer", loaded)["param_groups"], settings, strict=True):
+                group |= own
+        part.load_state_dict(loaded)
+
+
+def _parts(optimizer: MegatronOptimizer | None) -> list[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else [])
 
 
 def sharded_state(
@@ -98,7 +124,7 @@ def sharded_state(
     """What of this rank's chunks and optimizer goes into a checkpoint, each tensor with its place in the whole one."""
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
-    for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
+    for part in _parts(optimizer):
         part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
     for name, model in zip(chunk_names(models), models, strict=True):
         state[name] = _changing(model).sharded_state_dict(metadata=metadata)
