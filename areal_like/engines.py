@@ -15,7 +15,7 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
 from areal_like.preflight import Job
 from areal_like.prepare import local_directory
-from areal_like.rollout.keeper import Room
+from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
@@ -96,10 +96,19 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
     return servers, await servers.call_all("start", phase="start-up")
 
 
-def further_servers(cluster: Cluster, job: Job, model: Path, say: Callable[[str], None]) -> list[Room]:
-    """What waits for room for each server beyond the plan's that the run may have (`rollout.max_servers`)."""
-    ranks = range(len(job.plan.engine("rollout").servers), job.config.rollout.max_servers or 0)
-    return [partial(_further_server, cluster, job, model, say, rank) for rank in ranks]
+def make_keeper(
+    cluster: Cluster, job: Job, model: Path, servers: WorkerGroup, pool: ServerPool, say: Callable[[str], None]
+) -> Keeper:
+    """Who restarts servers, but not where these have no memory in the trainer's turn, and has further ones."""
+    rollout = job.config.rollout
+    return Keeper(
+        servers,
+        pool,
+        max_restarts=0 if rollout.alternates else rollout.max_restarts,
+        min_servers=rollout.min_servers,
+        say=say,
+        rooms=[partial(_further_server, cluster, job, model, say, rank) for rank in job.further_servers],
+    )
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ def opening(job: Job) -> Iterator[str]:
         yield f"  environment, as far as it is not set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
     most = job.config.rollout.max_servers
-    more = f"; up to {most} as soon as the cluster has room (rollout.max_servers)" if most else ""
+    more = f"; up to {most} as soon as the cluster has room (rollout.max_servers)" if job.further_servers else ""
     yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
 
 

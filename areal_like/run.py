@@ -21,7 +21,7 @@ from areal_like.data.stream import PromptStream
 from areal_like.directory import RunDirectory, run_directory
 from areal_like.engines import (
     carry_user_code,
-    further_servers,
+    make_keeper,
     make_reference,
     start_reward_model,
     start_servers,
@@ -45,7 +45,6 @@ from areal_like.rewards import Rewards
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
-from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.tokens import token_account
 from areal_like.sharing import shared
@@ -132,8 +131,7 @@ class _Ready:
 def _advice(job: Job, view: View) -> list[Advice]:
     """What says whether asynchrony pays, where trainer and servers are on GPUs of their own, and on no others later."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    grows = job.config.rollout.max_servers is not None
-    if job.device == "cpu" or grows or set(actor.devices) & set(rollout.devices):
+    if job.device == "cpu" or job.further_servers or set(actor.devices) & set(rollout.devices):
         return []
     layout = Layout(
         servers=len(rollout.devices),
@@ -163,26 +161,10 @@ async def _run_on(
 ) -> None:
     config, state, record = job.config, opened.state, opened.record
     async with asyncio.TaskGroup() as tasks:
-        start, alternates = partial(start_servers, cluster, job, models["actor"]), config.rollout.alternates
-        starting = None if alternates else tasks.create_task(start())
-        ready = _Ready()
-        if starting:
-            starting.add_done_callback(lambda _: ready.note("servers"))
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
-        trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
+        trainers, reference, servers, urls = await _started(cluster, job, models, opened, view, tasks)
         trainer = trainers["actor"]
-        if rehearsing(job):
-            with record.doing("rehearsing a step"):
-                await rehearse(job, trainers)
-            ready.note("rehearsal")
-        with record.doing("starting the servers"):
-            if starting is None:  # servers take what memory they find
-                await asyncio.gather(*(each.offload() for each in trainers.values()))
-            servers, urls = await (starting or start())
-        ready.note("servers")
-        view.say(str(ready))
-        rollout = config.rollout
         async with (
             _pool(config, urls, cluster.token) as pool,
             _scored(scorer, await scoring, cluster.token, tasks) if scorer and scoring else nullcontext() as model,
@@ -192,8 +174,7 @@ async def _run_on(
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
-            rooms, restarts = further_servers(cluster, job, models["actor"], view.say), rollout.max_restarts
-            keeper = Keeper(servers, pool, 0 if alternates else restarts, rollout.min_servers, view.say, rooms)
+            keeper = make_keeper(cluster, job, models["actor"], servers, pool, view.say)
             watching = tasks.create_task(keeper.keep())
             transport = weight_sync(cluster, job, trainer, pool)
             sharing, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)
@@ -217,6 +198,34 @@ async def _run_on(
             async with seldom_collected():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
         watching.cancel()
+
+
+async def _started(
+    cluster: Cluster,
+    job: Job,
+    models: Mapping[TrainerRole, Path],
+    opened: RunDirectory,
+    view: View,
+    tasks: asyncio.TaskGroup,
+) -> tuple[dict[TrainerRole, Trainer], Reference | None, WorkerGroup, list[str]]:
+    """Trainers, reference, servers and their URLs, all of them ready."""
+    record, ready = opened.record, _Ready()
+    start = partial(start_servers, cluster, job, models["actor"])
+    starting = None if job.config.rollout.alternates else tasks.create_task(start())
+    if starting:
+        starting.add_done_callback(lambda _: ready.note("servers"))
+    trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
+    if rehearsing(job):
+        with record.doing("rehearsing a step"):
+            await rehearse(job, trainers)
+        ready.note("rehearsal")
+    with record.doing("starting the servers"):
+        if starting is None:  # servers take what memory they find
+            await asyncio.gather(*(each.offload() for each in trainers.values()))
+        servers, urls = await (starting or start())
+    ready.note("servers")
+    view.say(str(ready))
+    return trainers, reference, servers, urls
 
 
 def _pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:

@@ -55,6 +55,11 @@ class Job:
         """Those of `valid_dataset`."""
         return self.evaluated.get("valid_dataset", ())
 
+    @property
+    def further_servers(self) -> range:
+        """The numbers of servers beyond the plan's that the run may have (`rollout.max_servers`)."""
+        return range(len(self.plan.engine("rollout").servers), self.config.rollout.max_servers or 0)
+
     def __str__(self) -> str:
         engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
         return f"{engines} on {len(self.plan.devices)} {'GPUs' if self.device == 'cuda' else 'CPU slots'}"

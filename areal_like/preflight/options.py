@@ -55,8 +55,12 @@ def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
     most, key, stay = config.rollout.max_servers, "rollout.max_servers", "rollout.max_servers=null"
     if most is None:
         return
+    if most == servers:
+        message = f"does nothing: the layout has {servers} {'servers' if servers > 1 else 'server'} already"
+        yield finding("RUN-UNUSED", key, message, f"write {stay} or more", severity=Severity.WARNING)
+        return
     if most < servers:
-        yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", nearest=[str(servers)])
+        yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", f"write {stay} or more")
     if config.scheduler.type == "local":
         message = "a private cluster has what the layout asks for, and no room for more"
         yield finding("RUN-SGLANG", key, message, f"write {stay}, or have an existing one (scheduler.type: ray)")

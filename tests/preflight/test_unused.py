@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from allocation import compile
 from areal_like.config.keys import annotation_of
 from areal_like.config.load import dump, load
 from areal_like.preflight import preflight
+from areal_like.preflight.options import check_options
 from areal_like.preflight.unused import RULES, check_unused
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -87,6 +89,16 @@ def test_a_key_that_does_nothing_is_named(write, without, setting, with_):
 def test_the_cache_of_a_server_on_cpu_is_no_share_of_a_gpu(write):
     assert unused(write(), "sglang.mem_fraction_static=0.5") == ["sglang.mem_fraction_static"]
     assert not unused(write(), "sglang.mem_fraction_static=0.5", device="cuda")
+
+
+@pytest.mark.parametrize("type", ["local", "ray"])
+def test_as_many_servers_as_the_layout_has_are_no_more(write, type):
+    plan = compile("sglang:d2|megatron:d2")
+    (found,) = check_options(
+        load(write(), [f"scheduler.type={type}", "rollout.max_servers=2"]).config, "cpu", None, plan
+    )
+    assert (found.code, found.severity) == ("RUN-UNUSED", "warning")
+    assert found.message == "does nothing: the layout has 2 servers already"
 
 
 def test_a_run_with_such_keys_starts(write):

@@ -62,3 +62,13 @@ def test_fsdp_has_no_grid_of_experts() -> None:
     (actor, *_) = lines("actor.backend=fsdp:d2")
     assert actor.startswith("actor: fsdp, DP 2, TP 1, PP 1, CP 1 on 2 ranks; ")
     assert "EP" not in actor
+
+
+def test_servers_beyond_the_layout_are_told_where_the_run_may_have_them() -> None:
+    *_, told = lines("rollout.max_servers=1")
+    assert told == "rollout: sglang, 1 server of TP 1"
+    job = preflight(load(CONFIG, ["rollout.max_servers=1"]), dry_run=True).job
+    assert job is not None
+    grown = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update={"max_servers": 3})})
+    *_, told = opening(replace(job, config=grown))
+    assert told == "rollout: sglang, 1 server of TP 1; up to 3 as soon as the cluster has room (rollout.max_servers)"
