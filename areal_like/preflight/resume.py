@@ -26,7 +26,11 @@ MAY_CHANGE = (
     *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches", "reward.model.backend"),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
-_LIMITS, _START = "timeout_s", ("use_dist_checkpointing", "dist_checkpointing_path")
+_LIMITS = "timeout_s"
+_MUST_STAY = (  # of megatron
+    *("use_dist_checkpointing", "dist_checkpointing_path"),  # of a reference, which is loaded anew
+    "use_distributed_optimizer",  # each form of its state is its own
+)
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
@@ -56,8 +60,8 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Findi
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:
     for key, value in now.items():
-        start = key.endswith(_START)  # of a reference that is loaded anew
-        may = key.endswith(_LIMITS) or (not start and any(is_below([key], allowed) for allowed in MAY_CHANGE))
+        stays = key.endswith(_MUST_STAY)
+        may = key.endswith(_LIMITS) or (not stays and any(is_below([key], allowed) for allowed in MAY_CHANGE))
         if not may and key in before and before[key] != value:
             message = f"{_text(value)} is not what the run in {path} began with, {_text(before[key])}"
             yield finding("RUN-RESUME", key, message, f"write {key}={_text(before[key])}, or choose another trial_name")

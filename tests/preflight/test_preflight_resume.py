@@ -71,6 +71,7 @@ def test_what_does_not_make_it_another_run_may_change(begun: Path, override: str
         ("seed=2", "write seed=1, or choose another trial_name"),
         ("actor.optimizer.lr=1e-3", "write actor.optimizer.lr=0.0008, or"),
         ("gconfig.n_samples=4", "4 is not what the run in"),
+        ("actor.megatron.use_distributed_optimizer=false", "write actor.megatron.use_distributed_optimizer=true, or"),
         ("train_dataset.batch_size=32", "write train_dataset.batch_size=64, or"),
         ("train_dataset.shuffle=false", "write train_dataset.shuffle=true, or"),
     ],
