@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -86,3 +87,9 @@ def test_the_compiler_imports_nothing_of_the_engine():
         if name.split(".")[0] == "areal_like"
     ]
     assert found == []
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone: a fresh checkout with two of one name cannot be tested."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, times in names.items() if times > 1 and name not in ("__init__.py", "conftest.py")] == []
