@@ -48,11 +48,12 @@ def wait_for_weights(started: Run) -> None:
 @pytest.mark.parametrize(
     ("stop", "mode", "code", "message"),
     [
-        (
+        pytest.param(
             crash_rank_within_save,
             "collective",
             1,
             r"the run failed: actor rank 1 failed during [\w -]+: the process died",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             crash_server,
@@ -61,7 +62,10 @@ def wait_for_weights(started: Run) -> None:
             r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9",
             marks=pytest.mark.long,
         ),
-        (interrupt, "disk", 130, "interrupted; every process of the run has ended"),
+        pytest.param(
+            *(interrupt, "disk", 130, "interrupted; every process of the run has ended"),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             *(terminate, "collective", 143, "terminated; every process of the run has ended"),
             marks=pytest.mark.long,
