@@ -18,7 +18,8 @@ from typing import Any
 from allocation import efficiency as eff
 from allocation.compiler import Context, judge
 from allocation.hardware import GPUS, Gpu
-from allocation.memory import footprint_of, needed, static_bytes
+from allocation.memory import footprint_of, needed
+from allocation.memory.megatron import static_bytes
 from allocation.model_spec import ModelSpec
 from allocation.parameters import (
     Held,

@@ -28,7 +28,8 @@ import numpy as np
 import typer
 
 import allocation
-from allocation.memory import CUDA, NCCL, RESERVE, trainer
+from allocation.memory.items import CUDA, NCCL, RESERVE
+from allocation.memory.megatron import trainer
 from allocation.model_spec import ModelSpec, from_config
 from allocation.parameters import adapter_parameters, total_parameters
 from allocation.plan import ParallelSizes

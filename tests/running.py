@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,14 @@ SMALL = (
     "weight_update.timeout_s=600",
     "evaluator.temperature=0",  # greedy, so that transformers can give the same answers
 )
+
+# Tiny, and without an end: for what happens to its servers.
+ENDLESS = (
+    *("total_train_epochs=10000", "total_train_steps=null", "warm_start=null"),
+    *("evaluator.at_start=false", "evaluator.at_end=false"),
+    *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64", "train_dataset.batch_size=2"),
+)
+HUNG_S = 400
 
 
 class Run:
@@ -82,6 +91,21 @@ class Run:
             self.observe()
             time.sleep(0.2)
         self.observe()
+
+    def wait_for(self, what: Callable[[], object], *, lives: bool = True) -> None:
+        """Return when something is so, during which the run lives, or is over."""
+        deadline = time.monotonic() + HUNG_S
+        while not what():
+            assert (self.process.poll() is None) == lives, self.output + self.errors
+            assert time.monotonic() < deadline, self.output
+            self.observe()
+            time.sleep(0.2)
+
+    def serving(self) -> list[float]:
+        """How many servers held the weights at each step."""
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        return [row["rollout/servers"] for row in rows if "rollout/servers" in row]
 
     def end(self, limit_s: float = 1500) -> int:
         """Wait for the end; the exit code."""

@@ -17,7 +17,7 @@ from allocation.settings import Workload
 if TYPE_CHECKING:
     from allocation.memory import Footprint
 
-_SOURCE = "allocation/memory.py; docs/memory_and_planning.md says how far it is off"
+_SOURCE = "allocation/memory/; docs/memory_and_planning.md says how far it is off"
 # Above this share of a GPU the estimate's own error decides whether it fits.
 TIGHT = 0.92
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allocation.hardware import GIB
-from allocation.memory import Estimate, Footprint, Phase
+from allocation.memory.items import Estimate, Footprint, Phase
 from allocation.views.colours import colour
 from allocation.views.svg import MARGIN, Picture
 

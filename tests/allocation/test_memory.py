@@ -12,7 +12,9 @@ import allocation
 from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSizes
 from allocation.cli import app
 from allocation.hardware import GIB, GPUS, find_gpu
-from allocation.memory import estimate, footprint, footprints, micro_batches, needed, trainer
+from allocation.memory import estimate, footprint, footprints, needed
+from allocation.memory.activations import micro_batches
+from allocation.memory.megatron import trainer
 from allocation.parameters import active_parameters, held, stages, total_parameters
 from allocation.settings import Workload
 

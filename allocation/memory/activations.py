@@ -1,0 +1,110 @@
+"""What layers keep for backward.
+
+It follows from Transformer Engine's modules (`module/layernorm_linear.py`, `attention/dot_product_attention`), in the
+manner of Korthikanti et al., arXiv 2205.05198.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allocation.model_spec import ModelSpec
+from allocation.parameters import Kind, kind, kinds
+from allocation.plan import ParallelSizes
+from allocation.settings import Workload
+
+
+def activations(
+    sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, tokens: int
+) -> tuple[int, int]:
+    """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew."""
+    settings, model = work.megatron, work.model
+    size = {of: layer_activations(model, sizes, of, work) * tokens for of in kinds(model, layers)}
+    entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
+    in_flight, chunks = _in_flight(sizes, work, stage)
+    if settings.recompute_granularity != "full" or not layers:
+        return sum(size[of] * n for of, n in kinds(model, layers).items()) * in_flight // chunks, 0
+    each = [size[kind(model, number)] for number in layers]
+    step, per_chunk = settings.recompute_num_layers or 1, max(1, len(layers) // sizes.vpp)
+    if settings.recompute_method == "block":
+        anew = min(step, per_chunk) * sizes.vpp
+        unit, each = max(each), [*[entry] * anew, *each[anew:]]
+    else:
+        unit = max(sum(each[i : i + step]) for i in range(0, len(each), step))
+        each = [entry] * (-(-per_chunk // step) * sizes.vpp)
+    return sum(each) * in_flight // chunks, unit
+
+
+def _in_flight(sizes: ParallelSizes, work: Workload, stage: int) -> tuple[int, int]:
+    """Chunks of a stage whose activations wait for their backward at once, and chunks of a micro-batch.
+
+    Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` with one chunk a rank, else
+    `(pp - stage - 1) * 2 + (vpp - 1) * pp + 1`; never more than there are.
+    """
+    pp, vpp = sizes.pp, sizes.vpp
+    at_once = pp - stage if vpp == 1 else (pp - stage - 1) * 2 + (vpp - 1) * pp + 1
+    return min(at_once, micro_batches(sizes, work) * vpp), vpp
+
+
+def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
+    """Micro-batches of a rank in one optimizer step; many when the batch is not known."""
+    batch = work.batch
+    if batch is None or batch.max_length is None:
+        return 1 << 20
+    sequences = max(1, batch.sequences // batch.n_minibatches // sizes.dp)
+    if batch.micro_batch is not None:
+        return max(1, sequences // batch.micro_batch)
+    return max(1, -(-sequences * batch.max_length // work.tokens))
+
+
+def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
+    """Bytes that a layer keeps for backward, for each token of a rank (before tensor parallelism)."""
+    item, tp = work.memory.item, sizes.tp
+    modules = set(work.megatron.recompute_modules) if work.megatron.recompute_granularity == "selective" else set()
+    hidden = model.hidden_size / tp * item  # sequence parallelism is on wherever TP is
+    norms = 2 * hidden * (model.norms - ("layernorm" in modules))
+    kept = norms + _attention_activations(model, sizes, of, item, modules)
+    if not of.experts:
+        return int(kept + (0 if "mlp" in modules else 3 * model.ffn * item / tp))
+    if "moe" in modules:
+        return int(kept)
+    return int(kept + _moe_activations(model, sizes, item, modules))
+
+
+def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, item: int, modules: set[str]) -> float:
+    """Queries, keys and values as attention takes them, as the norm before it takes them, its output and log-sums."""
+    tp = sizes.tp
+    sums = 4 * model.heads / tp
+    if of.linear:
+        keys = model.linear_key_heads * model.linear_key_dim
+        return 6 * (keys + model.linear_value_heads * model.linear_value_dim) * item / tp
+    if model.latent_attention:
+        out, inner = model.heads * model.value_dim, 2 * model.query_width + model.heads * model.qk_nope
+        compressed = 2 * (model.q_rank + model.kv_rank) + model.qk_rope
+        up = 0 if "mla_up_proj" in modules else inner + 2 * out
+        return (compressed + (up + out) / tp) * item + sums
+    q = model.heads * model.head_dim / tp
+    kv = model.head_dim * max(1, model.kv_heads / tp)
+    normed = q + kv if model.qk_norm else 0
+    gate = q if model.linear_layers else 0
+    return (2 * q + 2 * kv + normed + gate) * item + sums
+
+
+def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules: set[str]) -> float:
+    """Router and permutation, the tokens as experts take them, their activations, and the shared experts."""
+    local = 1 / sizes.tp
+    chosen, h, width = model.experts_per_token, model.hidden_size, model.expert_ffn
+    router = model.experts * (3 * 4 + 1 + 2 * 4)  # logits, scores and probabilities; the map; the permutation's map
+    activation = 2 if "moe_act" in modules else 3
+    experts = chosen * (h * sizes.etp + activation * width) * item
+    shared = 0 if "shared_experts" in modules else 3 * model.shared_ffn * item
+    return local * (router + experts + shared)
+
+
+def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
+    """Bytes for each token that backward through a layer needs for a moment: gradients of its widest activations."""
+    item, tp = work.memory.item, sizes.tp
+    width = 3 * model.ffn / tp
+    if of.experts:
+        width = model.experts_per_token * (2 * model.hidden_size * sizes.etp + 3 * model.expert_ffn) / tp
+    return int((width + 2 * model.hidden_size * (1 + (tp > 1))) * item)

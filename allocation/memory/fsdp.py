@@ -1,0 +1,64 @@
+"""A trainer under FSDP2."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from allocation.memory.activations import layer_activations
+from allocation.memory.items import (
+    AT_REST,
+    COMMUNICATOR,
+    CONTEXT,
+    CUDA,
+    NCCL,
+    WORKSPACE,
+    Footprint,
+    Item,
+    forward_only,
+    staying,
+    with_reserve,
+)
+from allocation.memory.transfer import bucket, communicators
+from allocation.parameters import kinds, layer, layers_together, vocabulary
+from allocation.plan import ParallelSizes
+from allocation.settings import MegatronSettings, Workload
+
+
+def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """FSDP2 with float32 weights in shards, which are gathered in `dtype` a layer at a time (torch fully_shard)."""
+    model, item = work.model, work.memory.item
+    shards, tokens = sizes.dp * sizes.cp, work.tokens // sizes.cp
+    everything, numbers = layers_together(model, range(model.layers)), kinds(model, range(model.layers))
+    per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in (layer(model, of) for of in numbers)]
+    inside = everything.dense_on(sizes.tp, model.kv_heads) + everything.experts
+    tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
+    owned = -(-(inside + tables + model.hidden_size) // shards)
+    trained = work.memory.trained
+    frozen = Item(f"weights ({work.memory.dtype} shards)", owned * item if trained < 1 else 0)
+    static = [frozen, Item("weights (float32 shards)", int(owned * trained * 4))]
+    static += [Item("gradients (float32 shards)", int(owned * trained * 4))]
+    static += [Item("Adam's moments", int(owned * trained * 8))]
+    gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
+    if work.memory.offload_params:
+        static = []
+    full = work.megatron.recompute_granularity == "full" or work.memory.gradient_checkpointing
+    one = {of: layer_activations(model, sizes, of, work) * tokens for of in numbers}
+    kept = sum(one[of] * n for of, n in numbers.items())
+    if full:
+        kept = model.hidden_size * item * tokens * model.layers + max(one.values())
+    logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
+    beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
+    there = partial(staying, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
+    export = Item("gathered weights", 2 * vocabulary(model) * item)
+    named = {
+        "load": static[:2],
+        "log-probs": [*there("weights"), gathered, Item("logits", logits)],
+        "forward and backward": [*there("weights", "gradients"), gathered, Item("activations", kept),
+                                 Item("logits", logits), Item("their gradient", logits)],
+        "optimizer step": static,
+        "weight update": [*there("weights"), export, Item("bucket", bucket(model, work))],
+        "save": there("weights", "Adam's"),
+        AT_REST: there(),
+    }  # fmt: skip
+    only = forward_only if role == "ref" else list
+    return Footprint(role, tuple(only(with_reserve(named, beside))))

@@ -1,0 +1,140 @@
+"""A Megatron trainer.
+
+Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
+in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). Logits are the trainer's
+(`areal_like/trainer/logprobs.py`): as they come, and once more as their gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from allocation.memory.activations import activations, layer_workspace
+from allocation.memory.items import (
+    AT_REST,
+    COMMUNICATOR,
+    CONTEXT,
+    CUDA,
+    NCCL,
+    WORKSPACE,
+    Footprint,
+    Item,
+    Phase,
+    forward_only,
+    staying,
+    with_reserve,
+)
+from allocation.memory.transfer import bucket, communicators, largest_gathered, largest_weight
+from allocation.parameters import Held, held, kinds, stages, vocabulary
+from allocation.plan import ParallelSizes
+from allocation.settings import ITEMS, Workload
+
+_PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
+
+
+def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """A Megatron trainer: the stage with the highest peak."""
+    layers = stages(work.model, sizes, work.megatron)
+    trains = role != "ref"
+    only = list if trains else forward_only
+    ends = range(sizes.pp) if work.model.dense_layers or work.model.linear_layers else {0, sizes.pp - 1}
+    stage_phases = {stage: list(only(_phases(sizes, work, layers[stage], stage, trains))) for stage in sorted(ends)}
+    worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
+    return Footprint(role, tuple(stage_phases[worst]), worst)
+
+
+def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, trains: bool) -> list[Phase]:
+    model, first, last = work.model, stage == 0, stage == sizes.pp - 1
+    mine = held(model, sizes, layers, first=first, last=last)
+    static = _static(mine, sizes, work)
+    beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
+    tokens = work.tokens // sizes.cp
+    kept, unit = activations(sizes, work, layers, stage, tokens)
+    logits = last * tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * work.memory.item
+    inside = max((layer_workspace(model, sizes, of, work) * tokens for of in kinds(model, layers)), default=0)
+    table = vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
+    head_gradient = table if last else 0
+    both_ends = head_gradient if model.tied_embeddings and first else 0
+    ends = last * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
+    # Backward begins at the head, where the logits lie twice, and goes on with the layers, one recomputed unit a time.
+    at_head = [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
+    in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
+    deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
+    forward = (
+        [Item("logits", logits), Item("logits of the micro-batch before", logits)]
+        if logits >= inside
+        else [Item("inside a layer", inside)]
+    )
+    exported = largest_gathered(model, sizes, work)
+    there = partial(staying, static, work.megatron)
+    named = {
+        "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
+        "log-probs": [*there("weights"), *forward],
+        "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
+        "optimizer step": static,
+        "weight update": [*there("weights"), Item("gathered weights", exported), Item("bucket", bucket(model, work))],
+        "save": there("weights", "main", "Adam's"),
+        AT_REST: there(),
+    }
+    return with_reserve(named, beside)
+
+
+def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """The largest weight comes beside those of the model: whole, in parts for the ranks of TP, and as one of the parts
+    (mbridge 0.15 `core/bridge.py`, `load_weights`)."""
+    largest = largest_weight(work.model, work)
+    return [weights, Item("weight that is read", largest + largest // sizes.tp)]
+
+
+def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """The worst of three moments: weights are read, move to one buffer, and are copied to main weights one by one.
+
+    Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (experts that EP spreads have a buffer of their own,
+    which comes last) and `core/optimizer/distrib_optimizer.py` (`shard_model_param.clone().float()`).
+    """
+    weights, gradients, main, _ = static
+    item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
+    last = mine.expert if sizes.ep > 1 and mine.expert else mine.dense + mine.expert
+    moved = int(last * item * trained) if sharded else 0
+    largest = largest_weight(work.model, work) // sizes.tp // _shards(sizes, work)
+    moments = (
+        _reading(weights, sizes, work),
+        [weights, gradients, Item("weights before they move", moved)],
+        [weights, gradients, main, Item("copy of the largest weight", int(largest * trained) if main.bytes else 0)],
+    )
+    return max(moments, key=lambda items: sum(item.bytes for item in items))
+
+
+def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
+    """Weights, gradients, main weights and moments; the distributed optimizer shards the last two.
+
+    Of main weights the precision-aware optimizer keeps 16 bits, which a bfloat16 weight lacks of float32 or which are
+    a float16 of its own (`store_param_remainders`, megatron-core 0.19 `core/optimizer/optimizer_config.py`).
+    """
+    item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
+    settings = work.megatron
+    main, grads, moments = ("float32", 4), "float32", 8
+    if settings.use_precision_aware_optimizer:
+        main, grads = ("16 bits", 2), settings.main_grads_dtype
+        moments = ITEMS[settings.exp_avg_dtype] + ITEMS[settings.exp_avg_sq_dtype]
+    copies = settings.num_distributed_optimizer_instances
+    owned = -(-mine.dense // _shards(sizes, work)) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
+    return [
+        Item("weights", mine.total * item),
+        Item(f"gradients ({grads})", int(mine.total * trained * ITEMS[grads])),
+        Item(f"main weights ({main[0]})", int(owned * trained * main[1]) if item < 4 else 0),
+        Item("Adam's moments", int(owned * trained * moments)),
+    ]
+
+
+def _shards(sizes: ParallelSizes, work: Workload) -> int:
+    """Ranks over which the optimizer of the dense parameters is spread."""
+    settings = work.megatron
+    copies = settings.num_distributed_optimizer_instances
+    return max(1, sizes.dp * sizes.cp // copies) if settings.use_distributed_optimizer else 1
+
+
+def static_bytes(mine: Held, sizes: ParallelSizes, work: Workload) -> int:
+    """Weights, gradients, main weights and moments of a rank: the least that it needs."""
+    return sum(item.bytes for item in _static(mine, sizes, work))

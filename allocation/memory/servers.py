@@ -1,0 +1,48 @@
+"""A server: weights, and the KV cache."""
+
+from __future__ import annotations
+
+from allocation.memory.items import CAPTURED, COMMUNICATOR, CONTEXT, CUDA, GRAPHS, WORKSPACE, Footprint, Item, Phase
+from allocation.memory.transfer import bucket
+from allocation.model_spec import ModelSpec
+from allocation.parameters import layers_together, vocabulary
+from allocation.plan import ParallelSizes
+from allocation.settings import Workload
+
+
+def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
+    """An SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
+    model, memory = work.model, work.memory
+    weights = server_weights(model, sizes) * memory.item
+    per_token = kv_token_bytes(model, sizes, memory.item)
+    context = Item(CUDA, CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
+    room = None
+    cache = 0
+    if memory.gpu_bytes is not None:
+        cache = max(0, int(memory.gpu_bytes * memory.mem_fraction_static) - weights - context.bytes)
+        room = cache // per_token if per_token else 0
+    elif work.batch is not None and work.batch.max_length is not None:
+        cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
+    graphs, kv = Item(CAPTURED, GRAPHS), Item("KV cache", cache)
+    named = {
+        "load": [Item("weights", weights)],
+        "rollout": [Item("weights", weights), kv, graphs],
+        "weight update": [Item("weights", weights), kv, graphs, Item("bucket", bucket(model, work))],
+    }
+    phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
+    return Footprint(role, tuple(phases), 0, per_token, room)
+
+
+def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
+    """Parameters on one GPU of a server; TP splits experts too, whole (EP) or in columns."""
+    layers = layers_together(model, range(model.layers))
+    tables = (1 if model.tied_embeddings else 2) * vocabulary(model, 64 * sizes.tp) // sizes.tp
+    return (layers.dense_on(sizes.tp, model.kv_heads) + layers.experts // sizes.tp) // sizes.pp + tables
+
+
+def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
+    """Bytes of KV cache that a token takes on one GPU of a server; latent attention keeps one vector on each."""
+    layers = (model.layers - len(model.linear_layers)) // sizes.pp
+    if model.latent_attention:
+        return layers * (model.kv_rank + model.qk_rope) * item
+    return layers * 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item
