@@ -10,7 +10,6 @@ optimizer's step. Layouts of one shape train on the same sequences; their rank c
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -20,9 +19,9 @@ from typing import Any
 import allocation
 from allocation import BatchSpec, Cluster
 from allocation.hardware import GPUS
-from allocation.model_spec import from_config
 from allocation.planner import Task, plan_layouts, training_seconds
 from allocation.settings import MegatronSettings
+from benchmarks import memory
 from benchmarks.report import ROOT, save
 
 MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
@@ -46,9 +45,8 @@ def main() -> None:
 
 def measured(file: Path) -> dict[str, Any]:
     """For each shape of the file its layouts, quickest first, and the correlation of predicted and measured order."""
-    cases = [case for case in json.loads(file.read_text())["cases"] if "failed" not in case]
     shapes: dict[str, Any] = {}
-    for _, group in itertools.groupby(cases, key=lambda case: case["shape"]):
+    for _, group in itertools.groupby(memory.measured([file]), key=lambda case: case["shape"]):
         rows = sorted((row(case) for case in group), key=lambda one: one["measured_s"])
         sides = [[one[side] for one in rows] for side in ("measured_s", "predicted_s")]
         correlation = statistics.correlation(*sides, method="ranked")
@@ -69,15 +67,11 @@ def row(case: dict[str, Any]) -> dict[str, Any]:
 
 def predicted(case: dict[str, Any]) -> dict[str, float]:
     """Seconds of a step by the planner. Its mean sequence is half of the longest prompt and response together."""
-    from areal_like.config.schema import InitModelConfig
-    from areal_like.demo.init_model import model_config
-
-    engine = allocation.compile(case["layout"]).engines[0]
-    length, tokens = case["length"], case["tokens_per_step"]
-    model = from_config(model_config(InitModelConfig(**case["shape"]), "bfloat16"))
-    batch = BatchSpec(tokens // length, 1, 1, length, case["tokens"])
-    task = Task(model, Cluster(1, engine.world_size), GPUS["h200"], batch, prompt=length, response=length)
-    return training_seconds(task, engine.sizes, MegatronSettings(**case["recompute"]))
+    model, sizes = memory.described(case)
+    length, gpus = case["length"], sizes.dp * sizes.per_replica
+    batch = BatchSpec(case["tokens_per_step"] // length, 1, 1, length, case["tokens"])
+    task = Task(model, Cluster(1, gpus), GPUS["h200"], batch, prompt=length, response=length)
+    return training_seconds(task, sizes, MegatronSettings(**case["recompute"]))
 
 
 def show(shapes: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
 """Keys that a run would accept and never read, as another key decides: said as warnings."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from allocation import AllocationError, parse
 from allocation.diagnostics import Finding, Severity
+from allocation.resolve import BACKENDS, DEFAULT_ROLE
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.config.findings import finding
 from areal_like.config.schema import (
@@ -101,17 +101,20 @@ def _strategies() -> Iterator[Rule]:
 def _backend(run: RunConfig, role: str) -> str:
     """The backend in a role's layout, which is the actor's where it has none; empty where no layout can be read."""
     section = getattr(run, role)
-    if section is not None and section.backend:
-        return str(re.split(r"[:\[@]", section.backend)[0])
+    own = section.backend if section is not None else None
     try:
-        members = [member for group in parse(run.allocation_mode or "").groups for member in group.members]
+        groups = parse(own or run.allocation_mode or "").groups
     except AllocationError:
-        members = []
-    named = [member for member in members if member.name and member.name.text == role]
-    if not named and role != "actor":
-        return _backend(run, "actor")
-    trainers = [member for member in members if not member.name and member.backend.text in _TRAINERS]
-    return next((member.backend.text for member in named or trainers), "")
+        groups = ()
+    members = [(member, BACKENDS.get(member.backend.text)) for group in groups for member in group.members]
+    roles = {
+        member.name.text if member.name else DEFAULT_ROLE[backend.kind]: backend.name
+        for member, backend in members
+        if backend is not None
+    }
+    if own:
+        return next(iter(roles.values()), "")
+    return roles.get(role) or ("" if role == "actor" else _backend(run, "actor"))
 
 
 def _trains_by_fsdp(run: RunConfig) -> bool:
@@ -133,7 +136,6 @@ def _backends() -> Iterator[Rule]:
             yield Rule(tuple(f"{role}.{section}.{name}" for name in keys), unread, f"{who} is {words} ({role}.backend)")
 
 
-_TRAINERS = ("megatron", "fsdp")
 _WORDS = {"ref": "reference", "critic": "critic"}
 _FOR_BOTH = "use_deterministic_algorithms"
 _TRAINED = (
