@@ -6,11 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 YOUNG_S = 0.02  # between two looks through what has come since the last one
-RARELY = (
-    2000,
-    10,
-    30_000,
-)  # a look through everything after so many of these, ten minutes; Python's own is far earlier
+# The last number: a look through everything after so many looks at what came, some ten minutes.
+RARELY = (2000, 10, 30_000)
 
 
 @asynccontextmanager
