@@ -58,6 +58,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 9728,
     },
 }
+SHARE = {"tiny": 0.4, "0.6B": 0.6, "4B": 0.4}  # of a GPU that servers have where the trainer needs the rest
 PROMPT = 96  # bytes, which are tokens here
 ARMS = ("sync", "split", "shared", "turns")
 DISTRIBUTIONS = ("long_tailed", "equal")
@@ -193,7 +194,7 @@ def arm_config(arm: str, work: dict[str, Any], model: Path, rows: Path, stalenes
             "max_logprob_diff": 1.0,
         },
         "sglang": {
-            "mem_fraction_static": 0.85 if alone else 0.4,
+            "mem_fraction_static": 0.85 if alone else SHARE[work["shape"]],
             "attention_backend": None if cpu else "triton",
             "extra_args": {} if cpu else {"disable_prefill_cuda_graph": True},
         },

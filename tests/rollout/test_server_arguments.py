@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from allocation import ParallelSizes
 from areal_like.config.load import load
 from areal_like.rollout.sglang.options import server_arguments
@@ -22,3 +24,30 @@ def test_no_two_servers_draw_the_same_numbers():
     assert len(seeds) == 8
     assert all(0 <= seed < 2**32 for seed in seeds)  # what SGLang takes
     assert random_seed(1, 3) == random_seed(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "servers", "captured"),
+    [
+        ([], 1, 96),
+        ([], 2, 48),
+        (["rollout.max_head_offpolicyness=0"], 1, 32),
+        (["gconfig.n_samples=800"], 1, 512),
+        (["rollout.max_concurrent_rollouts=40"], 1, 40),
+        (["sglang.max_running_requests=24"], 1, 24),
+        (["sglang.extra_args.cuda_graph_max_bs_decode=7"], 1, 7),
+    ],
+)
+def test_cuda_graphs_hold_what_a_server_runs_at_once(keys, servers, captured):
+    assert most_captured(["valid_dataset=null", *keys], servers) == captured
+
+
+def test_cuda_graphs_hold_an_evaluation():
+    assert most_captured([], 1) == 256
+
+
+def most_captured(keys: list[str], servers: int) -> int:
+    keys = ["train_dataset.batch_size=4", "rollout.max_head_offpolicyness=2", "gconfig.n_samples=8", *keys]
+    arguments = server_arguments(load(CONFIG, keys).config, Path("model"), ParallelSizes(dp=servers), "cuda")
+    places = [at for at, flag in enumerate(arguments) if flag == "--cuda-graph-max-bs-decode"]
+    return int(arguments[places[-1] + 1])

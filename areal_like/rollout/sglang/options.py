@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ TABLE = Path(__file__).with_name("options.json")
 DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
 TOKENS_OF_CLASSIFIER_ON_CPU = 2**16
+MOST_CAPTURED = 512  # sequences in a CUDA graph; of more, the work on the GPU hides how slowly a host launches it
+EVALUATED = 256  # sequences that a server is taken to have at once when everything held out is generated
 
 # Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
 # work with weights that change under it.
@@ -148,7 +151,23 @@ def server_arguments(
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
+        options |= {"cuda-graph-max-bs-decode": _captured(config, sizes.dp)}
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
+
+
+def _captured(config: RunConfig, servers: int) -> int:
+    """Most sequences in a CUDA graph: what one of the `servers` runs at once where the staleness bound is used up.
+
+    SGLang's own limit is 256 on large GPUs and tens on small ones; batches beyond it wait for their host. What is never
+    run is not captured either, which saves a part of the server's start.
+    """
+    rollout = config.rollout
+    groups = config.train_dataset.batch_size * (1 + rollout.max_head_offpolicyness + rollout.oversampling)
+    most = math.ceil(groups * config.gconfig.n_samples / servers)
+    if config.evaluations:
+        most = max(most, EVALUATED)
+    limits = (rollout.max_concurrent_rollouts, config.sglang.max_running_requests, MOST_CAPTURED)
+    return min(most, *(limit for limit in limits if limit))
 
 
 def classifier_arguments(
