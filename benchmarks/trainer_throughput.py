@@ -1,13 +1,14 @@
-"""Trainer tokens per second: MegatronEngine.train against a bare Megatron-core loop, in one process and in turns.
+"""Trainer tokens per second: an engine's `train` against a bare loop (`bare_loops.py`), in one process and in turns.
 
     python -m benchmarks.trainer_throughput --config examples/math/gsm8k_grpo_cpu.yaml [--loss policy] [key=value ...]
+    python -m benchmarks.trainer_throughput --config ... --layout "megatron:(attn:t2c2|ffn:e4)"   # or fsdp:d1
 
-Both train the same GPTModel with the same optimizer on the same micro-batches, on one rank. The bare loop is given its
-micro-batches as tensors on the device and uses the model's own cross-entropy; the engine is given a Batch, packs it,
+Both train the same model with the same optimizer on the same micro-batches, one rank on each GPU. The bare loop is
+given its micro-batches as tensors on the device and computes cross-entropy; the engine is given a Batch, packs it,
 and computes log-probs, entropy, the loss and its statistics. `--loss sft` is the same mathematics as the bare loop,
 `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the configuration;
 lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. Beside the two, the pass
-that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each.
+that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each, of the first rank.
 """
 
 from __future__ import annotations
@@ -15,33 +16,32 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import typer
+from torch import multiprocessing
 
-from allocation import ParallelSizes
+import allocation
+from allocation import EnginePlan
 from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo, sft
 from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.trainer import packing
-from areal_like.trainer.device_batch import DeviceBatch, to_device
 from areal_like.trainer.engine import EngineSpec, Rendezvous
-from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
+from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch, LossSpec
+from benchmarks.bare_loops import FSDPLoop, MegatronLoop
 from benchmarks.memory import made_model
 from benchmarks.report import save
 
-# isort: split
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.pipeline_parallel import get_forward_backward_func
+DEVICE: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Loss(StrEnum):
@@ -49,31 +49,39 @@ class Loss(StrEnum):
     policy = "policy"
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """A micro-batch as the bare loop takes it."""
-
-    inputs: DeviceBatch
-    packed: PackedSeqParams
-    labels: torch.Tensor
-    mask: torch.Tensor
-
-
 def main(
     config: Annotated[Path, typer.Option()],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
     loss: Loss = Loss.policy,
+    layout: Annotated[str, typer.Option(help="of the trainer alone, without a pipeline")] = "megatron:d1",
     steps: int = 20,
     name: Annotated[str, typer.Option(help="of the result file, after trainer_throughput_")] = "{loss}_{device}",
 ) -> None:
-    run = load(config, overrides or []).config
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch = make_batch(run)
+    run, (plan,) = load(config, overrides or []).config, allocation.compile(layout).engines
     with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(run, Path(folder), device)
-    bare = BareLoop(engine, batch)
-    spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
+        listener = listen("127.0.0.1")
+        meeting = Rendezvous(0, plan.world_size, "127.0.0.1", listener.getsockname()[1])
+        arguments = run, plan, loss, steps, Path(folder)
+        others = multiprocessing.spawn(measured_on, (meeting, *arguments), plan.world_size - 1, join=False)
+        figures = measured(replace(meeting, listener=listener), *arguments)
+        others.join()
+    save("trainer_throughput_" + name.format(loss=loss, device=DEVICE), {"layout": layout, **figures})
 
+
+def measured_on(place: int, meeting: Rendezvous, *arguments: Any) -> None:
+    """`measured` on one of the ranks behind the first."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(place + 1)
+    measured(replace(meeting, rank=place + 1), *arguments)
+
+
+def measured(
+    meeting: Rendezvous, run: RunConfig, plan: EnginePlan, loss: Loss, steps: int, folder: Path
+) -> dict[str, Any]:
+    """Both loops on one rank."""
+    batch, engine = make_batch(run), make_engine(spec_of(run, plan, folder), meeting)
+    bare = MegatronLoop(engine, batch) if isinstance(engine, MegatronEngine) else FSDPLoop(engine, batch)
+    spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
     sides: dict[str, Callable[[], object]] = {
         "engine": lambda: engine.train(batch, spec),
         "bare": bare.step,
@@ -85,13 +93,15 @@ def main(
         for side, step in sides.items():
             times[side].append(seconds(step))
     tokens_per_second = {side: len(batch.tokens) / statistics.median(values) for side, values in times.items()}
-    print({side: round(value) for side, value in tokens_per_second.items()}, "peak GiB", peaks)
     ratio = tokens_per_second["engine"] / tokens_per_second["bare"]
     forward = tokens_per_second["log_probs"] / tokens_per_second["engine"]
-    print(f"{loss}: engine / bare = {ratio:.3f}, log-probs / training = {forward:.2f}")
-    figures = {
+    if meeting.rank == 0:
+        print({side: round(value) for side, value in tokens_per_second.items()}, "peak GiB", peaks)
+        print(f"{loss}: engine / bare = {ratio:.3f}, log-probs / training = {forward:.2f}", flush=True)
+    engine.shutdown()
+    return {
         "loss": loss,
-        "model_parameters": sum(p.numel() for model in engine._models for p in model.parameters()),
+        "model_parameters": sum(p.numel() for p in bare.model.parameters()),  # this rank's, under Megatron
         "dtype": run.actor.dtype,
         "sequences": len(batch.lengths),
         "tokens_per_step": len(batch.tokens),
@@ -103,8 +113,6 @@ def main(
         "peak_gib": peaks,
         "seconds_per_step": times,
     }
-    save("trainer_throughput_" + name.format(loss=loss, device=device), figures)
-    engine.shutdown()
 
 
 def make_batch(run: RunConfig) -> Batch:
@@ -129,76 +137,13 @@ def make_batch(run: RunConfig) -> Batch:
     )
 
 
-def make_engine(run: RunConfig, folder: Path, device: str) -> MegatronEngine:
+def spec_of(run: RunConfig, plan: EnginePlan, folder: Path) -> EngineSpec:
     path = Path(str(run.actor.path))
     if shape := run.actor.init_model:
-        path = made_model(shape.model_dump(exclude_none=True), folder / "model", device, run.actor.dtype)
-    listener = listen("127.0.0.1")
+        path = made_model(shape.model_dump(exclude_none=True), folder / "model", DEVICE, run.actor.dtype)
     steps = run.actor.optimizer.warmup_steps + 1000  # more than are timed
-    spec = EngineSpec("actor", run.actor, run.actor.optimizer, path, ParallelSizes(), device, run.seed, steps)
-    return MegatronEngine(spec, Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener))
-
-
-class BareLoop:
-    """What one writes with Megatron-core alone: micro-batches, forward-backward, optimizer step."""
-
-    def __init__(self, engine: MegatronEngine, batch: Batch) -> None:
-        self._model, self._optimizer, self._scheduler = engine._wrapped[0], engine._optimizer, engine._scheduler
-        schedule = packing.make_schedule(
-            batch.lengths, dp=1, max_tokens=engine._spec.config.mb_spec.max_tokens_per_mb, alignment=1
-        )
-        self.micro_batches = [
-            tensors(batch, packing.pack(batch.tokens, batch.lengths, members, schedule.alignment), engine.device)
-            for members in schedule.micro_batches[0]
-        ]
-
-    def step(self) -> tuple[float, float]:
-        """One optimizer step; loss per token and gradient norm, read as a training log would."""
-        with cpu.cpu_as_cuda():
-            self._model.zero_grad_buffer()
-            self._optimizer.zero_grad()
-            parts = get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter(self.micro_batches),
-                model=self._model,
-                num_microbatches=len(self.micro_batches),
-                seq_length=self.micro_batches[0].labels.shape[1],
-                micro_batch_size=1,
-                forward_only=False,
-            )
-            _, grad_norm, _ = self._optimizer.step()
-            self._scheduler.step(1)
-            total = sum(part["loss"] for part in parts) / sum(part["tokens"] for part in parts)
-            return float(total), float(grad_norm)
-
-
-def forward_step(data: Iterator[Tensors], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
-    micro_batch = next(data)
-    per_token = model(
-        input_ids=micro_batch.inputs.tokens,
-        position_ids=micro_batch.inputs.positions,
-        attention_mask=None,
-        labels=micro_batch.labels,
-        packed_seq_params=micro_batch.packed,
-    )
-
-    def loss(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        total, count = (output.float() * micro_batch.mask).sum(), micro_batch.mask.sum().int()
-        return total, count, {"loss": total.detach(), "tokens": count}
-
-    return per_token, loss
-
-
-def tensors(batch: Batch, micro_batch: packing.MicroBatch, device: torch.device) -> Tensors:
-    real = micro_batch.targets != packing.NO_TARGET
-    labels = np.where(real, batch.tokens[micro_batch.targets], 0).astype(np.int64)
-    mask = np.where(real, batch.fields["loss_mask"][micro_batch.targets], 0).astype(np.float32)
-    inputs = to_device(micro_batch, batch, batch.fields["loss_mask"] > 0, device)
-    longest, ends = inputs.max_seqlen, inputs.cu_seqlens
-    packed = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
-    )
-    return Tensors(inputs, packed, *(torch.from_numpy(array)[None].to(device) for array in (labels, mask)))
+    spec = EngineSpec("actor", run.actor, run.actor.optimizer, path, plan.sizes, DEVICE, run.seed, steps)
+    return replace(spec, backend=plan.backend)
 
 
 def peak_gib(step: Callable[[], object]) -> float | None:

@@ -47,11 +47,13 @@ class Ranks:
 
     def _start(self, size: int) -> None:
         """Has at least so many processes."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = seen.split(",") if seen else [str(gpu) for gpu in range(torch.cuda.device_count())]
         # the fork server looks for what it preloads on PYTHONPATH alone
         with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}):
             for rank in range(len(self._processes), size):
-                if gpus := torch.cuda.device_count():  # each sees one, as Ray has it
-                    os.environ["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
+                if gpus:  # each sees one, as Ray has it
+                    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % len(gpus)]
                 ours, theirs = self._context.Pipe()
                 process = self._context.Process(target=_serve, args=(theirs,))
                 process.start()
