@@ -1,5 +1,6 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
 from areal_like.preflight import Job
 from areal_like.prepare import local_directory
+from areal_like.rollout.clients import Client
 from areal_like.rollout.keeper import Keeper
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
@@ -94,6 +96,15 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
     """All servers, ready for requests, and their URLs."""
     servers = await _server_actors(cluster, job, model, job.plan.engine("rollout"))
     return servers, await servers.call_all("start", phase="start-up")
+
+
+async def start_client(cluster: Cluster, rollout: EnginePlan, rank: int) -> WorkerGroup:
+    """One client process, on the node of one of the servers."""
+    devices = rollout.servers[rank % len(rollout.servers)].devices[:1]
+    arguments = {"token": cluster.token}
+    return await cluster.start_group(
+        "client", Client, [devices], lambda rank, host: arguments, call_timeout_s=math.inf, first_rank=rank
+    )
 
 
 def make_keeper(

@@ -23,6 +23,7 @@ from areal_like.engines import (
     carry_user_code,
     make_keeper,
     make_reference,
+    start_client,
     start_reward_model,
     start_servers,
     start_trainer,
@@ -44,6 +45,7 @@ from areal_like.rehearsal import rehearse, rehearsing
 from areal_like.rewards import Rewards
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.admission import Admission
+from areal_like.rollout.clients import Clients
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.tokens import token_account
@@ -166,7 +168,8 @@ async def _run_on(
         trainers, reference, servers, urls = await _started(cluster, job, models, opened, view, tasks)
         trainer = trainers["actor"]
         async with (
-            _pool(config, urls, cluster.token) as pool,
+            _clients(cluster, job, view) as clients,
+            _pool(config, urls, cluster.token, clients) as pool,
             _scored(scorer, await scoring, cluster.token, tasks) if scorer and scoring else nullcontext() as model,
             Rewards(
                 config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
@@ -228,9 +231,20 @@ async def _started(
     return trainers, reference, servers, urls
 
 
-def _pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
-    requests, rollout = config.weight_update.requests, config.rollout
-    return ServerPool(urls, token, rollout.request_timeout_s, requests=requests, prefill_once=rollout.prefill_once)
+def _pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:
+    return ServerPool(
+        urls,
+        token,
+        config.rollout.request_timeout_s,
+        requests=config.weight_update.requests,
+        prefill_once=config.rollout.prefill_once,
+        clients=clients,
+    )
+
+
+def _clients(cluster: Cluster, job: Job, view: View) -> Clients:
+    start = partial(start_client, cluster, job.plan.engine("rollout"))
+    return Clients(job.config.rollout.client_processes, start, view.say)
 
 
 @asynccontextmanager

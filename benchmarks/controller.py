@@ -22,7 +22,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,11 +33,16 @@ import orjson
 import typer
 from aiohttp import web
 
+import allocation
 from areal_like.algorithms.batch import join
 from areal_like.cluster.lifetime import run_lifetime
+from areal_like.cluster.run import run_cluster
+from areal_like.config.schema import SchedulerConfig
 from areal_like.data.stream import PromptStream
+from areal_like.engines import start_client
 from areal_like.garbage import seldom_collected
 from areal_like.rollout.admission import Admission
+from areal_like.rollout.clients import Clients
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
@@ -56,19 +64,21 @@ def main(
     samples: Annotated[int, typer.Option(help="samples of a measurement, at least; twice what is in flight")] = 10000,
     batch: Annotated[int | None, typer.Option(help="groups of a training step")] = None,
     servers: int = 2,
+    clients: Annotated[int, typer.Option(help="client processes (rollout.client_processes)")] = 0,
     rounds: int = 3,
+    rate: Annotated[float, typer.Option(help="tokens per second that the servers have together, at most")] = RATE,
+    name: Annotated[str, typer.Option(help="of the file of results")] = "controller_cpu",
 ) -> None:
     with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
-        rows = [
-            asyncio.run(measure(urls, flying, tokens, max(samples, 2 * flying), batch))
-            for _ in range(rounds)
-            for flying in in_flight
-        ]
+        rows = asyncio.run(
+            _rows(urls, clients, [(n, tokens, max(samples, 2 * n), batch, rate) for n in in_flight] * rounds)
+        )
     best = [max((row for row in rows if row["in_flight"] == n), key=_per_cpu_second) for n in in_flight]
     costs = [1 / _per_cpu_second(row) for row in best]
     save(
-        "controller_cpu",
+        name,
         {
+            "client_processes": clients,
             "response_tokens": tokens,
             "samples_per_group": N_SAMPLES,
             "chunk_tokens": CHUNK,
@@ -84,8 +94,28 @@ def _per_cpu_second(row: dict[str, float]) -> float:
     return row["tokens_per_cpu_second"]
 
 
+async def _rows(urls: Sequence[str], n_clients: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
+    if not n_clients:
+        return [await measure(urls, None, *case) for case in cases]
+    plan = allocation.compile("sglang:d1")
+    with TemporaryDirectory() as logs:
+        folder = Path(logs)
+        async with run_cluster(
+            SchedulerConfig(), plan, uses_gpus=False, log_dir=folder, shared_dir=folder / "shared"
+        ) as cluster:
+            cluster.token = TOKEN
+            async with Clients(n_clients, partial(start_client, cluster, plan.engine("rollout")), print) as clients:
+                return [await measure(urls, clients, *case) for case in cases]
+
+
 async def measure(
-    urls: Sequence[str], in_flight: int, tokens: int, samples: int, batch: int | None
+    urls: Sequence[str],
+    clients: Clients | None,
+    in_flight: int,
+    tokens: int,
+    samples: int,
+    batch: int | None,
+    rate: float,
 ) -> dict[str, float]:
     groups = math.ceil(in_flight / N_SAMPLES)
     size = batch or max(1, groups // 2)
@@ -93,12 +123,12 @@ async def measure(
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
     async with (
         seldom_collected(),
-        ServerPool(urls, TOKEN, 600, prefill_once=False) as pool,
+        ServerPool(urls, TOKEN, 600, prefill_once=False, clients=clients) as pool,
         asyncio.TaskGroup() as tasks,
     ):
         async with pool.interrupted(0, Deadline(60)):
             for server in pool.servers:
-                await server.post("/pace", in_flight * CHUNK / RATE, 60)  # type: ignore[arg-type]
+                await server.post("/pace", in_flight * CHUNK / rate, 60)  # type: ignore[arg-type]
         collector = Collector(
             prompts=PromptStream(prompts, shuffle=True, seed=0),
             groups=steps * size,

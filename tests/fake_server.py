@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
+from areal_like.cluster.workers import WorkerGroup
+from areal_like.rollout.clients import Client, Clients
 from areal_like.rollout.sglang.versions import LABELS
 
 Body = dict[str, Any]
@@ -115,3 +118,43 @@ async def serving(*servers: FakeServer) -> AsyncIterator[list[str]]:
     finally:
         for runner in runners:
             await runner.cleanup()
+
+
+def copied(value: Any) -> Any:
+    """As it comes out of another process."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301
+
+
+class InThisProcess:
+    """What stands for the group of one client process; what goes in and out is pickled as on the way to another."""
+
+    def __init__(self) -> None:
+        self.client = Client("token")
+
+    async def call_one(self, rank: int, method: str, *args: Any, phase: str) -> Any:
+        return copied(await getattr(self.client, method)(*copied(args)))
+
+    def kill(self) -> None:
+        """Have it end as a process does."""
+        for task in self.client._reading.values():
+            task.cancel()
+
+
+@asynccontextmanager
+async def clients_of(n: int) -> AsyncIterator[Clients | None]:
+    """Client processes that are none; None for 0 of them."""
+
+    async def start(rank: int) -> WorkerGroup:
+        groups.append(InThisProcess())
+        return cast(WorkerGroup, groups[-1])
+
+    groups: list[InThisProcess] = []
+    if not n:
+        yield None
+        return
+    async with Clients(n, start, print) as clients:
+        yield clients
+    for group in groups:
+        assert not any(not task.done() for task in group.client._reading.values())
+        if group.client._session:
+            await group.client._session.close()

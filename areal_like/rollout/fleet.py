@@ -28,9 +28,10 @@ from typing import Any
 
 from areal_like import events
 from areal_like.errors import Fault, ServerError
+from areal_like.rollout.clients import PARTS, Read, read
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.answers import Info, decode
-from areal_like.rollout.sglang.http import Deadline, Load, Server, Unavailable, encoded, fault_of
+from areal_like.rollout.sglang.answers import OF_ALL, Piece
+from areal_like.rollout.sglang.http import Deadline, Load, Server, Unavailable, encoded
 from areal_like.rollout.turns import Turns
 
 AHEAD = 1.25  # times what a server runs at once: what follows is there when a sample ends
@@ -42,7 +43,6 @@ GROWTH = 1.1  # of a server's room from one question to the next, below that
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
 
 MOST_GIVEN = 256  # samples that servers are given in one turn of the event loop, each some 10 us of work
-PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
 
 type Entry = tuple[Sample, asyncio.Future[None]]
 
@@ -118,9 +118,12 @@ class Near:
 
 
 class Fleet:
-    """All servers of a run; closed until it is opened for the first time. `version` is the weights' that they hold."""
+    """All servers of a run; closed until it is opened for the first time. `version` is the weights' that they hold.
 
-    def __init__(self, stall_s: float) -> None:
+    `read_answer` reads their answers, by default in this process.
+    """
+
+    def __init__(self, stall_s: float, read_answer: Read | None = None) -> None:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
         self.waited: list[float] = []  # seconds that samples waited for a server
@@ -133,6 +136,7 @@ class Fleet:
         self._arrivals = itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
         self._turn = Turns(PARTS)  # to encode and decode
+        self._read_answer = read_answer or partial(read, self._turn)
         self._is_open = self._is_stopped = False
         self._excused = 0  # how many have asked for that
         self._idle = asyncio.Event()  # nothing is on its way
@@ -238,8 +242,9 @@ class Fleet:
             self.waited.append(given - came)
             yield member
             self.ran.append(time.monotonic() - given)
-        except Unavailable:
-            self._rest(member)
+        except Unavailable as error:
+            if error.fault != "client":
+                self._rest(member)
             raise
         finally:
             if turn.done() and not turn.cancelled() and not turn.exception():
@@ -327,34 +332,34 @@ class Fleet:
             "return_logprob": True,
             "stream": True,
         }
-        request = encoded(body)
-        for rid, (_, ended) in zip(rids, entries, strict=True):
-            ended.add_done_callback(partial(self._abort_cancelled, member, rid))
-        async with aclosing(member.server.stream("/generate", request)) as answer:
-            async for events in answer:
-                for part in itertools.batched(events, EVENTS):
-                    await self._turn()
-                    for event in part:
-                        self._take(member, entries, event, first)
+        async with aclosing(self._read_answer(member.server, encoded(body))) as answer:
+            await anext(answer)  # from now on what nobody waits for can be aborted
+            for rid, (_, ended) in zip(rids, entries, strict=True):
+                ended.add_done_callback(partial(self._abort_cancelled, member, rid))
+            async for parts in answer:
+                for place, piece in parts:
+                    self._take(member, entries, place, piece, first)
 
-    def _take(self, member: Member, entries: Sequence[Entry], event: bytes, first: int) -> None:
-        """Give a sample what an event says of it; raises ServerError where it says that of none."""
+    def _take(
+        self, member: Member, entries: Sequence[Entry], place: int, piece: Piece | ServerError, first: int
+    ) -> None:
+        """Give a sample what came of it; raises ServerError where that is about all of them, or about none."""
         member.progressed, name = time.monotonic(), member.server.name
-        try:
-            news = decode(event)
-            if news.error is not None:
-                raise _refusal(name, news.error)
-            if news.meta_info is None or not 0 <= news.index < len(entries):
-                raise ValueError(f"an event about input {news.index}")
-        except (ValueError, TypeError) as error:
-            raise Unavailable(f"{name} gave an answer that cannot be used: {error!r}", "unusable") from error
-        sample, ended = entries[news.index]
+        if place == OF_ALL and isinstance(piece, ServerError):
+            raise piece
+        if place >= len(entries):
+            raise Unavailable(f"{name} gave an answer that cannot be used: an event about input {place}", "unusable")
+        sample, ended = entries[place]
         if not ended.done():
-            self._extend(member, sample, ended, news.meta_info, first)
+            self._extend(member, sample, ended, piece, first)
 
-    def _extend(self, member: Member, sample: Sample, ended: asyncio.Future[None], info: Info, first: int) -> None:
+    def _extend(
+        self, member: Member, sample: Sample, ended: asyncio.Future[None], piece: Piece | ServerError, first: int
+    ) -> None:
         try:
-            self.generated += sample.extend(info, member.server.name, first, self.version)
+            if isinstance(piece, ServerError):
+                raise piece
+            self.generated += sample.extend(piece, member.server.name, first, self.version)
         except ServerError as error:
             ended.set_exception(error)
             return
@@ -421,11 +426,3 @@ def _head(queue: list[Ticket]) -> Ticket | None:
     while queue and queue[0].turn.done():
         heapq.heappop(queue)
     return queue[0] if queue else None
-
-
-def _refusal(name: str, error: Any) -> ServerError:
-    """What a server says of a request in an event."""
-    code = error.get("code") if isinstance(error, dict) else None
-    fault = fault_of(code) if isinstance(code, int) else "server_error"
-    kind = ServerError if fault == "refused" else Unavailable
-    return kind(f"{name} refused a request: {error.get('message') if isinstance(error, dict) else error}", fault)

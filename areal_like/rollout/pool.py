@@ -8,15 +8,14 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from typing import Any, Literal, Self
 
-import aiohttp
 import numpy as np
 
 from areal_like.errors import Fault
 from areal_like.events import span, turn
+from areal_like.rollout.clients import Clients
 from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
-from areal_like.rollout.sglang import KEEP_ALIVE_S
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable, session
 from areal_like.rollout.turns import Turns
 
 __all__ = ["Requests", "Response", "Sampling", "ServerPool"]
@@ -38,7 +37,7 @@ class ServerPool:
 
     Weights change only while `interrupted`. What happens to running requests then is what `requests` says
     (`weight_update.requests`); in any case every token has the version that made it. `timeout_s` is how long a server
-    may do nothing while it has requests.
+    may do nothing while it has requests. Their answers are read by `clients`, or without them by this process.
     """
 
     def __init__(
@@ -49,12 +48,11 @@ class ServerPool:
         *,
         requests: Requests = "in_place",
         prefill_once: bool = True,
+        clients: Clients | None = None,
     ) -> None:
-        # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2)
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
+        self._session = session(token)
         self._numbers = itertools.count()
-        self._fleet = Fleet(timeout_s)
+        self._fleet = Fleet(timeout_s, clients.read if clients else None)
         self._requests = requests
         self._prefill_once = prefill_once
         self._sessions: dict[Hashable, Near] = {}

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.rollout.sglang.answers import Info
-from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
-from areal_like.rollout.sglang.versions import WrongLabels, token_versions
+from areal_like.rollout.sglang.answers import Piece
+from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.types import FinishReason, Floats, Ints
 
 CHUNK = 256  # tokens after which a server says what it has: as much is lost with it at most
@@ -79,27 +78,13 @@ class Sample:
             params["ignore_eos"] = True
         return params if self.seed is None else params | {"sampling_seed": self.seed}
 
-    def extend(self, info: Info, server: str, first: int, last: int) -> int:
+    def extend(self, piece: Piece, server: str, first: int, last: int) -> int:
         """Add what SGLang has generated since the last time; returns how many tokens.
 
-        `first` and `last` are the versions that may have made it. Raises WrongVersion, Unavailable for what cannot be
-        used or was given up, and ServerError where the request itself is at fault; nothing is added then.
+        `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
+        was asked for; nothing is added then.
         """
-        try:
-            reason = info.finish_reason
-            if reason and (status := reason.status_code):
-                kind = Unavailable if may_pass(status) else ServerError
-                raise kind(f"{server} gave up on a request: {reason.message}", fault_of(status))
-            if info.output_token_logprobs is None:
-                raise ValueError("no log-probs")
-            columns = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
-            logprobs, tokens = np.array(columns[0], np.float32), np.array(columns[1], np.int32)
-            versions = token_versions(bytes(info.labels), len(tokens))
-            ended = FinishReason(reason.type) if reason else None
-        except WrongLabels as error:
-            raise Unavailable(f"{server} {error}", "wrong_labels") from error
-        except (ValueError, OverflowError) as error:
-            raise Unavailable(f"{server} gave an answer that cannot be used: {error!r}", "unusable") from error
+        tokens, logprobs, versions, ended = piece
         if self._length + len(tokens) > self.sampling.max_new_tokens:
             raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
         if len(versions) and not (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_server import Body, FakeServer, event, output, serving
+from fake_server import Body, FakeServer, clients_of, event, output, serving
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
@@ -41,6 +41,13 @@ def streamed(*parts: bytes, breaks: bool = False) -> Any:
     return answer
 
 
+def response(**options: Any) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(**options)
+
+    return answer
+
+
 BEGUN = event(0, output([3], reason=None))
 LONG = output(list(range(20, 40)))
 
@@ -52,7 +59,7 @@ def info(**changes: Any) -> dict[str, Any]:
 
 FAULTS = {
     "garbage": (["hello"], "unusable"),
-    "an error page": (web.Response(text="<html>"), "half_answer"),
+    "an error page": (response(text="<html>"), "half_answer"),
     "no JSON": (streamed(b"data: <html>\n\n"), "unusable"),
     "JSON of something else": ([{"text": "hello"}], "unusable"),
     "another's answer": (streamed(event(5, output([3, STOP]))), "unusable"),
@@ -67,8 +74,8 @@ FAULTS = {
     "fewer labels": ([output([3, 4, STOP], versions=["0"])], "wrong_labels"),
     "more labels": ([output([3, 4, STOP], versions=["0"] * 4)], "wrong_labels"),
     "labels that are words": ([output([3, 4, STOP], versions=["new"] * 3)], "wrong_labels"),
-    "an error of its own": (web.Response(status=500), "server_error"),
-    "too much to do": (web.Response(status=429), "server_error"),
+    "an error of its own": (response(status=500), "server_error"),
+    "too much to do": (response(status=429), "server_error"),
     "a request given up": ([output([], reason="abort", status_code=503)], "server_error"),
     "a request given up in few words": (
         [{"meta_info": {"finish_reason": {"type": "abort", "status_code": 503}}}],
@@ -80,16 +87,21 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("clients", [0, 1])
 @pytest.mark.parametrize(("answer", "fault"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any, fault: str):
+def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any, fault: str, clients: int):
     async def generate(server: FakeServer, body: Body) -> Any:
         if len(server.bodies("/generate")) == 1:
-            return answer if answer is not None else await asyncio.sleep(600)  # a web.Response serves once
+            return answer if answer is not None else await asyncio.sleep(600)
         (given,) = body["input_ids"]  # with what was kept of the first answer
         return [output([3, 4, STOP][len(given) - 2 :])]
 
     async def run() -> None:
-        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 0.3) as pool:
+        async with (
+            serving(FakeServer(generate)) as urls,
+            clients_of(clients) as readers,
+            ServerPool(urls, "token", 0.3, clients=readers) as pool,
+        ):
             async with pool.interrupted(0, Deadline(300)):
                 pass
             response = await pool.sample([1, 2], SAMPLING)

@@ -85,6 +85,12 @@ class RolloutConfig(Section):
         description="Send a group's other samples when the first has begun, so that they share its prompt; false: at "
         "once, as for prompts of less than 64 tokens.",
     )
+    client_processes: int = Field(
+        0,
+        ge=0,
+        description="Processes that read and decode the servers' answers for the controller, one per 1.5 M tokens per second "
+        "or so, on the nodes of the servers; 0: the controller does, which one core does at up to 1.5 M tokens per second.",
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
     )

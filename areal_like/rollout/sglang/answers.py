@@ -1,13 +1,74 @@
 """What SGLang 0.5.17 streams as an answer to `/generate`, typed: a field of another type is an error, not a surprise.
 
-Decoding takes most of the controller's time, so only what is used is decoded, and nothing twice.
+Decoding takes most of the time of who reads answers, so only what is used is decoded, and nothing twice.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from areal_like.rollout.sglang.versions import LABELS
+from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
+from areal_like.rollout.sglang.versions import LABELS, WrongLabels, token_versions
+from areal_like.types import FinishReason, Floats, Ints
+
+OF_ALL = -1  # the place of a part that is about all of a request's inputs
+
+
+class Piece(NamedTuple):
+    """What SGLang has generated of a response since the last time; arrays are `[tokens]`."""
+
+    tokens: Ints
+    logprobs: Floats
+    versions: Ints
+    finish_reason: FinishReason | None
+
+
+type Part = tuple[int, Piece | ServerError]  # of a request's input number so and so
+
+
+def part_of(event: bytes, server: str) -> Part:
+    """What an event says; an error of the place OF_ALL where it says nothing of one input."""
+    try:
+        news = _decode(event)
+        if news.error is not None:
+            return OF_ALL, _refusal(server, news.error)
+        if news.meta_info is None or news.index < 0:
+            raise ValueError(f"an event about input {news.index}")
+    except (ValueError, TypeError) as error:
+        return OF_ALL, _unusable(server, error)
+    return news.index, _piece(news.meta_info, server)
+
+
+def _piece(info: "Info", server: str) -> Piece | ServerError:
+    """A response's piece, or why it cannot be used or was given up."""
+    reason = info.finish_reason
+    if reason and (status := reason.status_code):
+        kind = Unavailable if may_pass(status) else ServerError
+        return kind(f"{server} gave up on a request: {reason.message}", fault_of(status))
+    try:
+        if info.output_token_logprobs is None:
+            raise ValueError("no log-probs")
+        columns = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
+        logprobs, tokens = np.array(columns[0], np.float32), np.array(columns[1], np.int32)
+        versions = token_versions(bytes(info.labels), len(tokens))
+        return Piece(tokens, logprobs, versions, FinishReason(reason.type) if reason else None)
+    except WrongLabels as error:
+        return Unavailable(f"{server} {error}", "wrong_labels")
+    except (ValueError, OverflowError) as error:
+        return _unusable(server, error)
+
+
+def _unusable(server: str, error: Exception) -> Unavailable:
+    return Unavailable(f"{server} gave an answer that cannot be used: {error!r}", "unusable")
+
+
+def _refusal(name: str, error: Any) -> ServerError:
+    """What a server says of a request in an event."""
+    code = error.get("code") if isinstance(error, dict) else None
+    fault = fault_of(code) if isinstance(code, int) else "server_error"
+    kind = ServerError if fault == "refused" else Unavailable
+    return kind(f"{name} refused a request: {error.get('message') if isinstance(error, dict) else error}", fault)
 
 
 class Finish(msgspec.Struct, gc=False):
@@ -37,4 +98,4 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
-decode = msgspec.json.Decoder(Event).decode  # raises ValueError (msgspec.DecodeError)
+_decode = msgspec.json.Decoder(Event).decode  # raises ValueError (msgspec.DecodeError)

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from areal_like.errors import Fault, ServerError
+from areal_like.rollout.sglang import KEEP_ALIVE_S
 
 # A request to a dying server breaks before the server's watcher has said why: let that be heard first.
 AFTERMATH_S = 3.0
@@ -28,6 +29,13 @@ class Load:
     running: int
     waiting: int
     kv_use: float
+
+
+def session(token: str) -> aiohttp.ClientSession:
+    """Connections to servers, for one event loop; whoever asks for it closes it."""
+    # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2)
+    return aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
 
 
 class Deadline:

@@ -1,0 +1,185 @@
+"""Who reads what servers answer: the controller itself, or client processes where one core is not enough for that.
+
+A client process sends requests, reads and decodes the answers, and every EXCHANGE_S hands over what has come. Which
+server takes which sample, and what counts as generated, is decided in the controller (`fleet.py`) as without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Self
+
+import aiohttp
+
+from areal_like.cluster.workers import WorkerGroup
+from areal_like.errors import ServerError, WorkerError
+from areal_like.rollout.sglang.answers import OF_ALL, Part, part_of
+from areal_like.rollout.sglang.http import Server, Unavailable, session
+from areal_like.rollout.turns import Turns
+
+PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
+HANDED_OVER = 16  # answers of which something is handed on in one turn
+EXCHANGE_S = 0.05  # for so long a client process gathers what comes
+HANGS_S = 60.0  # that an exchange may take
+
+type Parts = Sequence[Part]
+type Read = Callable[[Server, bytes], AsyncGenerator[Parts]]
+type Call = tuple[int, str, str, bytes]  # its number; name and URL of the server, and the request
+
+
+async def read(turn: Turns, server: Server, request: bytes) -> AsyncGenerator[Parts]:
+    """Have a server generate, and give its answer in parts, at first none: the request is on its way then.
+
+    Raises as `Server.stream` does.
+    """
+    yield ()
+    async with aclosing(server.stream("/generate", request)) as answer:
+        async for events in answer:
+            for some in itertools.batched(events, EVENTS):
+                await turn()
+                yield [part_of(event, server.name) for event in some]
+
+
+class Client:
+    """What runs in a client process; `token` is the servers'."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None  # which needs an event loop
+        self._turn = Turns(PARTS)
+        self._reading: dict[int, asyncio.Task[None]] = {}
+        self._news: dict[int, list[Part | None]] = defaultdict(list)
+
+    async def exchange(self, calls: Iterable[Call], over: Iterable[int]) -> dict[int, list[Part | None]]:
+        """Begin calls and end those that are `over`; returns what has come of each, and None last where it ended."""
+        self._session = self._session or session(self._token)
+        for call, name, url, request in calls:
+            server = Server(name, url, self._session)
+            self._reading[call] = asyncio.create_task(self._read(call, server, request))
+        for call in over:
+            self._reading.pop(call).cancel()
+            self._news.pop(call, None)
+        await asyncio.sleep(EXCHANGE_S)
+        news, self._news = self._news, defaultdict(list)
+        return dict(news)
+
+    async def _read(self, call: int, server: Server, request: bytes) -> None:
+        try:
+            async with aclosing(read(self._turn, server, request)) as answer:
+                await anext(answer)
+                async for parts in answer:
+                    self._news[call].extend(parts)
+        except ServerError as error:
+            self._news[call].append((OF_ALL, error))
+        self._news[call].append(None)
+
+
+@dataclass(eq=False)
+class Link:
+    """A client process as the controller sees it: the calls that it has, and what it has not been told yet."""
+
+    rank: int
+    group: WorkerGroup
+    news: dict[int, asyncio.Queue[Parts | None]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    over: list[int] = field(default_factory=list)
+    is_busy: bool = False
+
+
+class Clients:
+    """All client processes of a run, at best `n`.
+
+    `start` starts one, an actor (`Client`), by its rank. In place of one that dies another is started; what it read
+    goes on elsewhere. As long as none is left, the controller reads.
+    """
+
+    def __init__(self, n: int, start: Callable[[int], Awaitable[WorkerGroup]], say: Callable[[str], None]) -> None:
+        self._n = n
+        self._start = start
+        self._say = say
+        self._links: list[Link] = []
+        self._numbers = itertools.count()
+        self._turn, self._own_turn = Turns(HANDED_OVER), Turns(PARTS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        groups = await asyncio.gather(*map(self._start, range(self._n)))
+        self._links = [Link(rank, group) for rank, group in enumerate(groups)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links:
+            link.group.kill()
+
+    def read(self, server: Server, request: bytes) -> AsyncGenerator[Parts]:
+        """As `read`, in the client process that has the fewest calls. Raises Unavailable, too, where that dies."""
+        link = min(self._links, key=lambda link: len(link.news), default=None)
+        return self._read(link, server, request) if link else read(self._own_turn, server, request)
+
+    async def _read(self, link: Link, server: Server, request: bytes) -> AsyncGenerator[Parts]:
+        call, news = next(self._numbers), asyncio.Queue[Parts | None]()
+        link.news[call] = news
+        link.calls.append((call, server.name, server.url, request))
+        self._wake(link)
+        try:
+            while (parts := await news.get()) is not None:
+                await self._turn()
+                yield parts
+        finally:
+            del link.news[call]
+            link.over.append(call)
+            self._wake(link)
+
+    def _wake(self, link: Link) -> None:
+        if not link.is_busy and link in self._links:
+            link.is_busy = True
+            self._keep(self._exchange(link))
+
+    async def _exchange(self, link: Link) -> None:
+        """Exchange news with a client process as long as it has calls."""
+        try:
+            while link.news or link.over:
+                calls, link.calls, over, link.over = link.calls, [], link.over, []
+                async with asyncio.timeout(HANGS_S):
+                    came = await link.group.call_one(0, "exchange", calls, over, phase="reading")
+                for call, *_ in calls:
+                    self._hand_over(link, call, [()])
+                for call, parts in came.items():
+                    ended = parts[-1] is None
+                    self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
+            link.is_busy = False
+        except (WorkerError, TimeoutError) as death:
+            self._lose(link, str(death) or f"no exchange within {HANGS_S:g} s")
+
+    def _hand_over(self, link: Link, call: int, news: Iterable[Parts | None]) -> None:
+        if call in link.news:  # else nobody waits for it any more
+            for parts in news:
+                link.news[call].put_nowait(parts)
+
+    def _lose(self, link: Link, why: str) -> None:
+        self._links.remove(link)
+        link.group.kill()
+        lost: Part = (OF_ALL, Unavailable(f"client process {link.rank} was lost: {why}", "client"))
+        for call in link.news:
+            self._hand_over(link, call, [(), [lost]])
+        self._keep(self._start_again(link.rank, why))
+
+    async def _start_again(self, rank: int, why: str) -> None:
+        try:
+            self._links.append(Link(rank, await self._start(rank)))
+            self._say(f"client process {rank} was started again: {why}")
+        except WorkerError as error:
+            self._say(f"client process {rank} was lost, and is not replaced: {why}; {error}")
+
+    def _keep(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
