@@ -77,6 +77,7 @@ SHAPES = {
     "qwen3-0.6b": dense(1024, 28, 16, 3072),
     "qwen3-1.7b": dense(2048, 28, 16, 6144),
     "qwen3-4b": dense(2560, 36, 32, 9728),
+    "qwen3-8b": dense(4096, 36, 32, 12288, tie_word_embeddings=False),
     "qwen3-8b-20-layers": dense(4096, 20, 32, 12288, tie_word_embeddings=False),
     "qwen3-moe-6-layers": dense(
         2048, 6, 32, 6144, num_key_value_heads=4, tie_word_embeddings=False, num_experts=64, num_experts_per_tok=8,

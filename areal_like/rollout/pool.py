@@ -235,10 +235,10 @@ class ServerPool:
             await self._pause([server for server in servers if server not in self._held], deadline)
             async with self.checking(servers, deadline):
                 yield servers
-            await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
             self._fleet.version = version
             await self._continue([server for server in servers if server not in self._held], deadline)
         self.pause_s = time.monotonic() - started
+        await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
         await self._fleet.open(servers, deadline)
 
     async def hold(self, deadline: Deadline) -> None:

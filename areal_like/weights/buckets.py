@@ -35,7 +35,7 @@ class Buckets:
         return self._buckets
 
     def prepare(self, number: int) -> None:
-        """Gather a bucket as one flat tensor of bytes, SGLang's `flattened_bucket` format; they come in turn from 0."""
+        """Gather a bucket as one flat tensor of bytes; they come in turn from 0."""
         if number == 0:
             self._weights, self._flat = self._engine.weights(), None
         place = 0

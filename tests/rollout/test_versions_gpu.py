@@ -28,7 +28,10 @@ pytestmark = pytest.mark.gpu
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo.yaml"
 LENGTH, VERSIONS, LIMIT_S = 400, 4, 600
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + i)] for i in range(24)]
-SHAPE = ["gconfig.max_new_tokens=400", "actor.init_model.num_hidden_layers=4", "actor.init_model.vocab_size=512"]
+SHAPE = [
+    *("gconfig.max_new_tokens=400", "actor.init_model.num_hidden_layers=4", "actor.init_model.vocab_size=512"),
+    "sglang.extra_args.cuda_graph_max_bs_decode=32",  # as many as there are prompts; more take long to capture
+]
 EXPERTS = [
     *("actor.init_model.num_experts=8", "actor.init_model.moe_intermediate_size=256"),
     "actor.init_model.tie_word_embeddings=false",

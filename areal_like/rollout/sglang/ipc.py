@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from areal_like.rollout.sglang import COMPARE, LOAN_LAYOUT, WATCH
-from areal_like.rollout.sglang.checksum import compare, watch
 
 
 def device_name(device: torch.device) -> str:
@@ -46,45 +41,3 @@ def borrow(loan: str, device: torch.device) -> Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
     storage = torch.UntypedStorage._new_shared_cuda(index, *parts, False)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (terms["bytes"],))
-
-
-def views(flat: Tensor, layout: Sequence[tuple[str, str, Sequence[int]]]) -> list[tuple[str, Tensor]]:
-    """The tensors that lie one after the other in `flat`; `layout` has name, dtype and shape of each."""
-    tensors, place = [], 0
-    for name, dtype, shape in layout:
-        kind = getattr(torch, dtype)
-        end = place + torch.Size(shape).numel() * kind.itemsize
-        tensors.append((name, flat[place:end].view(kind).view(tuple(shape))))
-        place = end
-    return tensors
-
-
-def receive(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the bucket that is lent on its own device; all do, or it failed.
-
-    WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
-    """
-    problem = ""
-    try:
-        if WATCH in loans:
-            watch(runner.model)
-        elif COMPARE in loans:
-            compare(runner.model, json.loads(loans[COMPARE]))
-        else:
-            _load(runner, loans)
-    except (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError) as error:
-        problem = f"failed to load: {type(error).__name__}: {error}"
-    problems: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(problems, problem, group=group)
-    told = [f"rank {rank} {problem}" for rank, problem in enumerate(problems) if problem]
-    return not told, "; ".join(told) or "loaded"
-
-
-def _load(runner: Any, loans: Mapping[str, str]) -> None:
-    device = torch.device(runner.device, runner.gpu_id) if runner.device == "cuda" else torch.device("cpu")
-    name = device_name(device)
-    if name not in loans:
-        raise LookupError(f"no trainer rank lends its weights on {name}")
-    tensors = views(borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]))
-    runner.model.load_weights(tensors)
-    torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards

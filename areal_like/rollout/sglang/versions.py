@@ -4,8 +4,8 @@ SGLang can pause between two passes (`/pause_generation`), take new weights and 
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
-- weights out of memory that a trainer rank lends (`ipc.py`), and GPU memory that is given back while requests wait
-  (`memory.py`).
+- weights that one request brings, or that lie in memory that a trainer rank lends (`receiving.py`), and GPU memory that
+  is given back while requests wait (`memory.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
 on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `token_versions` reads those.
@@ -103,11 +103,11 @@ def labelling_scheduler() -> type:
 
 def labelling_updater() -> type:
     """SGLang's weight updater, which tells the scheduler of a new version once all of its weights are there."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromIPCReqOutput
+    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput, UpdateWeightsFromIPCReqOutput
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
-    from areal_like.rollout.sglang.ipc import receive
     from areal_like.rollout.sglang.memory import as_if_idle, keep
+    from areal_like.rollout.sglang.receiving import receive_broadcast, receive_loans
 
     class LabellingUpdater(SchedulerWeightUpdaterManager):
         bring_back: Any = None  # of `keep`, while the memory is given back
@@ -126,10 +126,16 @@ def labelling_updater() -> type:
             return answer
 
         def update_weights_from_ipc(self, request: Any) -> Any:
-            done, told = receive(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
+            done, told = receive_loans(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
             if done:
                 self.flush_cache_after_weight_update(request)
             return UpdateWeightsFromIPCReqOutput(success=done, message=told)
+
+        def update_weights_from_distributed(self, request: Any) -> Any:
+            done, told = receive_broadcast(self.tp_worker.model_runner, request, self.tp_cpu_group)
+            if done:
+                self.flush_cache_after_weight_update(request)
+            return UpdateWeightsFromDistributedReqOutput(success=done, message=told)
 
         def flush_cache_after_weight_update(self, request: Any) -> None:
             super().flush_cache_after_weight_update(request)

@@ -1,6 +1,7 @@
 """Weights by broadcast: buckets of tensors through one process group of trainer rank 0 and every server rank."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ class CollectiveSync:
 
     The trainer prepares a bucket (gathers it from its ranks) and then sends it, as two calls, so that a trainer that
     does not get its weights together is never taken for a server that does not receive. The first bucket is prepared
-    while the servers generate, each further one while they load the one before.
+    while the servers generate, each further one while they load the one before. Servers are asked once, for all of
+    them: they answer late while they have many responses to tell, and requests would wait for each answer.
     """
 
     trainer: Trainer
@@ -64,7 +66,7 @@ class CollectiveSync:
         self._joined = servers
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Broadcast bucket after bucket; the last one carries the version."""
+        """Broadcast bucket after bucket; one request tells a server of them all."""
         if self.spec.backend == "gloo":
             await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
         else:  # who waits for a server that died in a call of nccl cannot be asked anything
@@ -80,32 +82,29 @@ class CollectiveSync:
         deadline.renew()
         await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
-            for number in range(len(self._buckets)):
-                body = self._body(number, version)
-                await _together(
-                    self._send_bucket(number, deadline),
-                    *(
-                        server.update("/update_weights_from_distributed", body, deadline.left)
-                        for server in self._joined
-                    ),
-                )
+            body = self._body(version)
+            await _together(
+                self._send_buckets(deadline),
+                *(server.update("/update_weights_from_distributed", body, deadline.left) for server in self._joined),
+            )
 
-    async def _send_bucket(self, number: int, deadline: Deadline) -> None:
-        late = deadline.left + 2 * AFTERMATH_S  # a server that does not receive is named first, by its own limit
-        await self.trainer.transfer("send", timeout_s=late)
-        if number + 1 < len(self._buckets):
-            await self.trainer.transfer("prepare", number + 1, timeout_s=deadline.left)
+    async def _send_buckets(self, deadline: Deadline) -> None:
+        for number in range(len(self._buckets)):
+            if number:
+                await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
+            # a server that does not receive is named first, by its own limit
+            await self.trainer.transfer("send", timeout_s=deadline.left + 2 * AFTERMATH_S)
 
-    def _body(self, number: int, version: int) -> dict[str, Any]:
-        bucket, last = self._buckets[number], number + 1 == len(self._buckets)
+    def _body(self, version: int) -> dict[str, Any]:
+        tensors = [tensor for bucket in self._buckets for tensor in bucket]
         return {
-            "names": [tensor.name for tensor in bucket],
-            "dtypes": [tensor.dtype for tensor in bucket],
-            "shapes": [list(tensor.shape) for tensor in bucket],
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [tensor.dtype for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
             "group_name": GROUP,
-            "load_format": "flattened_bucket",
+            "load_format": json.dumps([len(bucket) for bucket in self._buckets]),  # as `receive_broadcast` reads it
             "flush_cache": False,  # versions keep prefixes apart; with requests that run it would end the server
-            "weight_version": str(version) if last else None,
+            "weight_version": str(version),
         }
 
     async def _disconnect(self, limit: Deadline) -> None:

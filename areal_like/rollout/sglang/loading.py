@@ -1,0 +1,94 @@
+"""What SGLang's `load_weights` does with a bucket, without what it costs for each tensor.
+
+`load_weights` finds out in Python which part of which tensor goes where, about 0.1 ms for each on a slow host: longer
+than the copies take, and requests wait meanwhile. It comes to the same each time. So its copies are noted at the first
+update, and made all at once from then on; a model that does more than copy is loaded by SGLang each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from areal_like.rollout.sglang.checksum import checksum
+
+type Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of the tensors that lie in a bucket
+
+
+def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:
+    """The tensors that lie one after the other in `flat`."""
+    tensors, place = [], 0
+    for name, dtype, shape in layout:
+        kind = getattr(torch, dtype)
+        end = place + torch.Size(shape).numel() * kind.itemsize
+        tensors.append((name, flat[place:end].view(kind).view(tuple(shape))))
+        place = end
+    return tensors
+
+
+def load(model: Any, flat: Tensor, layout: Layout) -> None:
+    """Load the bucket `flat`, `[bytes]`, into an SGLang model; raises as its `load_weights` does."""
+    if hasattr(model, "received"):  # it is watched
+        model.received.update((name, checksum(tensor)) for name, tensor in views(flat, layout))
+    key = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)
+    plans: dict[Any, _Plan] = model.__dict__.setdefault("plans", {})
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    if (plan := plans.get(key)) and plan.addresses == addresses:
+        plan.repeat(flat)
+        return
+    plan = _Plan(addresses)
+    with _Noting(flat, plan):
+        getattr(model.load_weights, "__wrapped__", model.load_weights)(views(flat, layout))
+    if plan.copies is not None:
+        plans[key] = plan
+
+
+@dataclass
+class _Plan:
+    """Copies into a model's parameters, which have `addresses`: target, dtype, and size, strides and place in a bucket
+    of that dtype. None where there was more to do than that.
+    """
+
+    addresses: list[int]
+    copies: list[tuple[Tensor, torch.dtype, Sequence[int], Sequence[int], int]] | None = field(default_factory=list)
+
+    def repeat(self, flat: Tensor) -> None:
+        typed: dict[torch.dtype, Tensor] = {}
+        groups: dict[bool, tuple[list[Tensor], list[Tensor]]] = {True: ([], []), False: ([], [])}
+        for target, dtype, size, strides, place in self.copies or ():
+            if dtype not in typed:
+                typed[dtype] = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
+            source = typed[dtype].as_strided(size, strides, typed[dtype].storage_offset() + place)
+            alike = target.dtype == dtype and target.is_contiguous() and source.is_contiguous()
+            targets, sources = groups[alike]  # one kernel copies many that are alike, and none where one is not
+            targets.append(target)
+            sources.append(source)
+        for targets, sources in groups.values():
+            if targets:
+                torch._foreach_copy_(targets, sources)
+
+
+class _Noting(TorchDispatchMode):
+    """Notes in a plan what is copied out of `flat`; whatever else is done but views makes it None."""
+
+    def __init__(self, flat: Tensor, plan: _Plan) -> None:
+        super().__init__()
+        self._flat, self._plan = flat, plan
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.copy_.default and self._holds(args[1]) and self._plan.copies is not None:
+            target, source = args[:2]
+            place = source.storage_offset() - self._flat.storage_offset() // source.itemsize
+            self._plan.copies.append((target, source.dtype, source.size(), source.stride(), place))
+        elif not function.is_view:
+            self._plan.copies = None
+        return result
+
+    def _holds(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr()

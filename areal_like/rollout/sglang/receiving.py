@@ -1,0 +1,83 @@
+"""How every rank of a server gets new weights: all of them do, or the update failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_like.rollout.sglang import COMPARE, LOAN_LAYOUT, WATCH
+from areal_like.rollout.sglang.checksum import compare, watch
+from areal_like.rollout.sglang.ipc import borrow, device_name
+from areal_like.rollout.sglang.loading import Layout, load
+
+
+def receive_loans(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
+    """Have every rank of a server (`group`) load the bucket that is lent on its own device.
+
+    WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
+    """
+    if WATCH in loans:
+        return _on_each(group, lambda: watch(runner.model))
+    if COMPARE in loans:
+        return _on_each(group, lambda: compare(runner.model, json.loads(loans[COMPARE])))
+    return _on_each(group, lambda: _load_loan(runner, loans))
+
+
+def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]:
+    """Have every rank of a server (`group`) load all buckets as the trainer broadcasts them, the next one meanwhile.
+
+    One request of SGLang's `/update_weights_from_distributed` names them all: its `load_format` has how many of the
+    tensors each bucket holds, as a JSON list.
+    """
+    return _on_each(group, lambda: _load_buckets(runner, request))
+
+
+def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
+    problem = ""
+    try:
+        work()
+    except (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError) as error:
+        problem = f"failed to load: {type(error).__name__}: {error}"
+    problems: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(problems, problem, group=group)
+    told = [f"rank {rank} {problem}" for rank, problem in enumerate(problems) if problem]
+    return not told, "; ".join(told) or "loaded"
+
+
+def _load_loan(runner: Any, loans: Mapping[str, str]) -> None:
+    device = _device(runner)
+    name = device_name(device)
+    if name not in loans:
+        raise LookupError(f"no trainer rank lends its weights on {name}")
+    load(runner.model, borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]))
+    torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards
+
+
+def _load_buckets(runner: Any, request: Any) -> None:
+    sender = runner.weight_updater._model_update_group[request.group_name]
+    tensors = zip(request.names, request.dtypes, request.shapes, strict=True)
+    layouts = [list(islice(tensors, count)) for count in json.loads(request.load_format)]
+    device = _device(runner)
+
+    def begin(layout: Layout) -> tuple[Tensor, Any]:
+        size = sum(torch.Size(shape).numel() * getattr(torch, dtype).itemsize for _, dtype, shape in layout)
+        flat = torch.empty(size, dtype=torch.uint8, device=device)
+        return flat, torch.distributed.broadcast(flat, src=0, group=sender, async_op=True)
+
+    coming = [begin(layouts[0])]
+    for layout, following in zip(layouts, [*layouts[1:], None], strict=True):
+        flat, work = coming.pop()
+        if following:
+            coming.append(begin(following))
+        work.wait()
+        load(runner.model, flat, layout)
+    torch.get_device_module(device).synchronize()  # who answers has them
+
+
+def _device(runner: Any) -> torch.device:
+    return torch.device(runner.device, runner.gpu_id) if runner.device == "cuda" else torch.device("cpu")

@@ -1,0 +1,84 @@
+"""What a model's `load_weights` copies is copied again at each update, without asking it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_like.rollout.sglang.loading import Layout, load
+
+
+class Model(torch.nn.Module):
+    """Loads as SGLang does: two matrices in one parameter, a part of a tensor, and one of another dtype."""
+
+    def __init__(self, *, scaled: bool = False) -> None:
+        super().__init__()
+        self.both = torch.nn.Parameter(torch.zeros(4, 3, dtype=torch.bfloat16))
+        self.cut = torch.nn.Parameter(torch.zeros(2, 2))
+        self.norm = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        self.scaled, self.asked = scaled, 0
+
+    def load_weights(self, weights: Any) -> None:
+        self.asked += 1
+        for name, tensor in weights:
+            if name in ("a", "b"):
+                self.both.data.narrow(0, 2 * (name == "b"), 2).copy_(tensor)
+            elif name == "wide":
+                self.cut.data.copy_(tensor.narrow(1, 2, 2))
+            else:
+                self.norm.data.copy_(tensor * 2 if self.scaled else tensor)
+
+
+SIZES = {"wide": (2, 4), "a": (2, 3), "b": (2, 3), "norm": (3,)}
+
+
+def bucket(start: float) -> tuple[dict[str, Tensor], Tensor, Layout]:
+    """Tensors, and the same as one of bytes with its layout."""
+    tensors = {
+        name: torch.arange(start, start + torch.Size(size).numel()).reshape(size).to(dtype)
+        for name, size in SIZES.items()
+        for dtype in [torch.float32 if name in ("wide", "norm") else torch.bfloat16]
+    }
+    # as it lies in memory that is larger than the bucket
+    flat = torch.cat([torch.zeros(8, dtype=torch.uint8)] + [t.flatten().view(torch.uint8) for t in tensors.values()])[
+        8:
+    ]
+    return tensors, flat, [(name, str(t.dtype)[6:], t.shape) for name, t in tensors.items()]
+
+
+def check(model: Model, tensors: dict[str, Tensor]) -> None:
+    assert torch.equal(model.both, torch.cat([tensors["a"], tensors["b"]]))
+    assert torch.equal(model.cut, tensors["wide"][:, 2:])
+    assert torch.equal(model.norm, (tensors["norm"] * (1 + model.scaled)).bfloat16())
+
+
+def test_a_model_that_copies_is_asked_once() -> None:
+    model = Model()
+    for start in range(3):
+        tensors, flat, layout = bucket(start)
+        load(model, flat, layout)
+        check(model, tensors)
+    assert model.asked == 1
+
+
+def test_a_model_that_does_more_is_asked_each_time() -> None:
+    model = Model(scaled=True)
+    for start in range(3):
+        tensors, flat, layout = bucket(start)
+        load(model, flat, layout)
+        check(model, tensors)
+    assert model.asked == 3
+
+
+def test_parameters_that_have_moved_are_loaded_anew() -> None:
+    model = Model()
+    for start in range(2):
+        tensors, flat, layout = bucket(start)
+        load(model, flat, layout)
+        model.both.data = model.both.data.clone()
+    tensors, flat, layout = bucket(5)
+    load(model, flat, layout)
+    check(model, tensors)
+    assert model.asked == 3
