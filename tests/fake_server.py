@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -155,6 +156,6 @@ async def clients_of(n: int) -> AsyncIterator[Clients | None]:
     async with Clients(n, start, print) as clients:
         yield clients
     for group in groups:
-        assert not any(not task.done() for task in group.client._reading.values())
+        await asyncio.gather(*group.client._reading.values(), return_exceptions=True)
         if group.client._session:
             await group.client._session.close()
