@@ -251,9 +251,8 @@ class FSDPEngine:
 
     def _log_probs_at(self, micro_batch: DeviceBatch, temperature: float) -> tuple[Tensor, Tensor]:
         logits = self._logits(micro_batch)
-        rows = torch.arange(len(logits), device=self.device)
         return log_probs_and_entropy(
-            logits, rows, micro_batch.labels, temperature=temperature, vocab_size=logits.shape[1], group=None
+            logits, micro_batch.labels, temperature=temperature, vocab_size=logits.shape[1], group=None
         )
 
     def _logits(self, micro_batch: DeviceBatch) -> Tensor:
@@ -264,7 +263,7 @@ class FSDPEngine:
             use_cache=False,
             logits_to_keep=micro_batch.rows,
             **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen, self._group),
-        ).logits[0]
+        ).logits.squeeze(0)  # whose gradient is a view, too
         return logits
 
     def _means(self, parts: list[dict[str, Tensor]], count: int) -> dict[str, float]:

@@ -234,7 +234,6 @@ class MegatronEngine:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return log_probs_and_entropy(
             logits,
-            micro_batch.rows,
             micro_batch.labels,
             temperature=temperature,
             vocab_size=self._vocab_size,
@@ -261,5 +260,5 @@ class MegatronEngine:
 
 
 def _values_at(micro_batch: DeviceBatch, output: torch.Tensor) -> torch.Tensor:
-    """A value for every label, from the place that predicts it, `[rows]`; `output` is `[t, 1]`."""
-    return output[micro_batch.rows, 0]
+    """A value for every label, from the place that predicts it, `[rows]`; `output` is `[rows, 1]`."""
+    return output[:, 0]

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    set_defaults_if_not_set_tensor_model_parallel_attributes,
-)
+from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes
 from torch import Tensor
 
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
@@ -23,20 +20,14 @@ _LANGUAGE_HEAD = "lm_head.weight"
 class ValueHead(torch.nn.Module):
     """From hidden states to values in float32, the same on every tensor-parallel rank."""
 
-    def __init__(self, weight: Tensor, sequence_parallel: bool) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(weight)
-        self.sequence_parallel = sequence_parallel
-        # each rank's gradient is of its part of the sequence: Megatron adds up those that are marked so
-        self.weight.sequence_parallel = sequence_parallel
         set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
 
     def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
-        """`[tokens, 1, hidden]`, of this rank's part with sequence parallelism, to `[tokens, 1, 1]` of all parts."""
-        values = torch.nn.functional.linear(hidden.float(), self.weight)
-        if self.sequence_parallel:
-            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
-        return values, None
+        """`[rows, 1, hidden]`, the same on every tensor-parallel rank, to `[rows, 1, 1]`."""
+        return torch.nn.functional.linear(hidden.float(), self.weight), None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ValueHead":
         """Goes where `fn` sends it, and stays float32."""
@@ -59,7 +50,7 @@ class ValueBridge:
             if model.post_process:
                 weight = new_head(self._source.config.for_bridge.hidden_size, self._source.seed)
                 device = next(model.parameters()).device
-                model.output_layer = ValueHead(weight.to(device), self._source.sizes.tp > 1)
+                model.output_layer = ValueHead(weight.to(device))
         return models
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
