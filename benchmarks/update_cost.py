@@ -96,7 +96,7 @@ class Work:
     def samples(self, seed: int) -> Iterator[tuple[list[int], Sampling]]:
         rng = np.random.default_rng(seed)
         while True:
-            length = int(rng.lognormal(np.log(self.mean) - SIGMA**2 / 2, SIGMA).clip(1, self.longest))
+            length = int(np.clip(rng.lognormal(np.log(self.mean) - SIGMA**2 / 2, SIGMA), 1, self.longest))
             yield rng.integers(4, 30, self.prompt_tokens).tolist(), Sampling(length, ignore_eos=True)
 
 
@@ -143,6 +143,7 @@ def run_config(shape: str, plan: Plan, work: Work) -> RunConfig:
         f"gconfig.max_new_tokens={work.longest}",
         f"actor.init_model.max_position_embeddings={work.prompt_tokens + work.longest + 8}",
         *(["sglang.mem_fraction_static=0.5"] if plan.device == "cuda" else []),
+        *([f"sglang.extra_args.cuda_graph_max_bs_decode={work.in_flight}"] if plan.device == "cuda" else []),
     ]
     return load(ROOT / "examples/math" / example, overrides).config
 
@@ -221,6 +222,8 @@ class Bench:
                     if time.monotonic() < self._plan.end:
                         blocks[name].append(await self._block(name, Block()))
                         print(f"round {number} {name:<10}{blocks[name][-1].rate:8.0f} tokens/s", flush=True)
+                    for worker in (worker for worker in workers if worker.done()):
+                        worker.result()  # which raises: they work until they are cancelled
                 yield figures | summary(blocks)
             for worker in workers:
                 worker.cancel()
