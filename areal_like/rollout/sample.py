@@ -15,6 +15,8 @@ from areal_like.types import FinishReason, Floats, Ints
 
 CHUNK = 256  # tokens after which a server says what it has: as much is lost with it at most
 
+ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may have
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -107,7 +109,7 @@ class Sample:
         """Append tokens, log-probs and versions; the arrays that hold them grow by half when they are full."""
         start, end = self._length, self._length + len(news[0])
         if end > len(self._held[0]):
-            room = max(end, min(end + end // 2, self.sampling.max_new_tokens))
+            room = max(end, min(max(end + end // 2, ROOM), self.sampling.max_new_tokens))
             grown = tuple(np.empty(room, held.dtype) for held in self._held)
             for new, held in zip(grown, self._held, strict=True):
                 new[:start] = held[:start]

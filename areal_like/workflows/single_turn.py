@@ -1,11 +1,12 @@
 """A prompt, n samples, a reward for each."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.turns import Turns
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.protocol import Score
 
@@ -19,6 +20,7 @@ class SingleTurn:
     sampling: Sampling
     n_samples: int
     seed: int | None = None
+    turn: Turns = field(default_factory=lambda: Turns(1))  # to make the trajectories of a group, some ms where long
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
@@ -26,6 +28,7 @@ class SingleTurn:
         responses = await self.pool.generate([prompt.tokens] * self.n_samples, self.sampling, seeds, group_id)
         try:
             rewards = await self.score(prompt, [response.tokens for response in responses])
+            await self.turn()
         except asyncio.CancelledError:
             self.pool.cancel(responses)
             raise
