@@ -142,7 +142,7 @@ def run_config(shape: str, plan: Plan, work: Work) -> RunConfig:
         f"train_dataset.max_prompt_length={work.prompt_tokens}",
         f"gconfig.max_new_tokens={work.longest}",
         f"actor.init_model.max_position_embeddings={work.prompt_tokens + work.longest + 8}",
-        *(["sglang.mem_fraction_static=0.5"] if plan.device == "cuda" else []),
+        *(["sglang.mem_fraction_static=0.3"] if plan.device == "cuda" else []),
         *([f"sglang.extra_args.cuda_graph_max_bs_decode={work.in_flight}"] if plan.device == "cuda" else []),
     ]
     return load(ROOT / "examples/math" / example, overrides).config
@@ -277,11 +277,10 @@ class Bench:
             "one_version": [answer for answer in answers if len(set(answer[1].versions)) == 1],
             "several_versions": [answer for answer in answers if len(set(answer[1].versions)) > 1],
         }
-        networks = self._trainer.networks()
+        chosen = [answer for of_kind in kinds.values() for answer in of_kind[:COMPARED]]
+        apart = distances(self._trainer.networks(), chosen)
         return {
-            kind: float(np.mean(np.concatenate([distances(networks, *answer) for answer in of_kind[:COMPARED]])))
-            if of_kind
-            else None
+            kind: float(np.mean(np.concatenate([next(apart) for _ in of_kind[:COMPARED]]))) if of_kind else None
             for kind, of_kind in kinds.items()
         }
 
@@ -339,16 +338,16 @@ def wait(*devices: str) -> None:
 
 
 @torch.inference_mode()
-def distances(networks: list[Any], prompt: list[int], response: Response) -> np.ndarray[Any, Any]:
-    """Of each response token's log-prob to that of its version's network, which computes all of it anew."""
-    device = networks[0].device
-    tokens = torch.tensor([*prompt, *response.tokens.tolist()], device=device)
-    expected = np.zeros(len(response.tokens), np.float32)
+def distances(networks: Iterator[Any], answers: list[tuple[list[int], Response]]) -> Iterator[Any]:
+    """Of each answer: how far its tokens' log-probs are from those of their versions, made anew, `[tokens]`."""
+    expected = [np.zeros(len(response.tokens), np.float32) for _, response in answers]
     for parity, network in enumerate(networks):
-        logits = network(tokens[None, :-1]).logits[0, len(prompt) - 1 :]
-        logprobs = logits.log_softmax(-1).gather(1, tokens[len(prompt) :, None])[:, 0].cpu().numpy()
-        expected = np.where(response.versions % 2 == parity, logprobs, expected)
-    return np.abs(expected - response.logprobs)
+        for place, (prompt, response) in enumerate(answers):
+            tokens = torch.tensor([*prompt, *response.tokens.tolist()], device=network.device)
+            logits = network(tokens[None, :-1]).logits[0, len(prompt) - 1 :]
+            logprobs = logits.log_softmax(-1).gather(1, tokens[len(prompt) :, None])[:, 0].cpu().numpy()
+            expected[place] = np.where(response.versions % 2 == parity, logprobs, expected[place])
+    return iter([np.abs(it - response.logprobs) for it, (_, response) in zip(expected, answers, strict=True)])
 
 
 class LocalTrainer:
@@ -385,18 +384,15 @@ class LocalTrainer:
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
         return [await self.transfer(step, *arguments, timeout_s=timeout_s)]
 
-    def networks(self) -> list[Any]:
-        """Of even and of odd versions, in float32."""
+    def networks(self) -> Iterator[Any]:
+        """Of even and of odd versions, in float32, one after the other."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        networks = []
+        with torch.device(self._device):
+            network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self._config), dtype=torch.float32)
         for weights in self._weights:
-            config = dict(self._config)
-            with torch.device(self._device):
-                made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
-            made.load_state_dict(weights, strict=False)
-            networks.append(made.eval())
-        return networks
+            network.load_state_dict(weights, strict=False)
+            yield network.eval()
 
 
 if __name__ == "__main__":
