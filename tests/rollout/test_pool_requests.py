@@ -101,8 +101,8 @@ def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version
             responses = await asking
         assert [path for path, _ in server.requests][:3] == [
             "/pause_generation",
-            "/model_info",
             "/continue_generation",
+            "/model_info",  # nothing waits for the answer
         ]
         assert server.bodies("/pause_generation") == [{"mode": "in_place"}]
         assert server.bodies("/generate") == []  # it was not asked again
