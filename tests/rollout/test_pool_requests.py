@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import serving as real
 from aiohttp import web
-from fake_server import Body, FakeServer, event, output, serving
+from fake_server import Body, FakeServer, clients_of, event, output, serving
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
@@ -69,7 +69,8 @@ def test_a_request_says_what_to_sample():
     ]
 
 
-def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version():
+@pytest.mark.parametrize("clients", [0, 1])
+def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version(clients: int):
     started, paused, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def generate(server: FakeServer, body: Body) -> Any:
@@ -86,7 +87,11 @@ def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version
 
     async def run() -> list[Response]:
         server = FakeServer(generate)
-        async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
+        async with (
+            serving(server) as urls,
+            clients_of(clients) as readers,
+            ServerPool(urls, "token", 300, clients=readers) as pool,
+        ):
             async with pool.interrupted(0, Deadline(300)):
                 pass
             asking = asyncio.create_task(pool.generate([[1, 2]] * 3, SAMPLING))
