@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,14 +12,14 @@ from areal_like.rollout.sglang.loading import Layout, load
 
 
 class Model(torch.nn.Module):
-    """Loads as SGLang does: two matrices in one parameter, a part of a tensor, and one of another dtype."""
+    """Loads as SGLang does: two matrices in one parameter, a part of a tensor, and a padded one of another dtype."""
 
-    def __init__(self, *, scaled: bool = False) -> None:
+    def __init__(self, *, scaled: bool = False, cleared: bool = False) -> None:
         super().__init__()
         self.both = torch.nn.Parameter(torch.zeros(4, 3, dtype=torch.bfloat16))
         self.cut = torch.nn.Parameter(torch.zeros(2, 2))
-        self.norm = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
-        self.scaled, self.asked = scaled, 0
+        self.norm = torch.nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+        self.scaled, self.cleared, self.asked = scaled, cleared, 0
 
     def load_weights(self, weights: Any) -> None:
         self.asked += 1
@@ -28,7 +29,8 @@ class Model(torch.nn.Module):
             elif name == "wide":
                 self.cut.data.copy_(tensor.narrow(1, 2, 2))
             else:
-                self.norm.data.copy_(tensor * 2 if self.scaled else tensor)
+                self.norm[:3].data.copy_(tensor * 2 if self.scaled else tensor)
+                self.norm[2 if self.cleared else 3 :].data.fill_(0)
 
 
 SIZES = {"wide": (2, 4), "a": (2, 3), "b": (2, 3), "norm": (3,)}
@@ -51,7 +53,8 @@ def bucket(start: float) -> tuple[dict[str, Tensor], Tensor, Layout]:
 def check(model: Model, tensors: dict[str, Tensor]) -> None:
     assert torch.equal(model.both, torch.cat([tensors["a"], tensors["b"]]))
     assert torch.equal(model.cut, tensors["wide"][:, 2:])
-    assert torch.equal(model.norm, (tensors["norm"] * (1 + model.scaled)).bfloat16())
+    expected = (tensors["norm"] * (1 + model.scaled)).bfloat16().tolist()
+    assert model.norm.tolist() == [*expected[:2], 0 if model.cleared else expected[2], 0, 0]
 
 
 def test_a_model_that_copies_is_asked_once() -> None:
@@ -63,8 +66,9 @@ def test_a_model_that_copies_is_asked_once() -> None:
     assert model.asked == 1
 
 
-def test_a_model_that_does_more_is_asked_each_time() -> None:
-    model = Model(scaled=True)
+@pytest.mark.parametrize("more", ["scaled", "cleared"])
+def test_a_model_that_does_more_is_asked_each_time(more: str) -> None:
+    model = Model(**{more: True})
     for start in range(3):
         tensors, flat, layout = bucket(start)
         load(model, flat, layout)

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.rollout.sglang.checksum import checksum
 
+_ATEN = torch.ops.aten
+
 type Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of the tensors that lie in a bucket
 
 
@@ -44,23 +46,31 @@ def load(model: Any, flat: Tensor, layout: Layout) -> None:
     plan = _Plan(addresses)
     with _Noting(flat, plan):
         getattr(model.load_weights, "__wrapped__", model.load_weights)(views(flat, layout))
-    if plan.copies is not None:
+    if plan.can_be_repeated:
         plans[key] = plan
 
 
 @dataclass
 class _Plan:
     """Copies into a model's parameters, which have `addresses`: target, dtype, and size, strides and place in a bucket
-    of that dtype. None where there was more to do than that.
+    of that dtype. What is filled with a number, as the rows of an embedding beyond the vocabulary, stays as it is.
     """
 
     addresses: list[int]
-    copies: list[tuple[Tensor, torch.dtype, Sequence[int], Sequence[int], int]] | None = field(default_factory=list)
+    copies: list[tuple[Tensor, torch.dtype, Sequence[int], Sequence[int], int]] = field(default_factory=list)
+    filled: list[Tensor] = field(default_factory=list)
+    more: bool = False  # was done than that
+
+    @property
+    def can_be_repeated(self) -> bool:
+        copied = [_span(target) for target, *_ in self.copies]
+        filled = [_span(target) for target in self.filled if target.numel()]
+        return not self.more and not any(a < d and c < b for a, b in filled for c, d in copied)
 
     def repeat(self, flat: Tensor) -> None:
         typed: dict[torch.dtype, Tensor] = {}
         groups: dict[bool, tuple[list[Tensor], list[Tensor]]] = {True: ([], []), False: ([], [])}
-        for target, dtype, size, strides, place in self.copies or ():
+        for target, dtype, size, strides, place in self.copies:
             if dtype not in typed:
                 typed[dtype] = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
             source = typed[dtype].as_strided(size, strides, typed[dtype].storage_offset() + place)
@@ -74,7 +84,7 @@ class _Plan:
 
 
 class _Noting(TorchDispatchMode):
-    """Notes in a plan what is copied out of `flat`; whatever else is done but views makes it None."""
+    """Notes in a plan what is copied out of `flat`, filled, and whether more is done than to take views."""
 
     def __init__(self, flat: Tensor, plan: _Plan) -> None:
         super().__init__()
@@ -82,13 +92,21 @@ class _Noting(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten.copy_.default and self._holds(args[1]) and self._plan.copies is not None:
+        if function is _ATEN.copy_.default and self._holds(args[1]):
             target, source = args[:2]
             place = source.storage_offset() - self._flat.storage_offset() // source.itemsize
             self._plan.copies.append((target, source.dtype, source.size(), source.stride(), place))
+        elif function in (_ATEN.fill_.Scalar, _ATEN.zero_.default):
+            self._plan.filled.append(args[0])
         elif not function.is_view:
-            self._plan.copies = None
+            self._plan.more = True
         return result
 
     def _holds(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr()
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses between which a tensor lies that is not empty."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
