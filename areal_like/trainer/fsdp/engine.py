@@ -85,9 +85,10 @@ class FSDPEngine:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
         with self._memory.needed("params"):
-            stats = self._gradients(batch, loss, temperature)
+            parts, count = self._gradients(batch, loss, temperature)
             with self._memory.needed("optimizer"):
-                return {**stats, **self._step(self._spec.optimizer, learning_rate)}
+                step = self._step(self._spec.optimizer, learning_rate)
+            return {**self._means(parts, count), **step}  # read before the step, they would leave the device idle
 
     def rehearse(self, batch: Batch) -> None:
         with unchanged([self._model], self.device):
@@ -97,8 +98,8 @@ class FSDPEngine:
                     self._gradients(batch, ANYTHING, 1.0)
                 self._optimizer.zero_grad()
 
-    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
-        """Compute those of the batch's loss; returns loss and statistics, the same on every rank."""
+    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> tuple[list[dict[str, Tensor]], int]:
+        """Compute those of the batch's loss; returns sums of each micro-batch, and the number of trained tokens."""
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not (count := int(trained.sum())):
@@ -107,7 +108,7 @@ class FSDPEngine:
             self._backward(micro_batch, batch, loss, temperature, count)
             for micro_batch in self._micro_batches(batch, trained)
         ]
-        return self._means(parts, count)
+        return parts, count
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         dtype, adapted = getattr(torch, self._spec.config.dtype), lora.adapted_layers(self._model)
@@ -267,6 +268,7 @@ class FSDPEngine:
         return logits
 
     def _means(self, parts: list[dict[str, Tensor]], count: int) -> dict[str, float]:
+        """Loss and statistics, the same on every rank."""
         names = list(parts[0])
         sums = torch.stack([sum(part[name] for part in parts).double() for name in names])
         dist.all_reduce(sums)

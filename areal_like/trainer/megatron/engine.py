@@ -95,9 +95,10 @@ class MegatronEngine:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
         with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
-            stats = self._gradients(batch, loss, temperature)
+            parts = self._gradients(batch, loss, temperature)
             with self._memory.needed("optimizer"):
-                return {**stats, **self._step(learning_rate)}
+                step = self._step(learning_rate)
+            return {**means(parts, self.device), **step}  # read before the step, they would leave the device idle
 
     def rehearse(self, batch: Batch) -> None:
         with unchanged(self._models, self.device):
@@ -106,8 +107,8 @@ class MegatronEngine:
                 with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
                     self._gradients(batch, ANYTHING, 1.0)
 
-    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
-        """Compute those of the batch's loss; returns loss and statistics, the same on every rank."""
+    def _gradients(self, batch: Batch, loss: LossSpec, temperature: float) -> list[dict[str, torch.Tensor]]:
+        """Compute those of the batch's loss; returns sums of each micro-batch for `means`."""
         trained = batch.fields["loss_mask"] > 0
         trained[np.cumsum(batch.lengths) - batch.lengths] = False  # nothing predicts a sequence's first token
         if not trained.any():
@@ -125,7 +126,7 @@ class MegatronEngine:
 
         for model in self._wrapped:
             model.zero_grad_buffer()
-        return means(forward_backward(self._wrapped, micro_batches, token_loss), self.device)
+        return forward_backward(self._wrapped, micro_batches, token_loss)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         with self._memory.needed("params"):
