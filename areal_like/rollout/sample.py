@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
@@ -55,9 +54,7 @@ class Sample:
     seed: int | None = None
     response: Response = field(default_factory=Response)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
-    _held: tuple[NDArray[Any], ...] = field(
-        default=(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
-    )
+    _held: Ints = field(default_factory=lambda: np.empty((3, 0), np.int32))  # as a piece's columns, with room for more
 
     @property
     def input(self) -> Ints:
@@ -86,17 +83,15 @@ class Sample:
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
         was asked for; nothing is added then.
         """
-        tokens, logprobs, versions, ended = piece
+        (tokens, _, versions), ended = piece.columns, piece.finish_reason
         if self._length + len(tokens) > self.sampling.max_new_tokens:
             raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
-        if len(versions) and not (
-            first <= versions[0] and versions[-1] <= last and (versions[1:] >= versions[:-1]).all()
-        ):
+        if len(versions) and not first <= versions[0] <= versions[-1] <= last:
             made = ", ".join(map(str, dict.fromkeys(versions.tolist())))
             raise WrongVersion(
                 f"{server} generated with weights {made}, where {first} to {last} were possible", "wrong_version"
             )
-        self._add(tokens, logprobs, versions)
+        self._add(piece.columns)
         if ended is None and len(self.response.tokens) >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
         if ended and len(tokens) and tokens[-1] in self.sampling.stop_token_ids:
@@ -105,18 +100,18 @@ class Sample:
         self.begun.set()
         return len(tokens)
 
-    def _add(self, *news: NDArray[Any]) -> None:
-        """Append tokens, log-probs and versions; the arrays that hold them grow by half when they are full."""
-        start, end = self._length, self._length + len(news[0])
-        if end > len(self._held[0]):
+    def _add(self, columns: Ints) -> None:
+        """Append a piece's columns; the array that holds them grows by half when it is full."""
+        start, end = self._length, self._length + columns.shape[1]
+        if end > self._held.shape[1]:
             room = max(end, min(max(end + end // 2, ROOM), self.sampling.max_new_tokens))
-            grown = tuple(np.empty(room, held.dtype) for held in self._held)
-            for new, held in zip(grown, self._held, strict=True):
-                new[:start] = held[:start]
+            grown = np.empty((3, room), np.int32)
+            grown[:, :start] = self._held[:, :start]
             self._held = grown
-        for held, new in zip(self._held, news, strict=True):
-            held[start:end] = new
-        self.response.tokens, self.response.logprobs, self.response.versions = (held[:end] for held in self._held)
+        self._held[:, start:end] = columns
+        tokens, logprobs, versions = self._held[:, :end]
+        response = self.response
+        response.tokens, response.logprobs, response.versions = tokens, logprobs.view(np.float32), versions
 
     @property
     def _length(self) -> int:

@@ -73,6 +73,7 @@ FAULTS = {
     "a broken connection": (streamed(BEGUN, breaks=True), "connection"),
     "fewer labels": ([output([3, 4, STOP], versions=["0"])], "wrong_labels"),
     "more labels": ([output([3, 4, STOP], versions=["0"] * 4)], "wrong_labels"),
+    "labels that go down": ([output([3, 4, STOP], versions=["0", "1", "0"])], "wrong_labels"),
     "labels that are words": ([output([3, 4, STOP], versions=["new"] * 3)], "wrong_labels"),
     "an error of its own": (response(status=500), "server_error"),
     "too much to do": (response(status=429), "server_error"),

@@ -10,17 +10,19 @@ import numpy as np
 
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.versions import LABELS, WrongLabels, token_versions
-from areal_like.types import FinishReason, Floats, Ints
+from areal_like.types import FinishReason, Ints
 
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
 
 
 class Piece(NamedTuple):
-    """What SGLang has generated of a response since the last time; arrays are `[tokens]`."""
+    """What SGLang has generated of a response since the last time.
 
-    tokens: Ints
-    logprobs: Floats
-    versions: Ints
+    `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down. One
+    array is what a client process hands over fastest.
+    """
+
+    columns: Ints
     finish_reason: FinishReason | None
 
 
@@ -49,10 +51,11 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
     try:
         if info.output_token_logprobs is None:
             raise ValueError("no log-probs")
-        columns = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
-        logprobs, tokens = np.array(columns[0], np.float32), np.array(columns[1], np.int32)
-        versions = token_versions(bytes(info.labels), len(tokens))
-        return Piece(tokens, logprobs, versions, FinishReason(reason.type) if reason else None)
+        logprobs, tokens, *_ = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
+        columns = np.empty((3, len(tokens)), np.int32)
+        columns[0], columns[1].view(np.float32)[:] = tokens, logprobs
+        columns[2] = token_versions(bytes(info.labels), len(tokens))
+        return Piece(columns, FinishReason(reason.type) if reason else None)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
     except (ValueError, OverflowError) as error:

@@ -30,7 +30,7 @@ class WrongLabels(ValueError):
 def token_versions(labels: bytes, tokens: int) -> Ints:
     """The version of each of an answer's `tokens`, `[tokens]`; `labels` are a JSON list.
 
-    Raises WrongLabels where they are not that many whole numbers.
+    Raises WrongLabels where they are not that many whole numbers, none smaller than the one before.
     """
     try:
         first = labels[1:-1].partition(b",")[0]
@@ -42,6 +42,8 @@ def token_versions(labels: bytes, tokens: int) -> Ints:
         raise WrongLabels(f"labelled tokens with {said}, which are not weight versions") from None
     if len(versions) != tokens:
         raise WrongLabels(f"labelled {len(versions)} tokens of {tokens} with their weight version")
+    if (versions[1:] < versions[:-1]).any():
+        raise WrongLabels("labelled tokens with an older weight version than tokens before them")
     return versions
 
 
