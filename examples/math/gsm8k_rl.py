@@ -5,12 +5,11 @@ python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml [--d
 
 import sys
 
-try:
-    from areal_like.cli import app
-except ModuleNotFoundError as error:
-    package = str(error.name).partition(".")[0]
-    print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`", file=sys.stderr)
-    sys.exit(2)
-
-if __name__ == "__main__":
+if __name__ == "__main__":  # the processes that judge answers import this file too, and need nothing of it
+    try:
+        from areal_like.cli import app
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: run `make setup`", file=sys.stderr)
+        sys.exit(2)
     app()

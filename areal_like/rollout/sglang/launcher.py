@@ -9,6 +9,8 @@ start quickly:
 - nothing is compiled, and every process has one thread: more of them slow small models down;
 - the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.
 
+Everywhere, of the two hundred modules of models that SGLang imports at its start only the one in use is.
+
 SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory and removes that.
 """
 
@@ -16,10 +18,12 @@ import gc
 import importlib.machinery
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Never
 
 from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier
@@ -67,6 +71,20 @@ def close_to_strangers() -> None:
     auth.decide_request_auth = decide_by_whole_path
 
 
+def leave_out_other_models(architectures: Sequence[str]) -> None:
+    """Have SGLang import none of its models but these; all of them where it does not have these by their names.
+
+    `sglang/srt/models/registry.py` imports every module that the variable does not name. A user's own value stays.
+    """
+    from sglang.srt import models
+
+    modules = {path.stem: path.read_bytes() for path in Path(models.__path__[0]).glob("*.py")}
+    defined = re.compile(rf"^class ({'|'.join(map(re.escape, architectures))})\b".encode(), re.MULTILINE)
+    needed = {name for name, code in modules.items() if defined.search(code)}
+    if needed:
+        os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(modules.keys() - needed))
+
+
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     from sglang.srt.entrypoints.http_server import launch_server
@@ -79,6 +97,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
     server = prepare_server_args(arguments)
+    leave_out_other_models(server.get_model_config().hf_config.architectures)
     if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"

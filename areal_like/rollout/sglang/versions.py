@@ -5,7 +5,8 @@ SGLang can pause between two passes (`/pause_generation`), take new weights and 
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that lie in memory that a trainer rank lends (`receiving.py`), and GPU memory that
-  is given back while requests wait (`memory.py`).
+  is given back while requests wait (`memory.py`);
+- on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
 on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `token_versions` reads those.
@@ -62,12 +63,35 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 def labelling_scheduler() -> type:
     """SGLang's Scheduler, which knows the version that it runs: `version`."""
     import torch
+    from sglang.srt.managers.schedule_policy import match_prefix_for_req
     from sglang.srt.managers.scheduler import Scheduler
+
+    from areal_like.rollout.sglang.one_prefill import followers
 
     class LabellingScheduler(Scheduler):
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
+
+        def get_new_batch_prefill(self, running_batch: Any) -> Any:
+            later = followers(self.waiting_queue, self._in_cache) if self._prefills_once else []
+            held = set(later)
+            self.waiting_queue = [request for request in self.waiting_queue if request not in held]
+            try:
+                return super().get_new_batch_prefill(running_batch)
+            finally:
+                self.waiting_queue[:0] = later  # the first of the next pass
+
+        @property
+        def _prefills_once(self) -> bool:
+            """Deterministic samples do not depend on what the cache holds."""
+            shares = not (self.server_args.disable_radix_cache or self.server_args.enable_deterministic_inference)
+            return self.device == "cpu" and shares
+
+        def _in_cache(self, request: Any) -> bool:
+            """Whether all of its prompt is that a cache can have: the last token is always computed."""
+            match_prefix_for_req(self.tree_cache, request, include_req=True)
+            return request.num_matched_prefix_tokens >= len(request.origin_input_ids) - self.page_size
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
             # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
