@@ -69,6 +69,8 @@ def labelling_scheduler() -> type:
     from areal_like.rollout.sglang.one_prefill import followers
 
     class LabellingScheduler(Scheduler):
+        waiting_queue: list[Any]
+
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
