@@ -147,9 +147,10 @@ class ServerPool:
         first: dict[bytes, tuple[Sample, Near]] = {}
 
         async def one(place: int) -> Response:
-            sample = Sample(np.array(prompts[place], np.int32), sampling, seeds[place] if seeds else None)
+            awaited = self._prefill_once and not seeds and len(prompts[place]) >= LONG_PROMPT
+            sample = Sample(np.array(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
             leader, near = first.setdefault(sample.prompt.tobytes(), (sample, Near()))
-            if leader is not sample and self._prefill_once and not seeds and len(sample.prompt) >= LONG_PROMPT:
+            if leader is not sample and awaited:
                 await leader.begun.wait()
             return await self._finish(sample, priority, near)
 

@@ -47,11 +47,14 @@ class WrongVersion(ServerError):
 
 @dataclass(eq=False)
 class Sample:
-    """A prompt, and the response as far as it has come; `begun` is set with its first token, and when it ends."""
+    """A prompt, and the response as far as it has come; `begun` is set with its first token if that is `awaited`, else
+    with what the server says first, and when it ends.
+    """
 
     prompt: Ints
     sampling: Sampling
     seed: int | None = None
+    awaited: bool = False
     response: Response = field(default_factory=Response)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     _held: Ints = field(default_factory=lambda: np.empty((3, 0), np.int32))  # as a piece's columns, with room for more
@@ -71,7 +74,9 @@ class Sample:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stop_token_ids": list(sampling.stop_token_ids),
-            "stream_interval": CHUNK,
+            # SGLang 0.5.17 (output_streamer.py) also tells of the first token, but not where this is negative: that
+            # would be every second event of short responses
+            "stream_interval": CHUNK if self.awaited else -CHUNK,
         }
         if sampling.ignore_eos:
             params["ignore_eos"] = True

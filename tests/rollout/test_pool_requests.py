@@ -65,7 +65,7 @@ def test_a_request_says_what_to_sample():
     assert body["input_ids"] == [[1, 2]]
     assert body["return_logprob"] is True
     assert body["sampling_params"] == [
-        {"max_new_tokens": 6, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [STOP], "stream_interval": CHUNK}
+        {"max_new_tokens": 6, "temperature": 0.7, "top_p": 0.9, "stop_token_ids": [STOP], "stream_interval": -CHUNK}
     ]
 
 
@@ -219,6 +219,7 @@ def test_a_long_prompt_of_several_samples_is_prefilled_once(
 
         async def generate(server: FakeServer, body: Body) -> Any:
             if len(body["input_ids"]) == 1:
+                assert body["sampling_params"][0]["stream_interval"] > 0  # else SGLang does not tell of a first token
                 return first_token_then_wait
             others.set()
             return [output([3, STOP]) for _ in body["input_ids"]]
