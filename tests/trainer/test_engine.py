@@ -46,7 +46,7 @@ def test_a_step_that_is_not_finite_changes_nothing(ranks, models, loss, dtype, d
         machine=Machine("cpu", dtype),
         megatron={"use_distributed_optimizer": distributed},
     )
-    untouched = ranks.run(bad_steps, 2, setting, loss, 0)
+    untouched = ranks.once(bad_steps, 2, setting, "infinite", 0)
     for seen, expected in zip(ranks.run(bad_steps, 2, setting, loss, 3), untouched, strict=True):
         assert seen.outcomes[:2] == [1.0, 1.0]
         assert re.search(r"the (loss|gradient norm) is -?(inf|nan); more than 2 steps", seen.outcomes[2])

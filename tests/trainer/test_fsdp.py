@@ -57,7 +57,7 @@ def fsdp(model, d: int = 1, c: int = 1, **settings) -> Setting:
     ],
 )
 def test_it_trains_as_one_megatron_rank_does(ranks, models, model, d, c, settings):
-    (expected,) = ranks.run(three_steps, 1, Setting(models[model]))
+    (expected,) = ranks.once(three_steps, 1, Setting(models[model]))
     alike(ranks.run(three_steps, d * c, fsdp(models[model], d, c, fsdp=settings)), expected)
 
 
@@ -100,14 +100,14 @@ def test_ranks_that_have_nothing_to_predict_take_part(ranks, models):
 
 @pytest.mark.parametrize(("d", "c"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
 def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_path, d, c):
-    (expected,) = ranks.run(critic_steps, 1, Setting(models["tied"]))
+    (expected,) = ranks.once(critic_steps, 1, Setting(models["tied"]))
     outcomes = ranks.run(critic_steps, d * c, fsdp(models["tied"], d, c), tmp_path / "hf", tmp_path / "state")
     for moment in ("before", "after"):
         values = gathered([getattr(outcome, moment) for outcome in outcomes])
         np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
     same_training(outcomes, expected)
     (resumed,) = ranks.run(resumed_critic, 1, fsdp(models["tied"]), tmp_path / "state")
-    (straight,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), None)
+    (straight,) = ranks.once(resumed_critic, 1, Setting(models["tied"]), None)
     assert resumed == [pytest.approx(step, rel=TOLERANCE, abs=TOLERANCE) for step in straight]
     (tmp_path / "converted").mkdir()
     to_hugging_face(tmp_path / "state", models["tied"], models["tied"], "float32", tmp_path / "converted")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -78,7 +76,7 @@ def log_probs_of(model: torch.nn.Module) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def one_rank(ranks, models):
-    return cache(lambda model, bridge="mbridge": ranks.run(three_steps, 1, Setting(models[model], bridge=bridge)))
+    return lambda model, bridge="mbridge": ranks.once(three_steps, 1, Setting(models[model], bridge=bridge))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 
 import numpy as np
 import pytest
@@ -47,7 +46,7 @@ MORE_LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def one_rank(ranks, models):
-    return cache(lambda model, lora: ranks.run(adapted_steps, 1, Setting(models[model], lora=lora))[0])
+    return lambda model, lora: ranks.once(adapted_steps, 1, Setting(models[model], lora=lora))[0]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _named(x: object) -> str | None:
 def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
     bridge, *_ = [keys.get("bridge_type", "mbridge")]
     settings = {name: value for name, value in keys.items() if name != "bridge_type"}
-    for seen in ranks.run(reached, 2, Setting(models["moe"], EXPERTS, bridge=bridge, megatron=settings)):
+    for seen in ranks.once(reached, 2, Setting(models["moe"], EXPERTS, bridge=bridge, megatron=settings)):
         assert seen[where].items() >= fields.items()
 
 
@@ -55,7 +55,7 @@ def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
 )
 def test_it_is_computed_otherwise_and_the_same(ranks, models, model, sizes, megatron):
     bridge = "megatron-bridge" if "moe_grouped_gemm" in megatron else "mbridge"
-    (expected,) = ranks.run(three_steps, 1, Setting(models[model], bridge=bridge))
+    (expected,) = ranks.once(three_steps, 1, Setting(models[model], bridge=bridge))
     outcomes = ranks.run(three_steps, 2, Setting(models[model], sizes, bridge=bridge, megatron=megatron))
     for outcome in outcomes:
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):

@@ -87,7 +87,7 @@ def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path)
     setting = Setting(models["tied"], ParallelSizes(tp=2, pp=2, etp=2))
     ranks.run(critic_steps, 4, setting, None, tmp_path / "state")
     (resumed,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), tmp_path / "state")
-    (straight,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), None)
+    (straight,) = ranks.once(resumed_critic, 1, Setting(models["tied"]), None)
     for step, right in zip(resumed, straight, strict=True):
         assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
 
