@@ -28,7 +28,7 @@ def generator():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_groups_are_megatrons(generator, order):
-    worlds = range(1, 129) if order == ORDERS[0] else range(1, 25)
+    worlds = [*range(1, 37), 48, 64, 128] if order == ORDERS[0] else range(1, 25)
     for world in worlds:
         for tp, other, dp, pp in layouts(world):
             for axis, groups in (("cp", DENSE_GROUPS), ("ep", EXPERT_GROUPS)):

@@ -17,7 +17,10 @@ from areal_like.metrics.record import Record
 from areal_like.preflight import Job, preflight
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
-SETTINGS = ("trial_name=t", "total_train_steps=5", "recover.mode=auto", "stats_logger.console=false")
+SETTINGS = (
+    *("trial_name=t", "total_train_steps=5", "recover.mode=auto", "stats_logger.console=false"),
+    *("train_dataset.arithmetic.size=256", "valid_dataset.arithmetic.size=64"),
+)
 
 
 def found(folder: Path, *overrides: str) -> dict[str, str]:
