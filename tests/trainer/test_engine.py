@@ -109,9 +109,16 @@ def test_ranks_listen_on_loopback_alone(ranks, models):
         assert set(addresses) == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_takes_its_threads_with_it(ranks, models, dtype):
-    setting = Setting(models["tied"], ParallelSizes(dp=2, edp=2), machine=Machine("cpu", dtype))
+@pytest.mark.parametrize(
+    ("model", "dtype", "sizes"),
+    [
+        ("tied", "float32", ParallelSizes(dp=2, edp=2)),
+        ("tied", "bfloat16", ParallelSizes(dp=2, edp=2)),
+        ("moe", "float32", ParallelSizes(dp=2, ep=2)),
+    ],
+)
+def test_an_engine_takes_its_threads_with_it(ranks, models, model, dtype, sizes):
+    setting = Setting(models[model], sizes, machine=Machine("cpu", dtype))
     engines = [ranks.run(threads_left, 2, setting) for _ in range(3)]  # each run meets at a port of its own
     for first, *later in zip(*engines, strict=True):
         assert max(later) <= first

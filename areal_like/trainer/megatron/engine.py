@@ -187,6 +187,7 @@ class MegatronEngine:
         self._memory.onload(parts)
 
     def shutdown(self) -> None:
+        parallel.forget_last_pass(self._models)
         vars(self).clear()  # process groups end with all that holds them
         parallel.shutdown()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 from torch.distributed.nn.functional import all_reduce
 
 from areal_like.trainer.engine import Rendezvous
@@ -48,9 +51,18 @@ def shutdown() -> None:
     """Leaves all process groups; gloo's threads end with the last object that holds a group, so models come first."""
     parallel_state.destroy_model_parallel()
     parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # left out there
+    destroy_moe_metrics_tracker()  # names groups too
     RotaryEmbedding.forward.cache_clear()
     dist.destroy_process_group()
     gc.collect()
+
+
+def forget_last_pass(models: Iterable[torch.nn.Module]) -> None:
+    """Frees what experts keep of their last forward pass: by its graph, which Python's collector does not see, the
+    hooks of parameters hold the model and its process groups for good.
+    """
+    for module in (module for model in models for module in model.modules() if isinstance(module, MoELayer)):
+        vars(module.token_dispatcher).clear()
 
 
 def is_data_source() -> bool:
