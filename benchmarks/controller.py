@@ -4,10 +4,13 @@
 
 Everything that a response passes is the engine's own: admission, the pool's queue and HTTP, groups, the batch that the
 trainer gets. The servers are processes of their own that send SGLang's events, written beforehand, to all of their
-requests in turn. As many groups run at once as hold `in_flight` samples; a batch is half of these groups, or
-`--batch`, at η = 1. `--tokens 16384 --batch 512 --in-flight 10000` is a batch of 512 x 16 x 16k tokens.
+requests in turn, at most `--rate` tokens per second. As many groups run at once as hold `in_flight` samples; a batch
+is half of these groups, or `--batch`, at η = 1. `--tokens 16384 --batch 512 --in-flight 10000` is a batch of
+512 x 16 x 16k tokens. With `--clients` client processes read the answers (`rollout.client_processes`); each wants a
+core of its own, as each server and the controller do.
 
-Figures, for each number in flight: response tokens per second of the controller's CPU time, and of wall time; the
+Figures, for each number in flight: response tokens per second of the controller's CPU time (all of its threads, Ray's
+too, but not the client processes), and of wall time; the
 longest time between two turns of a task that asks for one every 5 ms: in wall time, during which other processes may
 have had the core, and of CPU time of the event loop's thread, during which this process itself was at work there.
 """

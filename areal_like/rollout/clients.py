@@ -76,7 +76,8 @@ class Client:
                     self._news[call].extend(parts)
         except ServerError as error:
             self._news[call].append((OF_ALL, error))
-        self._news[call].append(None)
+        finally:
+            self._news[call].append(None)
 
 
 @dataclass(eq=False)
