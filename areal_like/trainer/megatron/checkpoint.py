@@ -125,12 +125,26 @@ def sharded_state(
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
     for part in _parts(optimizer):
-        part.init_state_fn(part.optimizer, part.config)  # for a run whose steps were all skipped there is none yet
+        _begin(part)
     for name, model in zip(chunk_names(models), models, strict=True):
         state[name] = _changing(model).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
         state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
     return state
+
+
+def _begin(part: MegatronOptimizer) -> None:
+    """Have what the optimizer remembers there, where no step made it: before a load, or after skipped steps alone.
+
+    Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's Adam (2.16) of few bits.
+    """
+    if not part.config.use_precision_aware_optimizer:
+        part.init_state_fn(part.optimizer, part.config)
+        return
+    adam = part.optimizer
+    for parameter in (parameter for group in adam.param_groups for parameter in group["params"]):
+        if not adam.state[parameter]:
+            adam.initialize_state(parameter, adam.store_param_remainders and parameter.dtype == torch.bfloat16)
 
 
 def _changing(model: torch.nn.Module) -> torch.nn.Module:

@@ -62,6 +62,8 @@ def _take(self: DistributedOptimizer, state: Mapping[int, Mapping[str, list[Tens
     """Take what was loaded into the tensors of `_shares`."""
     for number, (parameter, _) in enumerate(_runs(self)):
         whole = {name: torch.cat([part.flatten() for part in parts]) for name, parts in state[number].items()}
+        if self._get_main_param_and_optimizer_states(parameter)["param"].dtype == torch.int16:
+            whole["param"] = low_halves(whole["param"])
         self._set_main_param_and_optimizer_states(parameter, whole)
 
 
@@ -77,9 +79,25 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     """The run of the float32 parameter and of what the optimizer remembers of it."""
     state = optimizer._get_main_param_and_optimizer_states(parameter)
     tensors = {name: state[name].detach() for name in ("param", *optimizer.optimizer_state_keys)}
+    if tensors["param"].dtype == torch.int16:
+        group, place = optimizer.model_param_group_index_map[parameter]
+        tensors["param"] = joined(optimizer.optimizer.param_groups[group]["params"][place].detach(), tensors["param"])
     if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:  # they were made just now: room on the device
         return {name: tensor.cpu().float() for name, tensor in tensors.items()}
     return tensors
+
+
+def joined(weights: Tensor, low: Tensor) -> Tensor:
+    """float32 weights `[n]` of which Transformer Engine's Adam keeps the lower 16 bits beside the bfloat16 weights.
+
+    A negative lower half was rounded up (`transformer_engine/common/multi_tensor/adam.cu`, 2.16).
+    """
+    return torch.stack([low, weights.view(torch.int16) - (low < 0).short()], -1).view(torch.float32)[..., 0]
+
+
+def low_halves(weights: Tensor) -> Tensor:
+    """The lower 16 bits of float32 weights `[n]`."""
+    return weights.view(torch.int16)[..., ::2]
 
 
 def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, list[ShardedTensor]]:
