@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
@@ -23,13 +24,17 @@ async def pool_on(server: Any, requests: Requests = "in_place") -> AsyncIterator
         try:
             yield pool
         finally:
+            await load_from_disk(pool, server.model, "default")
             # version names come again in the next test: nothing may be found under them
-            await load_from_disk(pool, server.model, "default", flush=True)
+            # (this waits for a pass that has answered and not ended, of which an update's own flush kills the server)
+            flush = f"{server.url}/flush_cache?timeout=600"
+            async with aiohttp.ClientSession(headers=server.headers) as session, session.post(flush) as answer:
+                assert answer.status == 200, await answer.text()
 
 
-async def load_from_disk(pool: ServerPool, model: Path, version: int | str, *, flush: bool = False) -> None:
-    """Make the pool's servers load a Hugging Face directory; `flush` only where nothing runs."""
-    body = {"model_path": str(model), "weight_version": str(version), "flush_cache": flush}
+async def load_from_disk(pool: ServerPool, model: Path, version: int | str) -> None:
+    """Make the pool's servers load a Hugging Face directory."""
+    body = {"model_path": str(model), "weight_version": str(version), "flush_cache": False}
     for server in pool.servers:
         await server.update("/update_weights_from_disk", body, 600)
 
