@@ -45,31 +45,24 @@ def wait_for_weights(started: Run) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stop", "mode", "code", "message"),
     [
-        pytest.param(
+        (
             crash_rank_within_save,
             "collective",
             1,
             r"the run failed: actor rank 1 failed during [\w -]+: the process died",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
+        (
             crash_server,
             "collective",
             1,
             r"the run failed: rollout rank 0 failed during serving: .*server-0 ended with exit code -9",
-            marks=pytest.mark.long,
         ),
-        pytest.param(
-            *(interrupt, "disk", 130, "interrupted; every process of the run has ended"),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(terminate, "collective", 143, "terminated; every process of the run has ended"),
-            marks=pytest.mark.long,
-        ),
+        (interrupt, "disk", 130, "interrupted; every process of the run has ended"),
+        (terminate, "collective", 143, "terminated; every process of the run has ended"),
         (kill_within_weight_update, "disk", -signal.SIGKILL, ""),
     ],
     ids=["rank", "server", "Ctrl-C", "SIGTERM", "SIGKILL"],
