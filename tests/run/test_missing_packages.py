@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples/math"
 SCRIPT, CONFIG = EXAMPLES / "gsm8k_rl.py", EXAMPLES / "gsm8k_grpo_cpu.yaml"
+FEW = "train_dataset.arithmetic.size=256"
 
 # Runs the command line in an interpreter that finds everything but one package.
 WITHOUT = """
@@ -49,7 +50,7 @@ def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.Comple
     ],
 )
 def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name: str) -> None:
-    result = dry_run(package, tmp_path)
+    result = dry_run(package, tmp_path, FEW)
     assert result.returncode == 2, result.stderr
     assert f"the package {name} is not installed" in result.stderr
     assert f" in {key} (" in result.stderr
@@ -83,7 +84,7 @@ def test_a_missing_package_that_reads_the_data_is_named(tmp_path: Path, package:
 
 
 def test_a_missing_package_that_reads_the_model_is_named(tmp_path: Path) -> None:
-    result = dry_run("huggingface_hub", tmp_path, "tokenizer_path=owner/name")
+    result = dry_run("huggingface_hub", tmp_path, FEW, "tokenizer_path=owner/name")
     assert result.returncode == 2, result.stderr
     assert "in tokenizer_path (command line): the package huggingface_hub is not installed" in result.stderr
     assert "Traceback" not in result.stderr
@@ -93,5 +94,5 @@ def test_a_missing_package_that_reads_the_model_is_named(tmp_path: Path) -> None
     ("package", "overrides"), [("tensorboard", ["stats_logger.tensorboard=false"]), ("megatron.bridge", [])]
 )
 def test_a_package_that_the_run_does_not_use_is_not_needed(tmp_path: Path, package: str, overrides: list[str]) -> None:
-    result = dry_run(package, tmp_path, *overrides)
+    result = dry_run(package, tmp_path, FEW, *overrides)
     assert result.returncode == 0, result.stderr
