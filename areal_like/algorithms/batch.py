@@ -52,7 +52,17 @@ def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> 
         fields[name] = (per_token * mask).astype(np.float32)
     wanted = np.flatnonzero(_per_sequence(fields["loss_mask"], batch.lengths))
     turns = [wanted[i::n] for i in range(min(n, len(wanted)))]
-    return [_weighted(algorithm, _part(replace(batch, fields=fields), turn)) for turn in turns]
+    batches = [_weighted(algorithm, _part(replace(batch, fields=fields), turn)) for turn in turns]
+    return [_without_zero_advantages(part) for part in batches] if algorithm.skips_zero_advantages else batches
+
+
+def _without_zero_advantages(batch: Batch) -> Batch:
+    """The trajectories with advantages, or one if there are none, with weights that keep the mean over all."""
+    wanted = np.flatnonzero(_per_sequence(np.abs(batch.fields["advantages"]), batch.lengths))
+    part = _part(batch, wanted if len(wanted) else np.zeros(1, np.int64))
+    mask = part.fields["loss_mask"]
+    weights = part.fields.get("loss_weights", mask) * np.float32(mask.sum() / batch.fields["loss_mask"].sum())
+    return replace(part, fields={**part.fields, "loss_weights": weights})
 
 
 def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:

@@ -55,6 +55,7 @@ def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
         critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
         keeps=tells_apart if settings.dynamic_sampling else None,
         weights=_weights(settings, longest),
+        skips_zero_advantages=settings.skip_zero_advantages and settings.only_advantages,
     )
 
 

@@ -44,8 +44,14 @@ class Settings:
     overlong_penalty_factor: float = 0.0
     overlong_tokens: int | None = None
     dynamic_sampling: bool = False
+    skip_zero_advantages: bool = False
     cispo: bool = False
     critic: bool = False
+
+    @property
+    def only_advantages(self) -> bool:
+        """Whether a trajectory whose advantages are 0 adds nothing to any gradient."""
+        return not (self.critic or self.entropy_coeff or self.kl_loss_coef)
 
 
 PRESETS: Mapping[str, Settings] = MappingProxyType(

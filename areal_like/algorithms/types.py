@@ -37,7 +37,8 @@ class Algorithm:
     `[trajectories]` or `[tokens]`; a `loss_mask` among them leaves out what it has as 0. `loss` is the policy's,
     `critic` the critic's, which `values` come from. A group that `keeps` says no to is generated anew from another
     prompt. `weights`, given `loss_mask` `[tokens]` and `lengths` `[sequences]` of a mini-batch, says how much each
-    token counts in its mean, `[tokens]`; None: all trained tokens count the same.
+    token counts in its mean, `[tokens]`; None: all trained tokens count the same. With `skips_zero_advantages`,
+    trajectories whose `advantages` are all 0 are left out of the training pass, and the others count as they would.
     """
 
     targets: Callable[[Experience], Mapping[str, Floats]]
@@ -46,3 +47,4 @@ class Algorithm:
     critic: LossSpec | None = None
     keeps: Callable[[Sequence[Trajectory]], bool] | None = None
     weights: Callable[[Floats, Ints], Floats] | None = None
+    skips_zero_advantages: bool = False

@@ -199,6 +199,11 @@ _ALGORITHM = (
         _while(lambda run, settings: not settings.dynamic_sampling),
         "no group is dropped (dynamic_sampling)",
     ),
+    Rule(
+        ("actor.skip_zero_advantages",),
+        _while(lambda run, settings: not settings.only_advantages),
+        "a response without advantages counts too (critic, entropy_coeff, kl_loss_coef)",
+    ),
 )
 _ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))

@@ -1,6 +1,7 @@
 """Trajectories to batches, on numbers that can be checked by hand."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from areal_like.algorithms.batch import constant_length, join, policy_batches, sequence_mean, supervised_batch
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.schema import RunConfig
-from areal_like.types import FinishReason, Trajectory
+from areal_like.types import Batch, FinishReason, Trajectory
 
 GRPO = make_algorithm(
     RunConfig.model_validate({"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {"path": "c"}})
@@ -95,6 +96,30 @@ def test_sequences_that_are_divided_by_a_constant_length():
     weights = constant_length(mask, np.array([2, 4], np.int32), length=10)
     loss = np.array([9, 5, 9, 1, 2, 3])
     assert (loss * weights * mask).sum() / mask.sum() == pytest.approx((5 / 10 + 6 / 10) / 2)
+
+
+@pytest.mark.parametrize("weights", [None, sequence_mean, partial(constant_length, length=10)])
+def test_what_has_no_advantage_can_be_left_out_and_the_others_count_as_before(weights):
+    """The loss of a token is its advantage times its position here, averaged as the engine does it."""
+    told = [trajectory([-1, *[0] * n], reward, n // 3) for n, reward in enumerate([1.0, 0.0, 1.0, 1.0, 1.0], start=1)]
+    (all_of_them,) = batches(replace(GRPO, weights=weights), told, 0)
+    (without,) = batches(replace(GRPO, weights=weights, skips_zero_advantages=True), told, 0)
+    assert (all_of_them.lengths.tolist(), without.lengths.tolist()) == ([2, 3, 4, 5, 6], [2, 3])
+
+    def loss(batch: Batch) -> float:
+        mask, ones = batch.fields["loss_mask"], np.ones(len(batch.tokens))
+        per_token = batch.fields["advantages"] * batch.tokens * batch.fields.get("loss_weights", ones)
+        return float((per_token * mask).sum() / mask.sum())
+
+    assert loss(without) == pytest.approx(loss(all_of_them))
+    assert loss(without) != 0
+
+
+def test_a_step_without_any_advantage_is_made_with_one_trajectory():
+    told = [trajectory([-1, 0], 1.0), trajectory([-1, 0, 0], 1.0)]
+    (batch,) = batches(replace(GRPO, skips_zero_advantages=True), told, 0)
+    assert batch.lengths.tolist() == [2]
+    assert not batch.fields["advantages"].any()
 
 
 def test_supervised_batches_imitate_the_response_alone():

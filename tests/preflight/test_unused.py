@@ -67,6 +67,7 @@ def unused(file, *overrides, device="cpu"):
         ([], "actor.gae_lambda=0.9", ["algorithm=ppo"]),
         ([], "actor.overlong_tokens=3", ["algorithm=dapo"]),
         ([], "actor.max_dropped_groups=3", ["actor.dynamic_sampling=true"]),
+        (["actor.entropy_coeff=0.1"], "actor.skip_zero_advantages=true", ["actor.entropy_coeff=0.0"]),
         ([], "actor.dpo_beta=0.5", ["algorithm=dpo"]),
         (["reward.type=model"], "reward.timeout_s=20", ["reward.type=gsm8k"]),
         (["algorithm=dpo"], "actor.kl_ctl=0.5", ["algorithm=rloo"]),

@@ -323,6 +323,12 @@ class ActorConfig(EngineConfig):
     max_dropped_groups: int = Field(
         64, ge=0, description="Most such groups in a row that are replaced; the next ones are kept."
     )
+    skip_zero_advantages: bool | None = Field(
+        None,
+        description="Leave responses whose advantages are all 0, as in a group of equal rewards, out of the training "
+        "pass: it is shorter, and has the same gradient but for experts' load balancing. Statistics such as entropy and "
+        "kl are then those of the others; null: false.",
+    )
     dpo_beta: float = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")
 
 
