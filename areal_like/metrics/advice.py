@@ -1,9 +1,10 @@
 """What waited for what, and which layout or η would wait less: said once, after the first steps of a run.
 
 Of each engine it is known how long it worked in a step on the GPUs that it has. Work is taken to spread evenly over
-other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out. A
-synchronous step waits for its slowest response, for which the slowest that ended in a step stands: more may have run
-beside it than would there, so that asynchrony is rather praised too much than too little.
+other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out, and
+what two engines on the same GPUs take from each other. A synchronous step waits for its slowest response, η + 1 steps
+share the wait for one; for it stands the slowest that ended in a step: more may have run beside it than would there, so
+that asynchrony is rather praised too much than too little.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,12 +68,14 @@ def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: flo
         if (total - count) % layout.trainer_unit == 0
     }
     count, seconds = min(times.items(), key=lambda item: item[1], default=(layout.servers, step_s))
-    together = max(work[0] / total, slowest_s) + work[1] / total
-    if together < min(seconds, WORTH * step_s):
-        where = f"both on all {total} GPUs (sglang:…|megatron:…) with rollout.max_head_offpolicyness=0"
-        return (
-            f"{seen}: asynchrony does not pay here; {where} would take about {together:.3g} s a step, not {step_s:.3g}"
-        )
+    in_turns = max(work[0] / total, slowest_s) + work[1] / total
+    at_once = max(sum(work) / total, slowest_s / (1 + layout.staleness))
+    together = f"both on all {total} GPUs (sglang:…|megatron:…)"
+    if in_turns < min(seconds, WORTH * step_s) and in_turns <= at_once / WORTH:
+        where = f"asynchrony does not pay here; {together} with rollout.max_head_offpolicyness=0"
+        return f"{seen}: {where} would take about {in_turns:.3g} s a step, not {step_s:.3g}"
+    if at_once < WORTH * min(seconds, step_s):
+        return f"{seen}: {together} would take about {at_once:.3g} s a step, not {step_s:.3g}, if memory allows"
     if seconds < WORTH * step_s:
         where = f"servers on {count} GPUs and the trainer on {total - count}"
         return f"{seen}: {where} would take about {seconds:.3g} s a step, not {step_s:.3g}"
