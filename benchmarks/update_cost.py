@@ -116,8 +116,8 @@ async def measure(
     """Start all servers at once, and measure one after the other; writes the figures after each."""
     token, begun = secrets.token_hex(16), time.monotonic()
     configs = [run_config(shape, plan, work) for shape in shapes]
-    urls = await asyncio.gather(*(start(config, folder / f"{number}", plan.device, token)
-                                  for number, config in enumerate(configs)))  # fmt: skip
+    starting = [start(config, folder / f"{number}", home(number, plan), token) for number, config in enumerate(configs)]
+    urls = await asyncio.gather(*starting)
     print(f"servers ready after {time.monotonic() - begun:.0f} s", flush=True)
     results = []
     for number, (config, shape, url) in enumerate(zip(configs, shapes, urls, strict=True)):
