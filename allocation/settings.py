@@ -73,16 +73,18 @@ class BatchSpec:
 class MemorySettings:
     """What else decides how much memory is needed. `gpu_bytes` None: the size of a GPU is not known.
 
-    `bucket_bytes` are sent at once in a weight update. `mem_fraction_static` is SGLang's: the share of a GPU for
-    weights and KV cache. With `offload` engines that share GPUs take turns on them and wait in the host's memory.
-    `trained` is the share of the parameters that have gradients and optimizer state: less than 1 with LoRA.
-    `gradient_checkpointing` and `offload_params` are FSDP's; the latter keeps weights and optimizer on the host.
+    `bucket_bytes` are sent at once in a weight update, and `ahead_bytes` gathered before the first.
+    `mem_fraction_static` is SGLang's: the share of a GPU for weights and KV cache. With `offload` engines that share
+    GPUs take turns on them and wait in the host's memory. `trained` is the share of the parameters that have gradients
+    and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and `offload_params` are FSDP's; the latter
+    keeps weights and optimizer on the host.
     """
 
     gpu_bytes: int | None = None
     dtype: str = "bfloat16"
     mem_fraction_static: float = 0.8
     bucket_bytes: int = 512 << 20
+    ahead_bytes: int = 0
     offload: bool = False
     trained: float = 1.0
     gradient_checkpointing: bool = False

@@ -181,6 +181,7 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
+        ahead_mb=update.ahead_mb,
     )
     if update.checksum:
         pool.checking = partial(checked, trainer)

@@ -372,7 +372,7 @@ class Rank:
         sender = CollectiveSender(self.engine, self.rank, "127.0.0.1")
         for number in range(len(sender.layout(MemorySettings().bucket_bytes >> 20))):
             sender.prepare(number)
-            sender._flat = None
+            sender.ready.clear()
 
 
 def made_model(shape: Mapping[str, Any], folder: Path, device: str, dtype: str = "bfloat16") -> Path:

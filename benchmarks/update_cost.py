@@ -73,11 +73,12 @@ def main(
     mean: int | None = None,
     longest: int | None = None,
     bucket_mb: int = 512,
+    ahead_mb: int = 4096,
     limit_s: Annotated[float, typer.Option(help="begins no block after so many seconds")] = 3600.0,
 ) -> None:
     count, prompt, usual, most = WORK[device]
     work = Work(in_flight or count, prompt, mean or usual, longest or most)
-    plan = Plan(device, contracts.split(","), interval, updates, bucket_mb, time.monotonic() + limit_s)
+    plan = Plan(device, contracts.split(","), interval, updates, bucket_mb, ahead_mb, time.monotonic() + limit_s)
     names = (shapes or ("tiny" if device == "cpu" else "qwen3-0.6b")).split(",")
     with run_lifetime(secrets.token_hex(6)) as folder:
         asyncio.run(
@@ -107,6 +108,7 @@ class Plan:
     interval: float
     updates: int
     bucket_mb: int
+    ahead_mb: int
     end: float
 
 
@@ -169,7 +171,7 @@ class Block:
     tokens: int = 0
     seconds: float = 0.0
     updates: list[float] = field(default_factory=list)  # seconds of each, from the trainer's start to acknowledged
-    exports: list[float] = field(default_factory=list)  # of it, the first bucket's, while servers generate
+    exports: list[float] = field(default_factory=list)  # of it, the trainer's, all buckets
     pauses: list[float] = field(default_factory=list)
     insides: list[float] = field(default_factory=list)
 
@@ -195,7 +197,7 @@ class Bench:
 
     async def figures(self, rounds: int) -> AsyncIterator[dict[str, Any]]:
         async with ServerPool([self._url], self._token, LIMIT_S) as pool:
-            spec = SyncSpec(LIMIT_S, self._folder, 1, self._backend, bucket_mb=self._plan.bucket_mb)
+            spec = SyncSpec(LIMIT_S, self._folder, 1, self._backend, self._plan.bucket_mb, self._plan.ahead_mb)
             self._pool, self._sync = pool, make_sync(self._mode, self._trainer, pool, spec)
             pool.checking = self._timed
             await self._sync.connect()
@@ -377,8 +379,8 @@ class LocalTrainer:
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         begun = time.perf_counter()
         result = await asyncio.to_thread(getattr(self._sender, step), *arguments)
-        if (step, *arguments) == ("prepare", 0):
-            self.export_s = time.perf_counter() - begun
+        if step == "prepare":
+            self.export_s = (self.export_s if arguments[0] else 0.0) + time.perf_counter() - begun
         return result
 
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:

@@ -18,7 +18,7 @@ from allocation.memory.items import (
     staying,
     with_reserve,
 )
-from allocation.memory.transfer import bucket, communicators
+from allocation.memory.transfer import buckets, communicators
 from allocation.parameters import kinds, layer, layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import MegatronSettings, Workload
@@ -56,7 +56,7 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "forward and backward": [*there("weights", "gradients"), gathered, Item("activations", kept),
                                  Item("logits", logits), Item("their gradient", logits)],
         "optimizer step": static,
-        "weight update": [*there("weights"), export, Item("bucket", bucket(model, work))],
+        "weight update": [*there("weights"), export, Item("buckets", buckets(model, work))],
         "save": there("weights", "Adam's"),
         AT_REST: there(),
     }  # fmt: skip

@@ -25,7 +25,7 @@ from allocation.memory.items import (
     staying,
     with_reserve,
 )
-from allocation.memory.transfer import bucket, communicators, largest_gathered, largest_weight
+from allocation.memory.transfer import buckets, communicators, largest_gathered, largest_weight
 from allocation.parameters import Held, held, kinds, stages, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import ITEMS, Workload
@@ -73,7 +73,7 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
         "log-probs": [*there("weights"), *forward],
         "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
         "optimizer step": static,
-        "weight update": [*there("weights"), Item("gathered weights", exported), Item("bucket", bucket(model, work))],
+        "weight update": [*there("weights"), Item("gathered weights", exported), Item("buckets", buckets(model, work))],
         "save": there("weights", "main", "Adam's"),
         AT_REST: there(),
     }

@@ -31,3 +31,9 @@ def bucket(model: ModelSpec, work: Workload) -> int:
     """Tensors that are sent at once: no more than there are, and at least one (`areal_like/weights/collective`)."""
     everything = total_parameters(model) * work.memory.item
     return max(min(work.memory.bucket_bytes, everything), largest_weight(model, work))
+
+
+def buckets(model: ModelSpec, work: Workload) -> int:
+    """Those that a trainer's rank holds at once, which are gathered before servers pause."""
+    everything = total_parameters(model) * work.memory.item
+    return max(min(work.memory.ahead_bytes, everything), bucket(model, work))

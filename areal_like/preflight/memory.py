@@ -27,11 +27,13 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
     """None on CPU, and where this host has no GPU to ask: then nothing is refused."""
     if device_of(config.device) == "cpu" or (size := gpu_bytes()) is None:
         return None
+    update = config.weight_update
     return MemorySettings(
         gpu_bytes=size,
         dtype=config.actor.dtype,
         mem_fraction_static=config.sglang.mem_fraction_static,
-        bucket_bytes=(config.weight_update.bucket_mb << 20) * (2 if config.weight_update.mode == "ipc" else 1),
+        bucket_bytes=(update.bucket_mb << 20) * (2 if update.mode == "ipc" else 1),
+        ahead_bytes=(update.ahead_mb + (update.bucket_mb if update.mode == "ipc" else 0)) << 20,
         offload=config.rollout.alternates,
         trained=1.0 if model is None else trained_share(config.actor, model),
         gradient_checkpointing=config.actor.fsdp.gradient_checkpointing,

@@ -281,7 +281,11 @@ RULES = (
         lambda run: run.rollout.alternates,
         "a server that died in the trainer's turn finds no memory to start again in (rollout.sharing: alternate)",
     ),
-    Rule(("weight_update.bucket_mb",), lambda run: run.weight_update.mode == "disk", "weights go through files"),
+    Rule(
+        ("weight_update.bucket_mb", "weight_update.ahead_mb"),
+        lambda run: run.weight_update.mode == "disk",
+        "weights go through files",
+    ),
     Rule(
         tuple(f"stats_logger.wandb.{name}" for name in ("project", "entity", "group")),
         lambda run: run.stats_logger.wandb.mode == "disabled",

@@ -1,5 +1,6 @@
 """The trainer's weights as buckets of bytes, which its ranks gather one after the other; imported by trainer ranks."""
 
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -12,14 +13,14 @@ from areal_like.weights.sync import TensorSpec
 class Buckets:
     """Gathers buckets on every rank, and holds them on those that pass them on: rank 0, or with `on_each` each GPU's.
 
-    Beyond the model there is one bucket and one tensor at a time.
+    Beyond the model there are those that were prepared and not passed on, `ready`, and one tensor at a time.
     """
 
     def __init__(self, engine: TrainEngine, rank: int, *, on_each: bool = False) -> None:
         self._engine, self._rank, self._on_each = engine, rank, on_each
         self._buckets: list[list[TensorSpec]] = []
         self._weights: Iterator[tuple[str, Tensor]] = iter(())
-        self._flat: Tensor | None = None
+        self.ready: deque[Tensor] = deque()
 
     def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
         """Which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
@@ -37,15 +38,17 @@ class Buckets:
     def prepare(self, number: int) -> None:
         """Gather a bucket as one flat tensor of bytes; they come in turn from 0."""
         if number == 0:
-            self._weights, self._flat = self._engine.weights(), None
-        place = 0
+            self._weights = self._engine.weights()
+            self.ready.clear()
+        place, flat = 0, None
         for spec in self._buckets[number]:
             _, tensor = next(self._weights)
             if self._rank == 0 or (self._on_each and tensor.is_cuda):
-                if self._flat is None:
+                if flat is None:
                     size = sum(spec.nbytes for spec in self._buckets[number])
-                    self._flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-                self._flat[place : place + spec.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
+                    flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+                    self.ready.append(flat)
+                flat[place : place + spec.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
             place += spec.nbytes
             del tensor
         if number + 1 == len(self._buckets):

@@ -6,10 +6,11 @@ A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -48,7 +49,7 @@ class SyncSpec:
     """What a transport may make use of.
 
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
-    servers, `bucket_mb` what they carry at once.
+    servers, `bucket_mb` what they carry at once, and `ahead_mb` what the trainer gathers before servers pause.
     """
 
     timeout_s: float
@@ -56,6 +57,12 @@ class SyncSpec:
     ranks_per_server: int
     backend: Literal["gloo", "nccl"]
     bucket_mb: int
+    ahead_mb: int = 0
+
+    def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
+        """How many of the first buckets are gathered before servers pause: at least one."""
+        sizes = accumulate(sum(tensor.nbytes for tensor in bucket) for bucket in buckets)
+        return max(1, sum(size <= self.ahead_mb << 20 for size in sizes))
 
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:

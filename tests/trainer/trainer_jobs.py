@@ -437,8 +437,7 @@ def gathered(
         buckets, held = sender.layout(bucket_mb=0), []
         for number in range(len(buckets)):
             sender.prepare(number)
-            held.append(b"" if sender._flat is None else sender._flat.numpy().tobytes())
-            sender._flat = None
+            held.append(sender.ready.popleft().numpy().tobytes() if sender.ready else b"")
         whole = {name: sha256(value.tobytes()).hexdigest() for name, value in exported(made).items()}
         return buckets, held, whole
 

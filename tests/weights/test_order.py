@@ -56,16 +56,18 @@ class FakeTrainer:
             raise WorkerError("actor", 0, f"weight update ({step})", "no answer from rank 0", Path("actor-0.log"))
         if step in ("open", "layout", "prepare"):
             return getattr(self._sender, step)(*arguments)
-        self._sender._flat = None
+        if step == "send":
+            self._sender.ready.popleft()
         return None
 
     async def save_hf(self, *_: Any, **__: Any) -> None:
         self.steps.append(("save",))
 
 
-async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20) -> None:
+async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20, ahead_mb: int = 0) -> None:
     async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
-        bound = make_sync("collective", trainer, pool, SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1))
+        spec = SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb)
+        bound = make_sync("collective", trainer, pool, spec)
         await bound.connect()
         await publish(bound, 0, timeout_s)
         if server.busy.is_set():
@@ -88,27 +90,25 @@ def busy_server() -> FakeServer:
     return server
 
 
-def test_the_first_bucket_is_gathered_while_the_servers_generate():
-    trainer, server, paused_before = FakeTrainer(), busy_server(), []
+@pytest.mark.parametrize(("ahead_mb", "ahead"), [(0, 1), (1, 1), (2, 3), (99, 5)])
+def test_the_first_buckets_are_gathered_while_the_servers_generate(ahead_mb: int, ahead: int):
+    """Five buckets of 0.6 MiB: as many as there is room for, and at least one."""
+    trainer, server, steps = FakeTrainer(), busy_server(), []
     transfer = trainer.transfer
 
     async def watched(step: str, *arguments: Any, timeout_s: float) -> Any:
         if server.busy.is_set():
-            paused_before.append(((step, *arguments), len(server.bodies("/pause_generation")) == 2))
+            steps.append((step, *arguments, len(server.bodies("/pause_generation")) == 2))
         return await transfer(step, *arguments, timeout_s=timeout_s)
 
     trainer.transfer = watched
-    asyncio.run(update(trainer, server))
-    assert (
-        paused_before
-        == [
-            (("prepare", 0), False),
-            (("send",), True),
-            *[item for number in range(1, 5) for item in ((("prepare", number), True), (("send",), True))],
-        ][: len(paused_before)]
-    )
-    assert paused_before[-1] == (("send",), True)
-    assert len(paused_before) == 2 * len(trainer._sender._buckets)
+    asyncio.run(update(trainer, server, ahead_mb=ahead_mb))
+    assert len(trainer._sender._buckets) == 5
+    assert steps == [
+        *(("prepare", number, False) for number in range(ahead)),
+        *(("send", True) for _ in range(ahead)),
+        *(step for number in range(ahead, 5) for step in (("prepare", number, True), ("send", True))),
+    ]
 
 
 @pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])
@@ -172,7 +172,7 @@ def test_rank_0_holds_one_bucket_beyond_the_model(monkeypatch: pytest.MonkeyPatc
     sender._group = None
     buckets = sender.layout(bucket_mb=1)
     for number in range(len(buckets)):
-        assert sender._flat is None
+        assert not sender.ready
         sender.prepare(number)
         sender.send()
     assert engine.most_held == 0
@@ -187,5 +187,5 @@ def test_other_ranks_gather_with_it_and_keep_nothing():
     for number in range(len(sender.layout(bucket_mb=1))):
         sender.prepare(number)
         sender.send()
-        assert sender._flat is None
+        assert not sender.ready
     assert engine.most_held == 0

@@ -170,6 +170,12 @@ class WeightUpdateConfig(Section):
         description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile.",
     )
     bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")
+    ahead_mb: int = Field(
+        4096,
+        ge=0,
+        description="Most that the trainer gathers before the servers pause, in MiB of its GPU; at least one bucket. What "
+        "is left is gathered while requests wait.",
+    )
     checksum: bool = Field(
         False,
         description="Compare a checksum of every tensor that a server was given with the trainer's, before the server goes "

@@ -17,7 +17,7 @@ from areal_like.rollout.sglang.loading import Layout, load
 
 
 def receive_loans(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the bucket that is lent on its own device.
+    """Have every rank of a server (`group`) load the buckets that are lent on its own device.
 
     WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
     """
@@ -54,7 +54,8 @@ def _load_loan(runner: Any, loans: Mapping[str, str]) -> None:
     name = device_name(device)
     if name not in loans:
         raise LookupError(f"no trainer rank lends its weights on {name}")
-    load(runner.model, borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]))
+    for loan, layout in zip(json.loads(loans[name]), json.loads(loans[LOAN_LAYOUT]), strict=True):
+        load(runner.model, borrow(loan, device), layout)
     torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards
 
 

@@ -21,7 +21,7 @@ class CollectiveSync:
     """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise.
 
     The trainer prepares a bucket (gathers it from its ranks) and then sends it, as two calls, so that a trainer that
-    does not get its weights together is never taken for a server that does not receive. The first bucket is prepared
+    does not get its weights together is never taken for a server that does not receive. The first buckets are prepared
     while the servers generate, each further one while they load the one before. Servers are asked once, for all of
     them: they answer late while they have many responses to tell, and requests would wait for each answer.
     """
@@ -80,7 +80,8 @@ class CollectiveSync:
     async def _send(self, version: int, deadline: Deadline) -> None:
         await self._connect_anew(deadline)
         deadline.renew()
-        await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
+        for number in range(self.spec.ahead(self._buckets)):
+            await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
             body = self._body(version)
             await _together(
@@ -90,7 +91,7 @@ class CollectiveSync:
 
     async def _send_buckets(self, deadline: Deadline) -> None:
         for number in range(len(self._buckets)):
-            if number:
+            if number >= self.spec.ahead(self._buckets):
                 await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
             # a server that does not receive is named first, by its own limit
             await self.trainer.transfer("send", timeout_s=deadline.left + 2 * AFTERMATH_S)

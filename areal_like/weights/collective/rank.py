@@ -73,10 +73,9 @@ class CollectiveSender(Buckets):
         self._group = group
 
     def send(self) -> None:
-        """Broadcast what was prepared, and let go of it."""
-        if self._flat is not None:
-            broadcast(self._flat, src=0, group=self._group)
-            self._flat = None
+        """Broadcast the first bucket of those that are prepared, and let go of it."""
+        if self.ready:
+            broadcast(self.ready.popleft(), src=0, group=self._group)
 
     def close(self) -> None:
         """Leave the group, if it was formed."""

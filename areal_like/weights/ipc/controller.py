@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from areal_like.rollout.pool import ServerPool
@@ -17,8 +18,8 @@ from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_le
 class IpcSync:
     """`weight_update.mode: ipc`, for servers all of whose GPUs hold a trainer rank too; nothing crosses host or disk.
 
-    The trainer's ranks gather a bucket on every GPU, the first one while the servers generate, each further one while
-    they load the one before. What goes over HTTP is a handle of the memory, and no tensor.
+    The trainer's ranks gather buckets on every GPU, the first ones while the servers generate, each further one while
+    they load what came before. What goes over HTTP is a handle of the memory, and no tensor.
     """
 
     trainer: Trainer
@@ -33,26 +34,29 @@ class IpcSync:
             self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit)
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Lend bucket after bucket; the last one carries the version."""
+        """Lend the first buckets, and then one after the other; the last one carries the version."""
         await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
 
     async def _send(self, version: int, deadline: Deadline) -> None:
-        await self.trainer.transfer("prepare", 0, timeout_s=deadline.left)
+        first, count = self.spec.ahead(self._buckets), len(self._buckets)
+        for number in range(first):
+            await self._prepare(number, deadline)
         async with self.pool.interrupted(version, deadline) as servers:
-            for number, bucket in enumerate(self._buckets):
-                last = number + 1 == len(self._buckets)
-                body = await self._lend(number, bucket, str(version) if last else None, deadline)
+            for start, end in pairwise([0, *range(first, count + 1)]):
+                body = await self._lend(self._buckets[start:end], str(version) if end == count else None, deadline)
                 await asyncio.gather(
                     *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers),
-                    *(() if last else (self.trainer.transfer("prepare", number + 1, timeout_s=deadline.left),)),
+                    *([self._prepare(end, deadline)] if end < count else []),
                 )
             await self.trainer.transfer("end", timeout_s=deadline.left)
 
+    async def _prepare(self, number: int, deadline: Deadline) -> None:
+        await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
+
     async def _lend(
-        self, number: int, bucket: Sequence[TensorSpec], version: str | None, deadline: Deadline
+        self, buckets: Sequence[Sequence[TensorSpec]], version: str | None, deadline: Deadline
     ) -> dict[str, Any]:
-        directory = self.spec.directory / "ipc"
-        loans = await self.trainer.transfers("lend", directory, number, timeout_s=deadline.left)
-        layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in bucket]
-        handles = {LOAN_LAYOUT: json.dumps(layout), **dict(loan for loan in loans if loan)}
+        loans = await self.trainer.transfers("lend", self.spec.directory / "ipc", timeout_s=deadline.left)
+        layouts = [[(tensor.name, tensor.dtype, tensor.shape) for tensor in bucket] for bucket in buckets]
+        handles = {LOAN_LAYOUT: json.dumps(layouts)} | {name: json.dumps(of_it) for name, of_it in filter(None, loans)}
         return {"zmq_handles": handles, "flush_cache": False, "weight_version": version}
