@@ -1,14 +1,15 @@
 """Seconds to a held-out reward: this engine's demo against TRL's GRPOTrainer, on the same machine.
 
-    python -m benchmarks.demo_vs_trl --seeds 1,2,3 actor.optimizer.warmup_steps=10 [--target 0.9] [--limit-s 900]
+    python -m benchmarks.demo_vs_trl --seeds 1,2,3 [--target 0.9] [--limit-s 900] actor.optimizer.warmup_steps=10
 
 Both start from one checkpoint, which a run of one step with a vanishing learning rate writes after its warm start, and
 use the same problems, reward, batch, samples, learning rate, clipping, temperature, response length, and evaluation:
 on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are
 given: `total` from the start of the process, imports and servers included, and `training` from the evaluation before
 the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
-the number of threads, of `--trl-threads`, with which its first steps are fastest. The warm-up is there because both
-begin with a new optimizer, where the demo goes on with that of its warm start.
+the number of threads, of `--trl-threads`, with which its first steps are fastest; on two cores the engine's layout to
+compare is one trainer rank beside the server, `actor.backend=megatron:d1`. The warm-up is there because both begin with
+a new optimizer, where the demo goes on with that of its warm start. Both end at the target.
 """
 
 from __future__ import annotations
@@ -70,22 +71,22 @@ def compare(
 ) -> dict:
     """Warm-start once, then both; every time is in seconds, None where the target was not reached."""
     still = ["total_train_steps=1", "actor.optimizer.lr=1e-12", "actor.optimizer.warmup_steps=0"]
-    warm = engine(folder / "warm", [*overrides, *still], limit_s)
+    warm = engine(folder / "warm", [*overrides, *still], math.inf, limit_s)
     start = [
         *overrides,
         f"actor.path={folder / 'warm/run/checkpoints/step-1'}",
         f"tokenizer_path={folder / 'warm/run/checkpoints/step-1'}",
         "warm_start=null",
     ]
-    sides = {"engine": engine(folder / "engine", start, limit_s)}
+    sides = {"engine": engine(folder / "engine", start, target, limit_s)}
     config = folder / "engine/run/config.yaml"
     step_s = trl_step_seconds(folder, config, [int(n) for n in threads.split(",")], packages)
-    best = min(step_s, key=lambda n: step_s[n])
-    sides["trl"] = trl(folder / "trl.jsonl", config, target, limit_s, best, packages)
+    fastest = min(step_s, key=lambda n: step_s[n])
+    sides["trl"] = trl(folder / "trl.jsonl", config, target, limit_s, fastest, packages)
     result: dict = {
         "reward_after_warm_start": warm["events"][0]["reward"],
         "trl_seconds_per_step_by_threads": step_s,
-        "trl_threads": best,
+        "trl_threads": fastest,
     }
     for name, side in sides.items():
         reached = next((event["time"] for event in side["events"] if event["reward"] >= target), None)
@@ -106,21 +107,27 @@ def compare(
     return result
 
 
-def engine(folder: Path, overrides: Sequence[str], limit_s: float) -> dict:
-    """Run the demo; its evaluations with the wall time at which each was written."""
+def engine(folder: Path, overrides: Sequence[str], target: float, limit_s: float) -> dict:
+    """Run the demo to the target or the limit; its evaluations with the wall time at which each was written."""
     where = [f"cluster.fileroot={folder.parent}", f"experiment_name={folder.name}", "trial_name=run"]
     command = [sys.executable, str(SCRIPT), "--config", str(CONFIG), *where, *overrides]
     started = time.time()
     process = subprocess.Popen(command, cwd=ROOT)
-    try:
-        process.wait(limit_s)
-    except subprocess.TimeoutExpired:
+    while process.poll() is None and time.time() - started < limit_s and best(folder / "run/metrics.jsonl") < target:
+        time.sleep(1)
+    if process.poll() is None:
         process.terminate()  # it ends all of its own
     if process.wait() not in (0, 143):
         raise SystemExit(f"the run failed with exit code {process.returncode}")
     board = EventAccumulator(str(folder / "run/tensorboard")).Reload()
     events = [{"step": e.step, "reward": e.value, "time": e.wall_time} for e in board.Scalars("reward/held_out")]
     return {"started": started, "events": events}
+
+
+def best(metrics: Path) -> float:
+    """The highest held-out reward so far."""
+    lines = metrics.read_bytes().splitlines() if metrics.exists() else []
+    return max((json.loads(line).get("reward/held_out", 0.0) for line in lines if line.endswith(b"}")), default=0.0)
 
 
 def trl_step_seconds(folder: Path, config: Path, threads: Sequence[int], packages: Path) -> dict[int, float]:
