@@ -27,6 +27,7 @@ _LOCAL_SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as on macOS: the node's address is loopback, and Ray listens on it alone
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # by default 15: ranks and servers would come after all else on a busy machine
     "RAY_enable_metrics_collection": "0",
     "RAY_gcs_server_port_wait_time_s": "300",  # of a busy machine
     "RAY_raylet_start_wait_time_s": "300",
