@@ -35,7 +35,8 @@ class Probe:
     def look(self) -> dict[str, Any]:
         import ray
 
-        return {"node": ray.get_runtime_context().get_node_id(), **{name: os.environ.get(name) for name in SHOWN}}
+        variables = {name: os.environ.get(name) for name in SHOWN}
+        return {"node": ray.get_runtime_context().get_node_id(), "nice": os.nice(0), **variables}
 
 
 async def look(cluster: Cluster, role: str, devices: list[tuple[Device, ...]]) -> list[dict[str, Any]]:

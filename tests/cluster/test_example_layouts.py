@@ -106,6 +106,7 @@ def test_what_every_process_of_a_run_gets(four_nodes: ExistingCluster, tmp_path:
         for (member,) in seen.values():
             assert member["GLOO_SOCKET_IFNAME"] == member["NCCL_SOCKET_IFNAME"] == "lo"  # where both clusters listen
             assert member["MALLOC_TRIM_THRESHOLD_"] and member["MALLOC_MMAP_THRESHOLD_"]
+            assert cluster or member["nice"] == os.nice(0)  # Ray lowers the priority of workers
             assert not member["TORCHINDUCTOR_CACHE_DIR"].startswith(member["TMPDIR"])
 
 
