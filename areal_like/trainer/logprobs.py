@@ -45,7 +45,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         local = torch.where(mine, labels - first, -1)
 
         step = max(1, _SLICE_ELEMENTS // columns // 16 * 16)  # slices are aligned, else compiled code copies them
-        parts = [_local_sums(rows, scale, valid) for rows in logits.split(step)]
+        parts = [_local_sums(rows, scale, valid) for rows in _slices(logits, step)]
         maximum, total, weighted = (torch.cat(column) for column in zip(*parts, strict=True))
         label = torch.where(mine, logits.gather(1, local.clamp(min=0)[:, None])[:, 0].float() * scale, 0.0)
         if group and group.size() > 1:
@@ -65,10 +65,18 @@ class _VocabParallelLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_log_prob, grad_entropy):
         logits, *of_rows = ctx.saved_tensors
         grad = logits.detach()
-        columns = [tensor.split(ctx.step) for tensor in (grad, *of_rows, grad_log_prob, grad_entropy)]
-        for rows in zip(*columns, strict=True):
+        columns = (tensor.split(ctx.step) for tensor in (*of_rows, grad_log_prob, grad_entropy))
+        for rows in zip(_slices(grad, ctx.step), *columns, strict=True):
             _to_gradient(*rows, ctx.scale, ctx.valid)
         return grad, None, None, None, None
+
+
+def _slices(logits: Tensor, step: int) -> tuple[Tensor, ...]:
+    """Of so many rows; the number of columns is constant to a kernel, which then loads eight at a time."""
+    slices = logits.split(step)
+    for rows in slices:
+        torch._dynamo.mark_static(rows, 1)
+    return slices
 
 
 @_fused
