@@ -32,13 +32,20 @@ def main() -> None:
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    shared_memory = SharedMemoryWatch()
+    shared_memory, owners = SharedMemoryWatch(), SharedMemoryWatch()
+
+    def look() -> None:
+        shared_memory.look(lambda: members(run_id))
+        owners.look(lambda: [owner])
+
     # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
     while not select.select([sys.stdin], [], [], 0.2)[0] and owner.is_running():
-        shared_memory.look(lambda: members(run_id))
-    shared_memory.look(lambda: members(run_id))
+        look()
+    look()
     end_members(run_id, spared={os.getpid(), owner.pid})
     shared_memory.remove()
+    if not _lives(owner):  # one that lives may go on with its own; one that was killed with its tracker leaves them
+        owners.remove()
     for directory in directories:  # last, for a member might write on
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -71,6 +78,13 @@ def end_members(run_id: str, spared: Iterable[int] = ()) -> None:
                 continue
             terminated.add(process.pid)
         time.sleep(0.1)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _is_cleaner(process: psutil.Process) -> bool:
