@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from areal_like.rollout.pool import ServerPool
@@ -41,22 +40,26 @@ class IpcSync:
         first, count = self.spec.ahead(self._buckets), len(self._buckets)
         for number in range(first):
             await self._prepare(number, deadline)
+        body = await self._lend(0, first, version, deadline)
         async with self.pool.interrupted(version, deadline) as servers:
-            for start, end in pairwise([0, *range(first, count + 1)]):
-                body = await self._lend(self._buckets[start:end], str(version) if end == count else None, deadline)
+            for end in range(first, count + 1):
                 await asyncio.gather(
                     *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers),
                     *([self._prepare(end, deadline)] if end < count else []),
                 )
-            await self.trainer.transfer("end", timeout_s=deadline.left)
+                if end < count:
+                    body = await self._lend(end, end + 1, version, deadline)
+        await self.trainer.transfer("end", timeout_s=deadline.left)
 
     async def _prepare(self, number: int, deadline: Deadline) -> None:
         await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
 
-    async def _lend(
-        self, buckets: Sequence[Sequence[TensorSpec]], version: str | None, deadline: Deadline
-    ) -> dict[str, Any]:
+    async def _lend(self, start: int, end: int, version: int, deadline: Deadline) -> dict[str, Any]:
+        """What tells servers of these buckets, which the trainer lends from now on."""
         loans = await self.trainer.transfers("lend", self.spec.directory / "ipc", timeout_s=deadline.left)
-        layouts = [[(tensor.name, tensor.dtype, tensor.shape) for tensor in bucket] for bucket in buckets]
+        layouts = [
+            [(tensor.name, tensor.dtype, tensor.shape) for tensor in bucket] for bucket in self._buckets[start:end]
+        ]
         handles = {LOAN_LAYOUT: json.dumps(layouts)} | {name: json.dumps(of_it) for name, of_it in filter(None, loans)}
-        return {"zmq_handles": handles, "flush_cache": False, "weight_version": version}
+        last = end == len(self._buckets)
+        return {"zmq_handles": handles, "flush_cache": False, "weight_version": str(version) if last else None}
