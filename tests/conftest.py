@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -19,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from left_processes import session_processes
@@ -125,8 +127,21 @@ def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
         yield server
     finally:
         reserved.close()
+        shared = _shared_memory(process.pid)
         process.kill()  # its children notice and go with it
         process.wait()
+        for file in shared:
+            file.unlink(missing_ok=True)
+
+
+def _shared_memory(pid: int) -> set[Path]:
+    """Files of /dev/shm that a process and its children map; who is killed leaves them."""
+    try:
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in tree)
+    except (psutil.Error, OSError):  # it has ended
+        return set()
+    return {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
 
 
 def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes]) -> None:
