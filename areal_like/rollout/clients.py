@@ -23,7 +23,7 @@ from areal_like.rollout.sglang.http import Server, Unavailable, session
 from areal_like.rollout.turns import Turns
 
 PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
-HANDED_OVER = 16  # answers of which something is handed on in one turn
+HANDED_OVER = 16  # answers of which something is handed on in one turn of the event loop
 EXCHANGE_S = 0.05  # for so long a client process gathers what comes
 HANGS_S = 60.0  # that an exchange may take
 
@@ -105,7 +105,7 @@ class Clients:
         self._say = say
         self._links: list[Link] = []
         self._numbers = itertools.count()
-        self._turn, self._own_turn = Turns(HANDED_OVER), Turns(PARTS)
+        self._turn = Turns(PARTS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -123,7 +123,7 @@ class Clients:
     def read(self, server: Server, request: bytes) -> AsyncGenerator[Parts]:
         """As `read`, in the client process that has the fewest calls. Raises Unavailable, too, where that dies."""
         link = min(self._links, key=lambda link: len(link.news), default=None)
-        return self._read(link, server, request) if link else read(self._own_turn, server, request)
+        return self._read(link, server, request) if link else read(self._turn, server, request)
 
     async def _read(self, link: Link, server: Server, request: bytes) -> AsyncGenerator[Parts]:
         call, news = next(self._numbers), asyncio.Queue[Parts | None]()
@@ -132,7 +132,6 @@ class Clients:
         self._wake(link)
         try:
             while (parts := await news.get()) is not None:
-                await self._turn()
                 yield parts
         finally:
             del link.news[call]
@@ -153,9 +152,11 @@ class Clients:
                     came = await link.group.call_one(0, "exchange", calls, over, phase="reading")
                 for call, *_ in calls:
                     self._hand_over(link, call, [()])
-                for call, parts in came.items():
-                    ended = parts[-1] is None
-                    self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
+                for some in itertools.batched(came.items(), HANDED_OVER):
+                    for call, parts in some:
+                        ended = parts[-1] is None
+                        self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
+                    await asyncio.sleep(0)
             link.is_busy = False
         except (WorkerError, TimeoutError) as death:
             self._lose(link, str(death) or f"no exchange within {HANGS_S:g} s")
