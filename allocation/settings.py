@@ -84,7 +84,7 @@ class MemorySettings:
     dtype: str = "bfloat16"
     mem_fraction_static: float = 0.8
     bucket_bytes: int = 512 << 20
-    ahead_bytes: int = 0
+    ahead_bytes: int = 4096 << 20
     offload: bool = False
     trained: float = 1.0
     gradient_checkpointing: bool = False

@@ -201,6 +201,7 @@ async def train_step(
 
 
 _ON_POLICY = ("on_policy_logprob_diff", "on_policy_share")
+_OF_A_STEP = frozenset({"loss", "grad_norm", "lr", "skipped"})  # steps that leave responses out count as others
 _PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and phase of each
     ("reference", "reference_logprobs", "reference"),
     ("values", "values", "values"),
@@ -224,14 +225,15 @@ async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> 
 
 
 def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the optimizer steps' statistics over their tokens; each counts where it came.
+    """Means of the optimizer steps' statistics: over their tokens, or over steps for what is a step's; where it came.
 
     The servers' log-probs are compared where both sides used the same weights; a step may have no such token.
     """
     result: dict[str, float] = {}
     for name in dict.fromkeys(name for part in stats for name in part):
         having = [part for part in stats if name in part]
-        result[name] = float(np.average([p[name] for p in having], weights=[p.get("loss_tokens", 1) for p in having]))
+        weights = [1 if name in _OF_A_STEP else part.get("loss_tokens", 1) for part in having]
+        result[name] = float(np.average([part[name] for part in having], weights=weights))
     drift, share = result.pop(_ON_POLICY[0], 0.0), result.get(_ON_POLICY[1])
     return result | ({"logprob_diff": drift / share} if share else {})
 

@@ -9,7 +9,8 @@ given: `total` from the start of the process, imports and servers included, and 
 the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
 the number of threads, of `--trl-threads`, with which its first steps are fastest; on two cores the engine's layout to
 compare is one trainer rank beside the server, `actor.backend=megatron:d1`. The warm-up is there because both begin with
-a new optimizer, where the demo goes on with that of its warm start. Both end at the target.
+a new optimizer, where the demo goes on with that of its warm start. Both end at the target. Responses of advantage 0
+pass through TRL's training as all do, and are left out here (`actor.skip_zero_advantages`).
 """
 
 from __future__ import annotations

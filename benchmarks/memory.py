@@ -204,7 +204,8 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     batch = BatchSpec(sequences(result), 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
     adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
-    memory = MemorySettings(trained=adapters / total_parameters(model) if adapters else 1.0)
+    trained = adapters / total_parameters(model) if adapters else 1.0
+    memory = MemorySettings(trained=trained, ahead_bytes=0)  # it was measured a bucket at a time
     phases = trainer("actor", sizes, Workload(model, settings, memory, batch)).phases
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 

@@ -4,11 +4,12 @@
     python -m benchmarks.trainer_throughput --config ... --layout "megatron:(attn:t2c2|ffn:e4)"   # or fsdp:d1
 
 Both train the same model with the same optimizer on the same micro-batches, one rank on each GPU. The bare loop is
-given its micro-batches as tensors on the device and computes cross-entropy; the engine is given a Batch, packs it,
-and computes log-probs, entropy, the loss and its statistics. `--loss sft` is the same mathematics as the bare loop,
-`policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the configuration;
-lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. Beside the two, the pass
-that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each, of the first rank.
+given its micro-batches as tensors on the device and computes cross-entropy of every token; the engine is given a Batch,
+packs it, and computes log-probs, entropy, the loss and its statistics, where tokens are trained on. `--loss sft` is the
+same loss as the bare loop's, `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come
+from the configuration; lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`.
+Beside the two, the pass that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each,
+of the first rank.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def main(
         arguments = run, plan, loss, steps, Path(folder)
         others = multiprocessing.spawn(measured_on, (meeting, *arguments), plan.world_size - 1, join=False)
         figures = measured(replace(meeting, listener=listener), *arguments)
-        others.join()
+        while not others.join():  # it returns at every rank that ends
+            pass
     save("trainer_throughput_" + name.format(loss=loss, device=DEVICE), {"layout": layout, **figures})
 
 

@@ -7,6 +7,7 @@ share the wait for one; for it stands the slowest that ended in a step: more may
 that asynchrony is rather praised too much than too little.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -68,8 +69,9 @@ def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: flo
         if (total - count) % layout.trainer_unit == 0
     }
     count, seconds = min(times.items(), key=lambda item: item[1], default=(layout.servers, step_s))
-    in_turns = max(work[0] / total, slowest_s) + work[1] / total
-    at_once = max(sum(work) / total, slowest_s / (1 + layout.staleness))
+    fits = total % layout.server_unit == 0 == total % layout.trainer_unit
+    in_turns = max(work[0] / total, slowest_s) + work[1] / total if fits else math.inf
+    at_once = max(sum(work) / total, slowest_s / (1 + layout.staleness)) if fits else math.inf
     together = f"both on all {total} GPUs (sglang:…|megatron:…)"
     if in_turns < min(seconds, WORTH * step_s) and in_turns <= at_once / WORTH:
         where = f"asynchrony does not pay here; {together} with rollout.max_head_offpolicyness=0"

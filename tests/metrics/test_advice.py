@@ -28,6 +28,8 @@ EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
             "both on all 2 GPUs (sglang:…|megatron:…) would take about 6 s a step",
         ),
         (Layout(1, 1, 1, 1, 2), (0.0, 0.3), 6.0, None),
+        # six GPUs do not hold a trainer of four
+        (Layout(2, 4, 2, 4, 2), (0.8, 0.0), 1.0, None),
         (Layout(2, 2, 2, 2, 2), (0.8, 0.0), 1.0, "asynchrony does not pay here; both on all 4 GPUs"),
     ],
 )

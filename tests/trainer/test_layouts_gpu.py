@@ -16,8 +16,7 @@ from allocation import ParallelSizes
 
 pytestmark = pytest.mark.gpu
 
-# Of log-probs, over that of one rank in bfloat16: parts of an expert are rounded before they are added up.
-ROUNDING_TOLERANCE = 2
+ROUNDING_TOLERANCE, OF_CUT_EXPERTS = 1.5, 2  # of log-probs, over one rank's; parts of an expert are rounded, then added
 STEP_TOLERANCE = 0.05  # of loss and gradient norm: bfloat16 keeps 8 bits, and sums come in another order
 WEIGHT_TOLERANCE = 2e-3  # mean of absolute differences after three steps of 1e-3
 
@@ -77,7 +76,8 @@ def test_layout_trains_as_one_rank_does(gpus, models, one_rank, exact, model, si
     places = ~np.isnan(reference)
     assert np.array_equal(places, ~np.isnan(log_probs))
     rounding = np.abs(reference - exact(model))[places].mean()
-    assert np.abs(log_probs - exact(model))[places].mean() < ROUNDING_TOLERANCE * rounding
+    tolerance = OF_CUT_EXPERTS if model == "moe" and sizes.etp > 1 else ROUNDING_TOLERANCE
+    assert np.abs(log_probs - exact(model))[places].mean() < tolerance * rounding
     for outcome in outcomes:
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
             assert step["loss"] == pytest.approx(wanted["loss"], rel=STEP_TOLERANCE, abs=STEP_TOLERANCE)

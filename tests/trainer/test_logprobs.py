@@ -16,13 +16,13 @@ class OneRank:
         return 0
 
 
-@pytest.mark.parametrize("slice_elements", [1 << 26, 30])
+@pytest.mark.parametrize("slice_elements", [1 << 26, 30, 13 * 20])
 def test_values_and_gradients_equal_log_softmax(monkeypatch, slice_elements):
     monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", slice_elements)
     generator = torch.Generator().manual_seed(0)
-    logits = (3 * torch.randn(5, 13, generator=generator)).requires_grad_()
-    labels = torch.tensor([0, 10, 3, 3, 7])
-    weights, entropy_weights = torch.randn(2, 5, generator=generator)
+    logits = (3 * torch.randn(40, 13, generator=generator)).requires_grad_()
+    labels = torch.tensor([0, 10, 3, 3, 7] * 8)
+    weights, entropy_weights = torch.randn(2, 40, generator=generator)
     log_p = torch.log_softmax(logits[:, :11] / 0.7, -1)
     expected, expected_entropy = log_p.gather(1, labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
     (expected_gradient,) = torch.autograd.grad((expected * weights + expected_entropy * entropy_weights).sum(), logits)

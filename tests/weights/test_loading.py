@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang.loading import Layout, load
+from areal_like.rollout.sglang.loading import Layout, load, renew_copies
 
 
 class Model(torch.nn.Module):
@@ -86,3 +88,31 @@ def test_parameters_that_have_moved_are_loaded_anew() -> None:
     load(model, flat, layout)
     check(model, tensors)
     assert model.asked == 3
+
+
+class InThreads(Model):
+    def load_weights(self, weights: Any) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(super().load_weights, list(weights)).result()
+
+
+def test_a_model_that_copies_in_threads_is_asked_each_time() -> None:
+    model = InThreads()
+    for start in (0, 40):
+        tensors, flat, layout = bucket(start)
+        load(model, flat, layout)
+        check(model, tensors)
+
+
+def test_a_router_that_keeps_its_weights_in_float32_has_the_new_ones() -> None:
+    from sglang.srt.models.glm4_moe import Glm4MoeGate
+
+    gate = Glm4MoeGate(SimpleNamespace(n_routed_experts=4, hidden_size=3)).bfloat16()
+    states = torch.ones(1, 3, dtype=torch.bfloat16)
+    for value in (1.0, 2.0):
+        with torch.inference_mode():
+            gate.weight.data.fill_(value)
+            renew_copies(torch.nn.Sequential(gate))
+            assert gate(states).tolist() == [[3 * value] * 4]
+            held = gate._weight_fp32.data_ptr()
+    assert gate._weight_fp32.data_ptr() == held

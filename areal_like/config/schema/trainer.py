@@ -70,8 +70,7 @@ class MicroBatchConfig(Section):
     max_tokens_per_mb: int = Field(
         16384,
         ge=1,
-        description="Most tokens in one packed micro-batch of a data-parallel rank, over its CP ranks. Under Megatron "
-        "without a pipeline, passes of a trained role that have no backward pass take twice as many.",
+        description="Most tokens in one packed micro-batch of a data-parallel rank, over its CP ranks.",
     )
 
 

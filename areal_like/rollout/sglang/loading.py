@@ -7,7 +7,9 @@ update, and made all at once from then on; a model that does more than copy is l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +46,21 @@ def load(model: Any, flat: Tensor, layout: Layout) -> None:
         plan.repeat(flat)
         return
     plan = _Plan(addresses)
-    with _Noting(flat, plan):
+    with _Noting(flat, plan), _threads_noted(plan):
         getattr(model.load_weights, "__wrapped__", model.load_weights)(views(flat, layout))
     if plan.can_be_repeated:
         plans[key] = plan
+
+
+def renew_copies(model: Any) -> None:
+    """Make anew what a model has made of its weights in its first pass, where CUDA graphs look for it.
+
+    The routers of GLM-4-MoE keep their weights in float32 (`sglang/srt/models/glm4_moe.py`, 0.5.17).
+    """
+    with torch.inference_mode():
+        for module in model.modules():
+            if (copy := getattr(module, "_weight_fp32", None)) is not None:
+                copy.copy_(module.weight)
 
 
 @dataclass
@@ -81,6 +94,22 @@ class _Plan:
         for targets, sources in groups.values():
             if targets:
                 torch._foreach_copy_(targets, sources)
+
+
+@contextmanager
+def _threads_noted(plan: _Plan) -> Iterator[None]:
+    """Note that other threads do a part, of which `_Noting` sees nothing: it is of one thread."""
+    submit = ThreadPoolExecutor.submit
+
+    def noted(self: ThreadPoolExecutor, *arguments: Any, **options: Any) -> Any:
+        plan.more = True
+        return submit(self, *arguments, **options)
+
+    ThreadPoolExecutor.submit = noted  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
 
 
 class _Noting(TorchDispatchMode):

@@ -15,6 +15,8 @@ from areal_like.rollout.sglang.checksum import compare, watch
 from areal_like.rollout.sglang.ipc import borrow, device_name
 from areal_like.rollout.sglang.loading import Layout, load
 
+_FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
+
 
 def receive_loans(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
     """Have every rank of a server (`group`) load the buckets that are lent on its own device.
@@ -41,7 +43,7 @@ def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
     problem = ""
     try:
         work()
-    except (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError) as error:
+    except _FAILURES as error:
         problem = f"failed to load: {type(error).__name__}: {error}"
     problems: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(problems, problem, group=group)
@@ -70,14 +72,21 @@ def _load_buckets(runner: Any, request: Any) -> None:
         flat = torch.empty(size, dtype=torch.uint8, device=device)
         return flat, torch.distributed.broadcast(flat, src=0, group=sender, async_op=True)
 
+    failure: BaseException | None = None
     coming = [begin(layouts[0])]
     for layout, following in zip(layouts, [*layouts[1:], None], strict=True):
         flat, work = coming.pop()
         if following:
             coming.append(begin(following))
         work.wait()
-        load(runner.model, flat, layout)
+        try:
+            if failure is None:
+                load(runner.model, flat, layout)
+        except _FAILURES as error:  # the other ranks still receive, and would wait for this one
+            failure = error
     torch.get_device_module(device).synchronize()  # who answers has them
+    if failure:
+        raise failure
 
 
 def _device(runner: Any) -> torch.device:

@@ -134,6 +134,7 @@ def labelling_updater() -> type:
     from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput, UpdateWeightsFromIPCReqOutput
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
+    from areal_like.rollout.sglang.loading import renew_copies
     from areal_like.rollout.sglang.memory import as_if_idle, keep
     from areal_like.rollout.sglang.receiving import receive_broadcast, receive_loans
 
@@ -167,6 +168,7 @@ def labelling_updater() -> type:
 
         def flush_cache_after_weight_update(self, request: Any) -> None:
             super().flush_cache_after_weight_update(request)
+            renew_copies(self.tp_worker.model_runner.model)
             if request.weight_version is not None:  # the last of an update's requests, whichever kind they are
                 self.scheduler.begin(request.weight_version)
 

@@ -195,9 +195,7 @@ class MegatronEngine:
         self, batch: Batch, at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
     ) -> tuple[NDArray[np.int64], Floats] | None:
         """What `at` makes of every micro-batch and the model's output for it, without gradients."""
-        # nothing is kept for backward: a role that trains has room for twice the tokens, which keep the host less busy
-        times = 2 if self._optimizer is not None and self._spec.sizes.pp == 1 else 1
-        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool), times)
+        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
         with self._memory.needed("params"), cpu.cpu_as_cuda():
             values = forward_backward(self._wrapped, micro_batches, at, forward_only=True)
             if not parallel.is_data_source():
@@ -214,13 +212,13 @@ class MegatronEngine:
         log_probs, entropy = self._log_probs_at(micro_batch, output, temperature)
         return LossInputs(log_probs, entropy, micro_batch.fields, sequences)
 
-    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool], times: int = 1) -> DeviceBatches:
-        """This rank's share, of so many `times` the tokens that `mb_spec` allows."""
+    def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
+        """This rank's share, cut alike for every pass: with the same weights they compute the same to the last bit."""
         sizes = self._spec.sizes
         schedule = packing.make_schedule(
             batch.lengths,
             dp=sizes.dp,
-            max_tokens=times * self._spec.config.mb_spec.max_tokens_per_mb,
+            max_tokens=self._spec.config.mb_spec.max_tokens_per_mb,
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),
             multiple=sizes.pp if sizes.vpp > 1 else 1,
         )
