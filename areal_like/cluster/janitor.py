@@ -36,10 +36,10 @@ def main() -> None:
 
     def look() -> None:
         shared_memory.look(lambda: members(run_id))
-        owners.look(lambda: [owner])
+        owners.look(lambda: filter(_lives, [owner]))  # its pid may be another's by now
 
     # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
-    while not select.select([sys.stdin], [], [], 0.2)[0] and owner.is_running():
+    while not select.select([sys.stdin], [], [], 0.2)[0] and _lives(owner):
         look()
     look()
     end_members(run_id, spared={os.getpid(), owner.pid})

@@ -193,6 +193,33 @@ def test_a_clean_up_that_hangs_fails_no_run(monkeypatch: pytest.MonkeyPatch, cap
     assert f"the clean-up of {directory} is left to end by itself" in capfd.readouterr().err
 
 
+FORKS = """
+import os, secrets, time
+from areal_like.cluster.lifetime import run_lifetime
+with run_lifetime(secrets.token_hex(6)) as directory:
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # what became the janitor's parent ends once it knows its owner
+    if child := os.fork():
+        print(child, directory, flush=True)
+    time.sleep(1800)
+"""
+
+
+def test_a_killed_owner_that_nobody_reaps_and_whose_child_has_the_pipe() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", FORKS], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
+    child, directory = owner.stdout.readline().split()  # type: ignore[union-attr]
+    owner.kill()  # and stays a zombie until it is waited for
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while os.path.exists(directory) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not os.path.exists(directory)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        owner.communicate()
+
+
 def test_a_user_s_own_variables_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "12345678")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
