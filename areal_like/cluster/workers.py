@@ -12,7 +12,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,20 +100,24 @@ class WorkerGroup:
         """Call a method on every member with the same arguments, which are sent once; results in rank order."""
         import ray
 
-        shared = [await asyncio.to_thread(ray.put, argument) for argument in args]  # a batch may take seconds
-        calls = {member: member.actor.call.remote(method, *shared) for member in self.members}
+        with self._sending(self.members[0], phase):
+            shared = [await asyncio.to_thread(ray.put, argument) for argument in args]  # a batch may take seconds
+            calls = {member: member.actor.call.remote(method, *shared) for member in self.members}
         return await self._results(calls, phase, timeout)
 
     async def call_one(self, rank: int, method: str, *args: Any, phase: str, timeout: float | None = None) -> Any:
         """Call a method on one member, the first one being 0."""
         member = self.members[rank]
-        return (await self._results({member: member.actor.call.remote(method, *args)}, phase, timeout))[0]
+        with self._sending(member, phase):
+            call = member.actor.call.remote(method, *args)
+        return (await self._results({member: call}, phase, timeout))[0]
 
     async def build(self, cls: type, arguments: Sequence[Mapping[str, Any]], timeout: float) -> None:
         """Make every member's object, `cls(**arguments)`, of each its own."""
-        calls = {
-            member: member.actor.build.remote(cls, its) for member, its in zip(self.members, arguments, strict=True)
-        }
+        with self._sending(self.members[0], "start-up"):
+            calls = {
+                member: member.actor.build.remote(cls, its) for member, its in zip(self.members, arguments, strict=True)
+            }
         await self._results(calls, "start-up", timeout)
 
     def kill(self) -> None:
@@ -121,6 +126,17 @@ class WorkerGroup:
 
         for member in self.members:
             ray.kill(member.actor, no_restart=True)
+
+    @contextmanager
+    def _sending(self, member: Member, phase: str) -> Iterator[None]:
+        """Tell as a WorkerError why a call is not sent: large arguments need room in Ray's object store."""
+        from ray.exceptions import RayError
+
+        try:
+            yield
+        except RayError as error:
+            cause = str(error).strip() or type(error).__name__
+            raise self._error(member, phase, f"the call was not sent: {cause}") from error
 
     async def _results(self, calls: Mapping[Member, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
         limit = self._timeout_s if timeout is None else timeout
