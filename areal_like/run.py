@@ -244,7 +244,8 @@ def _pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> S
 
 def _clients(cluster: Cluster, job: Job, view: View) -> Clients:
     start = partial(start_client, cluster, job.plan.engine("rollout"))
-    return Clients(job.config.rollout.client_processes, start, view.say)
+    rollout = job.config.rollout
+    return Clients(rollout.client_processes, start, view.say, rollout.request_timeout_s)
 
 
 @asynccontextmanager

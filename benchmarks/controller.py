@@ -57,6 +57,7 @@ from benchmarks.report import save
 
 N_SAMPLES, PROMPT_TOKENS = 16, 32
 RATE = 4e6  # tokens per second that the servers have together, at most
+STALL_S = 600  # that a server may do nothing
 TICK_S = 0.005
 TOKEN = "benchmark"
 
@@ -107,7 +108,8 @@ async def _rows(urls: Sequence[str], n_clients: int, cases: Sequence[tuple[Any, 
             SchedulerConfig(), plan, uses_gpus=False, log_dir=folder, shared_dir=folder / "shared"
         ) as cluster:
             cluster.token = TOKEN
-            async with Clients(n_clients, partial(start_client, cluster, plan.engine("rollout")), print) as clients:
+            start = partial(start_client, cluster, plan.engine("rollout"))
+            async with Clients(n_clients, start, print, STALL_S) as clients:
                 return [await measure(urls, clients, *case) for case in cases]
 
 
@@ -126,7 +128,7 @@ async def measure(
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
     async with (
         seldom_collected(),
-        ServerPool(urls, TOKEN, 600, prefill_once=False, clients=clients) as pool,
+        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, clients=clients) as pool,
         asyncio.TaskGroup() as tasks,
     ):
         async with pool.interrupted(0, Deadline(60)):

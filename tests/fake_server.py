@@ -153,7 +153,7 @@ async def clients_of(n: int) -> AsyncIterator[Clients | None]:
     if not n:
         yield None
         return
-    async with Clients(n, start, print) as clients:
+    async with Clients(n, start, print, 120) as clients:
         yield clients
     for group in groups:
         await asyncio.gather(*group.client._reading.values(), return_exceptions=True)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import aiohttp
 
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.errors import ServerError, WorkerError
+from areal_like.errors import RunError, ServerError
 from areal_like.rollout.sglang.answers import OF_ALL, Part, part_of
 from areal_like.rollout.sglang.http import Server, Unavailable, session
 from areal_like.rollout.turns import Turns
@@ -25,7 +26,7 @@ from areal_like.rollout.turns import Turns
 PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
 HANDED_OVER = 16  # answers of which something is handed on in one turn of the event loop
 EXCHANGE_S = 0.05  # for so long a client process gathers what comes
-HANGS_S = 60.0  # that an exchange may take
+HANGS_S = 60.0  # that an exchange may take, at most
 
 type Parts = Sequence[Part]
 type Read = Callable[[Server, bytes], AsyncGenerator[Parts]]
@@ -61,6 +62,7 @@ class Client:
         for call, name, url, request in calls:
             server = Server(name, url, self._session)
             self._reading[call] = asyncio.create_task(self._read(call, server, request))
+            self._reading[call].add_done_callback(partial(self._end, call))
         for call in over:
             self._reading.pop(call).cancel()
             self._news.pop(call, None)
@@ -69,15 +71,18 @@ class Client:
         return dict(news)
 
     async def _read(self, call: int, server: Server, request: bytes) -> None:
-        try:
-            async with aclosing(read(self._turn, server, request)) as answer:
-                await anext(answer)
-                async for parts in answer:
-                    self._news[call].extend(parts)
-        except ServerError as error:
-            self._news[call].append((OF_ALL, error))
-        finally:
-            self._news[call].append(None)
+        async with aclosing(read(self._turn, server, request)) as answer:
+            await anext(answer)
+            async for parts in answer:
+                self._news[call].extend(parts)
+
+    def _end(self, call: int, reading: asyncio.Task[None]) -> None:
+        if reading.cancelled():
+            return
+        if error := reading.exception():
+            told = error if isinstance(error, ServerError) else Unavailable(f"client: {error!r}", "client")
+            self._news[call].append((OF_ALL, told))
+        self._news[call].append(None)
 
 
 @dataclass(eq=False)
@@ -96,13 +101,17 @@ class Clients:
     """All client processes of a run, at best `n`.
 
     `start` starts one, an actor (`Client`), by its rank. In place of one that dies another is started; what it read
-    goes on elsewhere. As long as none is left, the controller reads.
+    goes on elsewhere. As long as none is left, the controller reads. One that hangs is found before a server would be
+    blamed for it, which may do nothing for `stall_s` seconds.
     """
 
-    def __init__(self, n: int, start: Callable[[int], Awaitable[WorkerGroup]], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, n: int, start: Callable[[int], Awaitable[WorkerGroup]], say: Callable[[str], None], stall_s: float
+    ) -> None:
         self._n = n
         self._start = start
         self._say = say
+        self._limit_s = min(HANGS_S, stall_s / 2)
         self._links: list[Link] = []
         self._numbers = itertools.count()
         self._turn = Turns(PARTS)
@@ -114,9 +123,10 @@ class Clients:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # the end of one may be the start of another
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in self._links:
             link.group.kill()
 
@@ -141,25 +151,25 @@ class Clients:
     def _wake(self, link: Link) -> None:
         if not link.is_busy and link in self._links:
             link.is_busy = True
-            self._keep(self._exchange(link))
+            self._keep(self._exchange(link), partial(self._lose, link))
 
     async def _exchange(self, link: Link) -> None:
         """Exchange news with a client process as long as it has calls."""
-        try:
-            while link.news or link.over:
-                calls, link.calls, over, link.over = link.calls, [], link.over, []
-                async with asyncio.timeout(HANGS_S):
+        while link.news or link.over:
+            calls, link.calls, over, link.over = link.calls, [], link.over, []
+            try:
+                async with asyncio.timeout(self._limit_s):
                     came = await link.group.call_one(0, "exchange", calls, over, phase="reading")
-                for call, *_ in calls:
-                    self._hand_over(link, call, [()])
-                for some in itertools.batched(came.items(), HANDED_OVER):
-                    for call, parts in some:
-                        ended = parts[-1] is None
-                        self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
-                    await asyncio.sleep(0)
-            link.is_busy = False
-        except (WorkerError, TimeoutError) as death:
-            self._lose(link, str(death) or f"no exchange within {HANGS_S:g} s")
+            except TimeoutError as error:
+                raise RunError(f"no exchange within {self._limit_s:g} s") from error
+            for call, *_ in calls:
+                self._hand_over(link, call, [()])
+            for some in itertools.batched(came.items(), HANDED_OVER):
+                for call, parts in some:
+                    ended = parts[-1] is None
+                    self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
+                await asyncio.sleep(0)
+        link.is_busy = False
 
     def _hand_over(self, link: Link, call: int, news: Iterable[Parts | None]) -> None:
         if call in link.news:  # else nobody waits for it any more
@@ -172,16 +182,23 @@ class Clients:
         lost: Part = (OF_ALL, Unavailable(f"client process {link.rank} was lost: {why}", "client"))
         for call in link.news:
             self._hand_over(link, call, [(), [lost]])
-        self._keep(self._start_again(link.rank, why))
+        self._keep(
+            self._start_again(link.rank, why),
+            lambda error: self._say(f"client process {link.rank} was lost, and is not replaced: {why}; {error}"),
+        )
 
     async def _start_again(self, rank: int, why: str) -> None:
-        try:
-            self._links.append(Link(rank, await self._start(rank)))
-            self._say(f"client process {rank} was started again: {why}")
-        except WorkerError as error:
-            self._say(f"client process {rank} was lost, and is not replaced: {why}; {error}")
+        self._links.append(Link(rank, await self._start(rank)))
+        self._say(f"client process {rank} was started again: {why}")
 
-    def _keep(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _keep(self, work: Coroutine[Any, Any, None], failed: Callable[[str], None]) -> None:
+        """Do work, and call `failed` with the cause where it fails, of whatever."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                failed(str(error) if isinstance(error, RunError) else repr(error))
+
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)

@@ -55,7 +55,7 @@ async def main(log_dir: Path) -> None:
         start = partial(start_client, cluster, plan.engine("rollout"))
         async with (
             serving(FakeServer(generate)) as urls,
-            Clients(2, start, lambda line: None) as clients,
+            Clients(2, start, lambda line: None, 60) as clients,
             ServerPool(urls, cluster.token, 60, clients=clients) as pool,
         ):
             async with pool.interrupted(0, Deadline(60)):

@@ -16,10 +16,11 @@ from aiohttp import web
 from fake_server import Body, FakeServer, InThisProcess, clients_of, event, output, serving
 
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.errors import WorkerError
+from areal_like.errors import ClusterError, WorkerError
 from areal_like.rollout import clients as module
 from areal_like.rollout.clients import Clients
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.answers import Part
 from areal_like.rollout.sglang.http import Deadline
 
 STOP = 7
@@ -27,9 +28,9 @@ SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 
 
 class Mortal(InThisProcess):
-    """A client process that dies, or hangs, once it is told to."""
+    """A client process that dies, hangs, or cannot be asked, once it is told to."""
 
-    dies = hangs = False
+    dies = hangs = breaks = False
 
     async def call_one(self, rank: int, method: str, *args: Any, phase: str) -> Any:
         answer = await super().call_one(rank, method, *args, phase=phase)
@@ -37,19 +38,23 @@ class Mortal(InThisProcess):
             await asyncio.sleep(600)
         if self.dies:
             raise WorkerError("client", 0, phase, "the process died", Path("client-0.log"))
+        if self.breaks:
+            raise RuntimeError("what nobody thought of")
         return answer
 
 
-@pytest.mark.parametrize("how", ["dies", "hangs"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("dies", "the process died"), ("hangs", "no exchange within 0.5 s"), ("breaks", "what nobody thought of")],
+)
 @pytest.mark.parametrize("again", [True, False])
-def test_what_a_lost_client_process_read_goes_on_from_where_it_was(how: str, again: bool, monkeypatch: Any):
-    monkeypatch.setattr(module, "HANGS_S", 0.5)
+def test_what_a_lost_client_process_read_goes_on_from_where_it_was(how: str, why: str, again: bool):
     started: list[Mortal] = []
     told: list[str] = []
 
     async def start(rank: int) -> WorkerGroup:
         if started and not again:
-            raise WorkerError("client", rank, "start-up", "no room", Path("client-0.log"))
+            raise ClusterError("no room")
         started.append(Mortal())
         return cast(WorkerGroup, started[-1])
 
@@ -70,7 +75,7 @@ def test_what_a_lost_client_process_read_goes_on_from_where_it_was(how: str, aga
         server = FakeServer(generate)
         async with (
             serving(server) as urls,
-            Clients(1, start, told.append) as clients,
+            Clients(1, start, told.append, stall_s=1) as clients,
             ServerPool(urls, "token", 30, clients=clients) as pool,
         ):
             async with pool.interrupted(0, Deadline(300)):
@@ -87,10 +92,39 @@ def test_what_a_lost_client_process_read_goes_on_from_where_it_was(how: str, aga
             assert (await pool.sample([1, 2, 3], SAMPLING)).tokens.tolist() == [4, STOP]
         assert len(told) == 1
         assert ("was started again" if again else "is not replaced: ") in told[0]
+        assert why in told[0] and ("no room" in told[0]) != again
         for each in started:
             if each.client._session:
                 await each.client._session.close()
 
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_fault_of_a_client_process_is_not_its_server_s(monkeypatch: pytest.MonkeyPatch):
+    faults = [KeyError("what nobody thought of")]
+
+    def part_of(event: bytes, server: str) -> Part:
+        if faults:
+            raise faults.pop()
+        return decoded(event, server)
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return [output([3, STOP])]
+
+    async def run() -> None:
+        async with (
+            serving(FakeServer(generate)) as urls,
+            clients_of(1) as clients,
+            ServerPool(urls, "token", 300, clients=clients) as pool,
+        ):
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            assert (await pool.sample([1, 2], SAMPLING)).tokens.tolist() == [3, STOP]
+            faulty = {name: n for name, n in pool.statistics().items() if name.startswith("server_faults/") and n}
+            assert faulty == {"server_faults/client": 1}
+
+    decoded = module.part_of
+    monkeypatch.setattr(module, "part_of", part_of)
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
