@@ -29,7 +29,7 @@ def save(name: str, figures: Mapping[str, Any]) -> None:
 def circumstances() -> dict[str, Any]:
     """The command, the commit, the machine and how busy it was, and the versions that matter."""
     return {
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *map(_named, sys.argv[1:])]),
         "commit": _commit(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         "device": {"cpu": _cpu(), "cpus": len(os.sched_getaffinity(0)), "gpu": _gpu()},
@@ -37,6 +37,11 @@ def circumstances() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }
+
+
+def _named(argument: str) -> str:
+    """An argument without where on this machine it lies."""
+    return Path(argument).name if argument.startswith("/") else argument.replace(f"{ROOT}/", "")
 
 
 def _commit() -> str:

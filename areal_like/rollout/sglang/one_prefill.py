@@ -8,6 +8,37 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
+def prefilling_once() -> type:
+    """SGLang's Scheduler, which has equal prompts wait for the first of them."""
+    from sglang.srt.managers.schedule_policy import match_prefix_for_req
+    from sglang.srt.managers.scheduler import Scheduler
+
+    class PrefillingOnce(Scheduler):
+        waiting_queue: list[Any]
+
+        def get_new_batch_prefill(self, running_batch: Any) -> Any:
+            later = followers(self.waiting_queue, self._in_cache) if self._prefills_once else []
+            held = set(later)
+            self.waiting_queue = [request for request in self.waiting_queue if request not in held]
+            try:
+                return super().get_new_batch_prefill(running_batch)
+            finally:
+                self.waiting_queue[:0] = later  # the first of the next pass
+
+        @property
+        def _prefills_once(self) -> bool:
+            """Deterministic samples do not depend on what the cache holds."""
+            shares = not (self.server_args.disable_radix_cache or self.server_args.enable_deterministic_inference)
+            return self.device == "cpu" and shares
+
+        def _in_cache(self, request: Any) -> bool:
+            """Whether all of its prompt is that a cache can have: the last token is always computed."""
+            match_prefix_for_req(self.tree_cache, request, include_req=True)
+            return request.num_matched_prefix_tokens >= len(request.origin_input_ids) - self.page_size
+
+    return PrefillingOnce
+
+
 def followers(waiting: Sequence[Any], in_cache: Callable[[Any], bool]) -> list[Any]:
     """The requests that should wait for a pass, as their prompt is that of one before them and not `in_cache` yet."""
     seen: set[tuple[Any, ...]] = set()

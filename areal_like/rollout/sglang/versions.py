@@ -63,37 +63,13 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 def labelling_scheduler() -> type:
     """SGLang's Scheduler, which knows the version that it runs: `version`."""
     import torch
-    from sglang.srt.managers.schedule_policy import match_prefix_for_req
-    from sglang.srt.managers.scheduler import Scheduler
 
-    from areal_like.rollout.sglang.one_prefill import followers
+    from areal_like.rollout.sglang.one_prefill import prefilling_once
 
-    class LabellingScheduler(Scheduler):
-        waiting_queue: list[Any]
-
+    class LabellingScheduler(prefilling_once()):  # type: ignore[misc]
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
-
-        def get_new_batch_prefill(self, running_batch: Any) -> Any:
-            later = followers(self.waiting_queue, self._in_cache) if self._prefills_once else []
-            held = set(later)
-            self.waiting_queue = [request for request in self.waiting_queue if request not in held]
-            try:
-                return super().get_new_batch_prefill(running_batch)
-            finally:
-                self.waiting_queue[:0] = later  # the first of the next pass
-
-        @property
-        def _prefills_once(self) -> bool:
-            """Deterministic samples do not depend on what the cache holds."""
-            shares = not (self.server_args.disable_radix_cache or self.server_args.enable_deterministic_inference)
-            return self.device == "cpu" and shares
-
-        def _in_cache(self, request: Any) -> bool:
-            """Whether all of its prompt is that a cache can have: the last token is always computed."""
-            match_prefix_for_req(self.tree_cache, request, include_req=True)
-            return request.num_matched_prefix_tokens >= len(request.origin_input_ids) - self.page_size
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
             # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
