@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from test_layouts import world
-from trainer_jobs import Setting, gathered
+from trainer_jobs import Setting, gathered, messages
 
 from allocation import ParallelSizes
 
@@ -27,3 +27,9 @@ def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models
     assert {spec.name for (spec,) in buckets} == expected.keys()
     for (spec,), content in zip(buckets, held, strict=True):
         np.testing.assert_array_equal(np.frombuffer(content, np.float32).reshape(spec.shape), expected[spec.name])
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+def test_a_pipeline_of_one_stage_tells_itself_nothing_of_each_weight(ranks, models, bridge):
+    setting = Setting(models["tied"], ParallelSizes(dp=2, edp=2), bridge=bridge)
+    assert max(ranks.run(messages, 2, setting)) <= 2  # which weights there are; on a GPU each one waits for it

@@ -442,6 +442,21 @@ def gathered(
         return buckets, held, whole
 
 
+def messages(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> int:
+    """How many objects a rank hands to others, or to itself, while all weights are gathered."""
+    with engine(rendezvous, listener, setting) as made:
+        names = ("all_gather_object", "broadcast_object_list")
+        with contextlib.ExitStack() as patches:
+            calls = [
+                patches.enter_context(
+                    mock.patch.object(torch.distributed, name, wraps=getattr(torch.distributed, name))
+                )
+                for name in names
+            ]
+            list(made.weights())
+        return sum(call.call_count for call in calls)
+
+
 def log_probs_and_weights(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
 ) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[str, np.ndarray]]:

@@ -1,14 +1,34 @@
 """mbridge (https://github.com/ISEEKYAN/mbridge) behind the Bridge protocol."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from mbridge import AutoBridge
+from mbridge.core import bridge as exporting
+from megatron.core import parallel_state
 from torch import Tensor
 
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
+
+
+def _to_others(tell: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Leave out what a pipeline of one stage tells itself.
+
+    mbridge 0.15.1 does it for each weight, with a dozen waits for the GPU: most of an update's time, and longer where
+    a server computes on that GPU too.
+    """
+
+    def told(item: Any) -> Any:
+        return item if parallel_state.get_pipeline_model_parallel_world_size() == 1 else tell(item)
+
+    return told
+
+
+for _name in ("broadcast_str_from_megatron_pp", "broadcast_from_megatron_pp"):
+    setattr(exporting, _name, _to_others(getattr(exporting, _name)))
 
 
 class MBridge:
