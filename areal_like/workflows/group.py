@@ -9,8 +9,9 @@ import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
+from areal_like.workflows.joining import Part, joined
 from areal_like.workflows.session import Session
 
 if TYPE_CHECKING:
@@ -56,27 +57,15 @@ class Rollout:
         sampling = replace(self.sampling, max_new_tokens=most)
         return await self._session().sample(np.asarray(tokens, np.int32).tolist(), sampling)
 
-    def trajectory(self, parts: Sequence[Response | Sequence[int] | Ints], reward: float | Reward | None) -> Trajectory:
+    def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
         """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.
 
         Only what was generated is trained on. Raises ValueError where there is nothing of it.
         """
-        responses = [part for part in parts if isinstance(part, Response) and len(part.tokens)]
-        if not responses:
+        kept = [part for part in parts if not isinstance(part, Response) or len(part.tokens)]
+        if not any(isinstance(part, Response) for part in kept):
             raise ValueError("a trajectory needs something that was generated: a Response of rollout.sample")
-        worth = reward if isinstance(reward, Reward) else Reward(reward)
-        arrays = [_arrays(part) for part in parts]
-        tokens, logprobs, versions = (np.concatenate(column) for column in zip(*arrays, strict=True))
-        return Trajectory(
-            sample_id=self.prompt.sample_id,
-            group_id=self.group_id,
-            tokens=tokens,
-            logprobs=logprobs,
-            versions=versions,
-            finish_reason=responses[-1].finish_reason or FinishReason.LENGTH,
-            reward=worth.value,
-            reward_parts=worth.parts,
-        )
+        return joined(self.prompt, self.group_id, kept, reward if isinstance(reward, Reward) else Reward(reward))
 
     def given(self, prompt: Sequence[int], response: Sequence[int], reward: float | Reward | None) -> Trajectory:
         """A response that is data, for losses that imitate or prefer (`algorithm: sft`, `dpo`); both are token ids.
@@ -96,10 +85,3 @@ class Rollout:
         session = self._session()
         with self._clients.of(session) as client:
             yield Recorded(client, session, self)
-
-
-def _arrays(part: Response | Sequence[int] | Ints) -> tuple[Ints, Floats, Ints]:
-    if isinstance(part, Response):
-        return part.tokens, part.logprobs, part.versions
-    tokens = np.asarray(part, np.int32)
-    return tokens, np.zeros(len(tokens), np.float32), np.full(len(tokens), -1, np.int32)

@@ -11,8 +11,9 @@ import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
+from areal_like.workflows.joining import Part, joined
 
 type Sample = Callable[[Sequence[int], Sampling], Awaitable[Response]]
 """One response to a prompt's tokens."""
@@ -128,7 +129,10 @@ class Session:
         known: set[int] = set()
         result = []
         for leaf in (turn for turn in turns if id(turn) not in parents):
-            result.append(_trajectory(leaf, known, prompt, group_id, reward))
+            parts: list[Part] = []
+            for turn in leaf.path:
+                parts += [turn.new, turn.response.tokens if id(turn) in known else turn.response]
+            result.append(joined(prompt, group_id, parts, reward))
             known |= {id(turn) for turn in leaf.path}
         return result
 
@@ -224,25 +228,3 @@ def _canonical(message: Message) -> dict[str, Any]:
         return dict(message)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     return {"role": "assistant", "content": (message.get("content") or "").strip(), "calls": calls}
-
-
-def _trajectory(leaf: Turn, known: set[int], prompt: Prompt, group_id: int, reward: Reward) -> Trajectory:
-    """The path to `leaf`; what lies in `known` turns is part of the prompt."""
-    logprobs: list[Floats] = []
-    versions: list[Ints] = []
-    for turn in leaf.path:
-        size, response = len(turn.new), turn.response
-        was = id(turn) in known
-        nothing, minus = np.zeros(len(response.tokens), np.float32), np.full(len(response.tokens), -1, np.int32)
-        logprobs += [np.zeros(size, np.float32), nothing if was else response.logprobs]
-        versions += [np.full(size, -1, np.int32), minus if was else response.versions]
-    return Trajectory(
-        sample_id=prompt.sample_id,
-        group_id=group_id,
-        tokens=leaf.tokens,
-        logprobs=np.concatenate(logprobs),
-        versions=np.concatenate(versions),
-        finish_reason=leaf.response.finish_reason or FinishReason.LENGTH,
-        reward=reward.value,
-        reward_parts=reward.parts,
-    )

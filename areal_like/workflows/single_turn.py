@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.turns import Turns
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory
+from areal_like.types import Prompt, Trajectory
+from areal_like.workflows.joining import joined
 from areal_like.workflows.protocol import Score
 
 
@@ -33,25 +34,12 @@ class SingleTurn:
             self.pool.cancel(responses)
             raise
         pairs = zip(responses, rewards, strict=True)
-        return [trajectory(prompt, group_id, *pair, sample) for sample, pair in enumerate(pairs)]
+        return [
+            joined(prompt, group_id, [prompt.tokens, response], reward, sample)
+            for sample, (response, reward) in enumerate(pairs)
+        ]
 
 
 def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
     """A seed for each sample of a group."""
     return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()
-
-
-def trajectory(prompt: Prompt, group_id: int, response: Response, reward: Reward, sample: int) -> Trajectory:
-    """Join a prompt and one response to it."""
-    start = len(prompt.tokens)
-    return Trajectory(
-        sample_id=prompt.sample_id,
-        group_id=group_id,
-        tokens=np.concatenate([np.array(prompt.tokens, np.int32), response.tokens]),
-        logprobs=np.concatenate([np.zeros(start, np.float32), response.logprobs]),
-        versions=np.concatenate([np.full(start, -1, np.int32), response.versions]),
-        finish_reason=response.finish_reason or FinishReason.LENGTH,
-        reward=reward.value,
-        reward_parts=reward.parts,
-        sample=sample,
-    )
