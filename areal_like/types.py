@@ -41,6 +41,10 @@ class Prompt:
     messages: Callable[[], Sequence[Mapping[str, Any]]] = field(default=tuple, compare=False)
 
 
+type AnswerCheck = Callable[[str], tuple[str, str] | None]
+"""What a reference answer lacks, so that no response can equal it, and what would do; None where nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class Reward:
     """What a response is worth: `value`, None where it is missing, and named parts, which are recorded beside it."""

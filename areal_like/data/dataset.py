@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
-from areal_like.data.records import DatasetError, Record, read_records, rows_of, value_at
+from areal_like.data.records import DatasetError, Record, read_records, value_at
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.types import Prompt
+from areal_like.types import AnswerCheck, Prompt
 
-type AnswerCheck = Callable[[str], tuple[str, str] | None]  # what a reference answer lacks and what would do, or None
 type Note = Callable[[str, str], None]  # takes a field of the dataset's config, and what is to be known about it
 
 MAIN = ""  # the name of the set at `path` among those of a mixture
@@ -20,7 +19,7 @@ MAIN = ""  # the name of the set at `path` among those of a mixture
 
 def load_prompts(
     config: DatasetConfig,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     check_answer: AnswerCheck | None,
     *,
     train_on_answers: bool = False,
@@ -28,42 +27,26 @@ def load_prompts(
 ) -> list[Prompt]:
     """All prompts of a dataset and of the sets mixed with it, tokenised; raises DatasetError.
 
-    `check_answer` is the reward's, None if that does without answers. With `train_on_answers` the tokenizer has to know
-    the words of the reference answers too. `note` is told of prompts that are too long and of missing columns.
+    Without a tokenizer the rows are only checked, and there are no prompts. `check_answer` is the reward's, None if
+    that does without answers. With `train_on_answers` the tokenizer has to know the words of the reference answers too.
+    `note` is told of prompts that are too long and of missing columns.
     """
     prompts = []
     for name, source in _sources(config):
         try:
-            records = _checked(config, source, read_records(source), check_answer, train_on_answers)
+            records = _checked(config, source, check_answer, train_on_answers)
+            if tokenizer is None:
+                continue
             if check_answer is None:  # code of the user's reads the row
                 _note_mixed_columns(source, records, note)
-            prompts += _prompts(config, source, name, records, tokenizer, train_on_answers, note)
+            made = [_prompt(source, name, tokenizer, row, it, train_on_answers) for row, it in enumerate(records)]
+            prompts += _within_length(config, source, made, note)
         except DatasetError as error:
             field = (
                 f"mixture.{name}.{error.field}" if name and error.field in SourceConfig.model_fields else error.field
             )
             raise DatasetError(field, error.problem, error.remedy) from error
     return prompts
-
-
-def prompts_of(
-    rows: Any, config: DatasetConfig, tokenizer: Tokenizer, check_answer: AnswerCheck | None = None
-) -> list[Prompt]:
-    """The prompts of an object with rows, as torch.utils.data.Dataset has them; else as `load_prompts`."""
-    records = _checked(config, config, rows_of(rows, type(rows).__name__), check_answer, False)
-    return _prompts(config, config, MAIN, records, tokenizer, False, lambda field, text: None)
-
-
-def read_problems(
-    config: DatasetConfig, check_answer: AnswerCheck | None, *, train_on_answers: bool = False
-) -> list[Record]:
-    """The rows of a dataset that a run uses, each with a problem and a sound answer; raises DatasetError."""
-    sources = [source for _, source in _sources(config)]
-    return [
-        row
-        for source in sources
-        for row in _checked(config, source, read_records(source), check_answer, train_on_answers)
-    ]
 
 
 def messages_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
@@ -104,13 +87,10 @@ def _sources(config: DatasetConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def _checked(
-    config: DatasetConfig,
-    source: SourceConfig,
-    records: Sequence[Record],
-    check_answer: AnswerCheck | None,
-    answers_needed: bool,
+    config: DatasetConfig, source: SourceConfig, check_answer: AnswerCheck | None, answers_needed: bool
 ) -> Sequence[Record]:
     """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError."""
+    records = read_records(source)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
     for row, record in enumerate(records):
@@ -162,19 +142,6 @@ def _prompt_problem(prompt: Any) -> str | None:
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Without the keys that only other messages of a Parquet file have."""
     return {key: value for key, value in message.items() if value is not None or key == "content"}
-
-
-def _prompts(
-    config: DatasetConfig,
-    source: SourceConfig,
-    name: str,
-    records: Sequence[Record],
-    tokenizer: Tokenizer,
-    train_on_answers: bool,
-    note: Note,
-) -> list[Prompt]:
-    prompts = [_prompt(source, name, tokenizer, row, record, train_on_answers) for row, record in enumerate(records)]
-    return _within_length(config, source, prompts, note)
 
 
 def _prompt(

@@ -54,7 +54,7 @@ def value_at(record: Record, field: str) -> Any:
     return value
 
 
-def rows_of(rows: Any, name: str) -> list[Record]:
+def _rows_of(rows: Any, name: str) -> list[Record]:
     """The rows of an object like torch.utils.data.Dataset: it has a length, and `rows[i]` is a dict of columns.
 
     A function is called for them. Raises DatasetError, which calls the object `name`.
@@ -82,7 +82,7 @@ def _read_object(reference: str) -> list[Record]:
         found = load_object(reference)
     except UserCodeError as error:
         raise DatasetError("path", str(error), "correct it") from error
-    if not (records := rows_of(found, reference)):
+    if not (records := _rows_of(found, reference)):
         raise DatasetError("path", f"{reference} has no rows", "give it at least one problem")
     return records
 

@@ -7,7 +7,7 @@ from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import SERVER_RESERVE, RunConfig
-from areal_like.data.dataset import DatasetError, load_prompts, read_problems, training_steps
+from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
 from areal_like.trainer.megatron.options import row_multiple
@@ -31,12 +31,10 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     for key, dataset in datasets.items():
         check = None if f"{key}.workflow" in config.workflows else check_answer
         try:
-            if dataset is not None and tokenizer is not None:
+            if dataset is not None:
                 prompts[key] = load_prompts(
                     dataset, tokenizer, check, train_on_answers=on_answers, note=partial(note, key)
                 )
-            elif dataset is not None:
-                read_problems(dataset, check, train_on_answers=on_answers)
         except DatasetError as error:
             findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
         except ModuleNotFoundError as error:

@@ -8,8 +8,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import JudgeConfig, RewardConfig, RunConfig
 from areal_like.rewards import REWARDS, Cause, Failure, RewardPool, functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S
-from areal_like.rewards.verifiers import AnswerCheck
-from areal_like.types import Prompt
+from areal_like.types import AnswerCheck, Prompt
 from areal_like.user_code import Portable, UserCodeError
 
 CODE = "RUN-REWARD"

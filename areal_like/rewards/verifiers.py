@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from areal_like.rewards import gsm8k
-
-type AnswerCheck = Callable[[str], tuple[str, str] | None]
+from areal_like.types import AnswerCheck
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, MixtureConfig, TrainDatasetConfig
-from areal_like.data.dataset import load_prompts, prompts_of
+from areal_like.data.dataset import load_prompts
 from areal_like.data.records import DatasetError
 from areal_like.data.stream import PromptStream, shares
 from areal_like.data.tokenizer import Tokenizer
@@ -133,6 +133,7 @@ def test_a_row_that_lacks_a_column_is_told_where_own_code_reads_it(tmp_path):
     assert field == "path" and words.endswith("rows.jsonl, row 2 has no field 'level', which row 1 has")
 
 
+SQUARES = """
 class Squares:
     def __len__(self):
         return 3
@@ -140,23 +141,42 @@ class Squares:
     def __getitem__(self, index):
         return {"question": f"{index} squared?", "square": index**2}
 
+rows = Squares()
+"""
 
-def test_an_object_with_rows_is_a_dataset():
-    prompts = prompts_of(Squares(), DatasetConfig(path="unused"), BYTES)
+
+def object_in(tmp_path, code):
+    file = tmp_path / "my_data.py"
+    file.write_text(code)
+    return DatasetConfig(path=f"{file}:rows")
+
+
+def test_an_object_with_rows_is_a_dataset(tmp_path):
+    prompts = load_prompts(object_in(tmp_path, SQUARES), BYTES, None)
     assert [prompt.row["square"] for prompt in prompts] == [0, 1, 4]
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (iter([{"question": "1?"}]), "row 1 cannot be had: TypeError: object of type 'list_iterator' has no len"),
-        (["text"], "row 1 is str, not a dict of columns"),
-        ([{"problem": "1?"}], r"row 1 has no text and no list of messages in field 'question'; its fields are problem"),
+        ("iter([{'question': '1?'}])", "row 1 cannot be had: TypeError: object of type 'list_iterator' has no len"),
+        ("['text']", "row 1 is str, not a dict of columns"),
+        (
+            "[{'problem': '1?'}]",
+            "row 1 has no text and no list of messages in field 'question'; its fields are problem",
+        ),
     ],
 )
-def test_an_object_without_rows_is_told(rows, words):
+def test_an_object_without_rows_is_told(tmp_path, rows, words):
     with pytest.raises(DatasetError, match=words):
-        prompts_of(rows, DatasetConfig(path="object"), BYTES)
+        load_prompts(object_in(tmp_path, f"rows = {rows}"), BYTES, None)
+
+
+def test_without_a_tokenizer_rows_are_checked_alone(tmp_path):
+    good, bad = ({"question": "1?"}, {"question": " "})
+    assert load_prompts(DatasetConfig(path=rows_file(tmp_path, good)), None, None) == []
+    with pytest.raises(DatasetError, match="row 2 has nothing in field 'question'"):
+        load_prompts(DatasetConfig(path=rows_file(tmp_path, good, bad)), None, None)
 
 
 def test_a_reference_names_an_object_or_a_function_that_gives_it(tmp_path):
