@@ -103,11 +103,11 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_rewards(config, prompts["train_dataset"]),
         *check_reward_model(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
-        *check_roles(config, device, role_specs, plan, len(prompts["train_dataset"])),
+        *check_roles(config, device, role_specs, plan),
         *check_sharing(config, device, plan),
         *check_workflow(config),
         *check_resume(config, prompts["train_dataset"]),
-        *check_unused(config, device),
+        *check_unused(config, device, plan),
     ]
     located, job = tuple(map(loaded.origins.locate, findings)), None
     if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):

@@ -128,7 +128,7 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
 def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
     if n_prompts == 0:  # why, another finding says
         return
-    steps, batch, warmup = training_steps(config, n_prompts), "train_dataset.batch_size", "actor.optimizer.warmup_steps"
+    steps, batch = training_steps(config, n_prompts), "train_dataset.batch_size"
     if steps < 1:
         message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
         yield finding("RUN-STEPS", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs")
@@ -136,6 +136,8 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
         yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
     updates = steps * config.actor.ppo_n_minibatches
-    if 0 < updates <= config.actor.optimizer.warmup_steps:
-        message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
-        yield finding("RUN-STEPS", warmup, message, f"write {warmup}={updates - 1} or less")
+    for role, section in (("actor", config.actor), ("critic", config.critic)):
+        if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
+            key = f"{role}.optimizer.warmup_steps"
+            message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
+            yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")

@@ -16,22 +16,12 @@ from allocation.language.reading import read
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
-from areal_like.config.schema import PRECISIONS, SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
-from areal_like.preflight.megatron import OFFLOADS
+from areal_like.config.schema import SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
 from areal_like.preflight.memory import memory_settings, with_keys
 from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recomputed
 
-_TRAINERS = ("megatron", "fsdp")
-_OPTIMIZER = ("use_precision_aware_optimizer", *PRECISIONS[1:])
-_BACKENDS = {
-    "actor": _TRAINERS,
-    "rollout": ("sglang",),
-    "ref": _TRAINERS,
-    "critic": _TRAINERS,
-    "reward": ("sglang",),
-}
 _KEYS = {
     "ALLOC-BATCH-MINIBATCHES": "actor.ppo_n_minibatches",
     "ALLOC-PACKED-LENGTH": "actor.mb_spec.max_tokens_per_mb",
@@ -48,6 +38,7 @@ _STRATEGIES = {
     "ALLOC-CLUSTER-SIZE": ("separation", "colocation", "make the layouts smaller"),
 }
 _KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "trainer", "reward": "server"}
+_BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
 
 
 def find_plan(
@@ -153,19 +144,13 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     megatron, section = config.actor.megatron, "actor.megatron.override_transformer_config"
     overrides = megatron.override_transformer_config
     refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
-    settable = {field.name for field in fields(MegatronSettings)} - refused
+    known = {field.name for field in fields(MegatronSettings)}
     settings = {
-        **{name: value for name, value in overrides.items() if name in settable},
-        "recompute_method": megatron.recompute_method,
-        "recompute_num_layers": megatron.recompute_num_layers,
-        "use_distributed_optimizer": megatron.use_distributed_optimizer,
+        **{name: value for name, value in overrides.items() if name in known - refused},
+        **{name: getattr(megatron, name) for name in MegatronConfig.model_fields if name in known},
         **_recomputed(megatron),
-        "moe_token_dispatcher_type": megatron.moe_token_dispatcher_type,
         "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
-        "overlap_param_gather": megatron.overlap_param_gather,
         "offload": config.actor.offload,
-        **{name: getattr(megatron, name) for name in OFFLOADS},
-        **{name: getattr(megatron, name) for name in _OPTIMIZER},
         "deterministic_mode": megatron.use_deterministic_algorithms,
         "nccl_algo": config.actor.env_vars.get("NCCL_ALGO")
         or os.environ.get("NCCL_ALGO")
@@ -181,11 +166,8 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
 
 def _recomputed(megatron: MegatronConfig) -> dict[str, Any]:
     """What is recomputed; with everything, `preflight/megatron.py` judges the modules."""
-    if megatron.recompute_granularity == "full":
-        return {"recompute_granularity": "full"}
-    modules = {"recompute_granularity": megatron.recompute_granularity, "recompute_modules": megatron.recompute_modules}
-    modules |= recomputed(megatron)
-    return {**modules, "recompute_modules": tuple(modules["recompute_modules"] or ())}
+    modules = megatron.recompute_modules if megatron.recompute_granularity != "full" else None
+    return {"recompute_modules": modules or (), "moe_layer_recompute": False, **recomputed(megatron)}
 
 
 def _of_reward(found: Finding) -> Finding:
@@ -252,28 +234,25 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     """Who can play which role: Megatron trains and is asked, SGLang generates, and each role has its section."""
     present = {engine.role: engine for engine in plan.engines}
     about = partial(_about, config)
-    for role in ("actor", "rollout"):
+    named = {"actor": "actor", "rollout": "rollout"} | ({"reward": "reward model"} if config.reward.model else {})
+    for role, name in named.items():
         if role not in present:
-            yield about(
-                role, f"the allocation has no {_KINDS[role]} for the {role}", f"add {_BACKENDS[role][0]}[{role}]:…"
-            )
-    if config.reward.model is not None and "reward" not in present:
-        yield about("reward", "the allocation has no server for the reward model", "add sglang[reward]:…")
+            kind = _KINDS[role]
+            yield about(role, f"the allocation has no {kind} for the {name}", f"add {_BACKENDS[kind][0]}[{role}]:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
         elif role == "reward" and config.reward.model is None:
             yield about(role, "this run has no reward model: reward.model is missing", "leave it out")
-        elif role not in _BACKENDS:
+        elif role not in _KINDS:
             roles = "actor, rollout, ref, critic and reward"
             yield about(role, f"no part of a run is called {role}; the roles are {roles}", "leave it out")
-        elif engine.backend not in _BACKENDS[role]:
-            able = " or ".join(_BACKENDS[role])
-            message = f"{engine.backend} is known to the compiler only; the {role} runs on {able}"
+        elif engine.backend not in (able := _BACKENDS[_KINDS[role]]):
+            message = f"{engine.backend} is known to the compiler only; the {role} runs on {' or '.join(able)}"
             if engine.kind != _KINDS[role]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
                 message = f"{engine.backend} cannot be the {role}: {kinds}"
-            yield about(role, message, f"write {_BACKENDS[role][0]}:…")
+            yield about(role, message, f"write {able[0]}:…")
         elif engine.backend == "fsdp" and engine.sizes.tp > 1:
             d, c = engine.sizes.dp * engine.sizes.tp, engine.sizes.cp
             layout = f"fsdp:d{d}" + (f"c{c}" if c > 1 else "")

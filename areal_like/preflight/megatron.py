@@ -17,7 +17,7 @@ from areal_like.trainer.packing import sequence_alignment
 _MEGATRON = "actor.megatron"
 _OVERRIDES = f"{_MEGATRON}.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
-OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
+_OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
 _OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
 _GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 
@@ -130,7 +130,7 @@ def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
 def _offloaded(config: RunConfig) -> Iterator[Finding]:
     """A captured graph has the addresses of what it was captured with."""
     actor = config.actor
-    overrides, chosen = actor.megatron.override_transformer_config, [n for n in OFFLOADS if getattr(actor.megatron, n)]
+    overrides, chosen = actor.megatron.override_transformer_config, [n for n in _OFFLOADS if getattr(actor.megatron, n)]
     graphs = next((name for name in _GRAPHS if overrides.get(name) not in (None, False, "none")), None)
     if graphs and (chosen or actor.offload):
         key = "actor.offload" if actor.offload else f"{_MEGATRON}.{chosen[0]}"

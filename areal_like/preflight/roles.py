@@ -8,7 +8,6 @@ from allocation import Finding, Plan, Source
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import ActorConfig, RoleConfig, RunConfig, TrainerRole
-from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.machine import Device
 from areal_like.preflight.megatron import check_trainer_options
@@ -67,13 +66,9 @@ def find_role_models(
 
 
 def check_roles(
-    config: RunConfig,
-    device: Device,
-    specs: dict[TrainerRole, ModelSpec | None],
-    plan: Plan | None,
-    n_prompts: int,
+    config: RunConfig, device: Device, specs: dict[TrainerRole, ModelSpec | None], plan: Plan | None
 ) -> Iterator[Finding]:
-    """What the bridge, Megatron-core and the schedule of a role object to; not again what is said of the actor."""
+    """What the bridge and Megatron-core object to of a role; not again what is said of the actor."""
 
     def judged(played: RunConfig, role: TrainerRole) -> list[Finding]:
         own_plan = plan and replace(plan, engines=(replace(plan.engine(role), role="actor"),))
@@ -84,9 +79,3 @@ def check_roles(
     for role, section in config.further_roles.items():
         found = [of_role(other, role, section) for other in judged(as_actor(config, role), role)]
         yield from (other for other in found if other not in said)
-    if config.critic is not None and (optimizer := config.critic.optimizer) is not None:
-        updates = training_steps(config, n_prompts) * config.actor.ppo_n_minibatches if n_prompts else 0
-        if 0 < updates <= optimizer.warmup_steps:
-            key = "critic.optimizer.warmup_steps"
-            message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
-            yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")

@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from allocation import AllocationError, parse
+from allocation import Plan
 from allocation.diagnostics import Finding, Severity
-from allocation.resolve import BACKENDS, DEFAULT_ROLE
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.config.findings import finding
 from areal_like.config.schema import (
@@ -18,6 +17,7 @@ from areal_like.config.schema import (
     MegatronConfig,
     RecoverConfig,
     RunConfig,
+    TrainerRole,
 )
 from areal_like.preflight.machine import Device
 from areal_like.preflight.rewards import judges
@@ -32,9 +32,9 @@ class Rule:
     why: str
 
 
-def check_unused(config: RunConfig, device: Device) -> Iterator[Finding]:
+def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
     """A warning for each key that does nothing, unless it has its default, as all keys of a resolved configuration."""
-    for rule in (*RULES, *(_ON_CPU if device == "cpu" else ())):
+    for rule in (*RULES, *(_ON_CPU if device == "cpu" else ()), *(rules_of(plan, device) if plan else ())):
         for key in rule.keys:
             if _is_set(config, key) and rule.unread(config):
                 yield finding("RUN-UNUSED", key, f"does nothing: {rule.why}", severity=Severity.WARNING)
@@ -49,14 +49,15 @@ def _is_set(config: RunConfig, key: str) -> bool:
     return section is not None and bool(getattr(section, name) != type(section).model_fields[name].default)
 
 
-def _datasets(names: Iterable[str], read: Callable[[DatasetConfig], bool], why: str) -> Iterator[Rule]:
-    """The rules about keys of each dataset, which `read` says are read."""
+def _in(section: str, unread: Callable[[Any], bool]) -> Callable[[RunConfig], bool]:
+    """Whether a section is such; it is there, as a key of it is set."""
+    return lambda run: unread(getattr(run, section))
 
-    def unread(data: DatasetConfig | None) -> bool:
-        return data is not None and not read(data)
 
-    yield Rule(tuple(f"train_dataset.{name}" for name in names), lambda run: unread(run.train_dataset), why)
-    yield Rule(tuple(f"valid_dataset.{name}" for name in names), lambda run: unread(run.valid_dataset), why)
+def _datasets(names: Iterable[str], unread: Callable[[DatasetConfig], bool], why: str) -> Iterator[Rule]:
+    """The rules about keys of each dataset."""
+    for data in ("train_dataset", "valid_dataset"):
+        yield Rule(tuple(f"{data}.{name}" for name in names), _in(data, unread), why)
 
 
 def _is_file(data: DatasetConfig) -> bool:
@@ -80,64 +81,38 @@ def _has_experts(run: RunConfig) -> bool:
     return run.actor.init_model is not None and run.actor.init_model.num_experts is not None
 
 
-def _strategies() -> Iterator[Rule]:
+def _further(role: str) -> Iterator[Rule]:
     """What places a role that has no layout of its own, or one with GPU ids."""
-    for role in ("ref", "critic"):
-
-        def unread(run: RunConfig, role: str = role) -> bool:
-            section = getattr(run, role)
-            return section is not None and (section.backend is None or "@" in section.backend)
-
-        why = "backend is not set, or names its GPUs with `@`"
-        yield Rule((f"{role}.scheduling_strategy.type",), unread, why)
-
-        def separate(run: RunConfig, role: str = role) -> bool:
-            section = getattr(run, role)
-            return section is not None and section.scheduling_strategy.type == "separation"
-
-        yield Rule((f"{role}.scheduling_strategy.target",), separate, "it has GPUs of its own (type: separation)")
+    why = "backend is not set, or names its GPUs with `@`"
+    key = f"{role}.scheduling_strategy"
+    yield Rule((f"{key}.type",), _in(role, lambda it: it.backend is None or "@" in it.backend), why)
+    separate = _in(role, lambda it: it.scheduling_strategy.type == "separation")
+    yield Rule((f"{key}.target",), separate, "it has GPUs of its own (type: separation)")
 
 
-def _backend(run: RunConfig, role: str) -> str:
-    """The backend in a role's layout, which is the actor's where it has none; empty where no layout can be read."""
-    section = getattr(run, role)
-    own = section.backend if section is not None else None
-    try:
-        groups = parse(own or run.allocation_mode or "").groups
-    except AllocationError:
-        groups = ()
-    members = [(member, BACKENDS.get(member.backend.text)) for group in groups for member in group.members]
-    roles = {
-        member.name.text if member.name else DEFAULT_ROLE[backend.kind]: backend.name
-        for member, backend in members
-        if backend is not None
-    }
-    if own:
-        return next(iter(roles.values()), "")
-    return roles.get(role) or ("" if role == "actor" else _backend(run, "actor"))
+def _offloaded(role: TrainerRole) -> Rule:
+    """Parts that are offloaded with the whole."""
+    keys = tuple(f"{role}.{name}" for name in _OFFLOADS[:3])
+    return Rule(keys, lambda run: role in run.roles and run.roles[role].offload, f"{role}.offload covers it")
 
 
-def _trains_by_fsdp(run: RunConfig) -> bool:
-    return _backend(run, "actor") == "fsdp"
+def rules_of(plan: Plan, device: Device) -> Iterator[Rule]:
+    """Keys of the backend that a role has not, and of FSDP that do nothing there."""
+    for engine in plan.engines:
+        if who := _WHO.get(engine.role):
+            other, keys = ("megatron", _OF_MEGATRON) if engine.backend == "fsdp" else ("fsdp", FSDPConfig.model_fields)
+            words = {"fsdp": "FSDP", "megatron": "Megatron"}[engine.backend]
+            names = tuple(f"{engine.role}.{other}.{name}" for name in keys)
+            yield Rule(names, lambda _: True, f"{who} is {words} ({engine.role}.backend)")
+    if plan.engine("actor").backend == "fsdp":
+        why = "fsdp.offload_params keeps everything in host memory"
+        yield Rule(("actor.offload",), lambda run: run.actor.fsdp.offload_params, why)
+        everything = ("actor.fsdp.offload_params",) if device == "cpu" else ()
+        yield Rule(everything, lambda _: True, "on CPU everything is in host memory")
 
 
-def _backends() -> Iterator[Rule]:
-    """Keys of the backend that a role has not."""
-    for role in ("actor", "ref", "critic"):
-        for section, keys, other, words in (
-            ("megatron", [name for name in MegatronConfig.model_fields if name != _FOR_BOTH], "fsdp", "FSDP"),
-            ("fsdp", FSDPConfig.model_fields, "megatron", "Megatron"),
-        ):
-
-            def unread(run: RunConfig, role: str = role, other: str = other) -> bool:
-                return _backend(run, role) == other
-
-            who = "the trainer" if role == "actor" else f"the {_WORDS[role]}"
-            yield Rule(tuple(f"{role}.{section}.{name}" for name in keys), unread, f"{who} is {words} ({role}.backend)")
-
-
-_WORDS = {"ref": "reference", "critic": "critic"}
-_FOR_BOTH = "use_deterministic_algorithms"
+_WHO = {"actor": "the trainer", "ref": "the reference", "critic": "the critic"}
+_OF_MEGATRON = [name for name in MegatronConfig.model_fields if name != "use_deterministic_algorithms"]  # FSDP's too
 _TRAINED = (
     *("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "grad_offload", "optimizer_offload"),
     *("use_precision_aware_optimizer", *PRECISIONS),
@@ -214,11 +189,9 @@ RULES = (
         lambda run: run.recover.mode == "off",
         "no checkpoints are written (recover.mode: off)",
     ),
-    *_datasets(["split"], lambda data: not _is_file(data), "a file has no splits"),
-    *_datasets(
-        ["name"], lambda data: not _is_file(data) and not _is_made(data), "only datasets of the hub have configurations"
-    ),
-    *_datasets(_ARITHMETIC_KEYS, _is_made, "path is not arithmetic"),
+    *_datasets(["split"], _is_file, "a file has no splits"),
+    *_datasets(["name"], lambda it: _is_file(it) or _is_made(it), "only datasets of the hub have configurations"),
+    *_datasets(_ARITHMETIC_KEYS, lambda it: not _is_made(it), "path is not arithmetic"),
     Rule(("scheduler.address",), lambda run: run.scheduler.type == "local", "a private cluster (type: local) has none"),
     Rule(
         ("actor.optimizer.min_lr_ratio",),
@@ -238,7 +211,6 @@ RULES = (
     ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
-    *_backends(),
     Rule(
         ("actor.megatron.dist_checkpointing_path",),
         lambda run: not run.actor.megatron.use_dist_checkpointing,
@@ -248,12 +220,12 @@ RULES = (
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(
         ("critic.optimizer.min_lr_ratio",),
-        lambda run: (optimizer := run.optimizer("critic")) is not None and optimizer.lr_scheduler_type == "constant",
+        _in("critic", lambda critic: critic.optimizer.lr_scheduler_type == "constant"),
         "a constant learning rate does not fall",
     ),
     Rule(
         ("ref.ema_decay",),
-        lambda run: run.ref is not None and run.ref.update_every_steps is None,
+        _in("ref", lambda ref: ref.update_every_steps is None),
         "the reference is fixed (update_every_steps)",
     ),
     Rule(
@@ -262,20 +234,9 @@ RULES = (
         "a reference has no backward pass",
     ),
     Rule(tuple(f"ref.megatron.{name}" for name in _TRAINED), lambda _: True, "a reference has no optimizer"),
-    *(
-        Rule(
-            tuple(f"{role}.{name}" for name in _OFFLOADS[:3]),
-            lambda run, role=role: role in run.roles and run.roles[role].offload,  # type: ignore[misc]
-            f"{role}.offload covers it",
-        )
-        for role in ("actor", "ref", "critic")
-    ),
-    Rule(
-        ("actor.offload",),
-        lambda run: _trains_by_fsdp(run) and run.actor.fsdp.offload_params,
-        "fsdp.offload_params keeps everything in host memory",
-    ),
-    *_strategies(),
+    *(_offloaded(role) for role in ("actor", "ref", "critic")),
+    *_further("ref"),
+    *_further("critic"),
     Rule(
         ("rollout.max_restarts", "rollout.min_servers"),
         lambda run: run.rollout.alternates,
@@ -305,7 +266,6 @@ RULES = (
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (
-    Rule(("actor.fsdp.offload_params",), _trains_by_fsdp, "on CPU everything is in host memory"),
     Rule(
         tuple(f"{role}.{name}" for role in ("actor", "ref", "critic") for name in _OFFLOADS),
         lambda _: True,

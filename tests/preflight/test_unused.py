@@ -9,8 +9,9 @@ from allocation import compile
 from areal_like.config.keys import annotation_of
 from areal_like.config.load import dump, load
 from areal_like.preflight import preflight
+from areal_like.preflight.layout import find_plan
 from areal_like.preflight.options import check_options
-from areal_like.preflight.unused import RULES, check_unused
+from areal_like.preflight.unused import RULES, check_unused, rules_of
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
@@ -31,7 +32,7 @@ EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddin
 def unused(file, *overrides, device="cpu"):
     """The keys that do nothing, of those on the command line."""
     loaded = load(file, overrides)
-    keys = (f.key for f in check_unused(loaded.config, device))
+    keys = (f.key for f in check_unused(loaded.config, device, find_plan(loaded.config, None)[0]))
     return [key for key in keys if loaded.origins.of(key) == "command line"]
 
 
@@ -111,20 +112,22 @@ def test_a_run_with_such_keys_starts(write):
 
 
 def test_keys_exist():
-    assert all(annotation_of(key) is not None for rule in RULES for key in rule.keys)
-    assert all(re.fullmatch(r"[^A-Z].*[^.]", rule.why) for rule in RULES)
+    plans = [compile("sglang:d1+fsdp[actor]:d1"), compile("sglang[rollout]:d1+megatron[actor]:d1+megatron[ref]:d1")]
+    rules = [*RULES, *(rule for plan in plans for rule in rules_of(plan, "cpu"))]
+    assert all(annotation_of(key) is not None for rule in rules for key in rule.keys)
+    assert all(re.fullmatch(r"[^A-Z].*[^.]", rule.why) for rule in rules)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_every_key_of_an_example_does_something(file):
     loaded = load(file)
-    assert not list(check_unused(loaded.config, loaded.config.device))
+    assert not list(check_unused(loaded.config, loaded.config.device, find_plan(loaded.config, None)[0]))
 
 
 def test_a_resolved_configuration_may_be_run_again(write, tmp_path):
     resolved = tmp_path / "config.yaml"
     resolved.write_text(dump(load(write(), FILE).config.model_copy(update={"valid_dataset": None})))
-    keys = {f.key for f in check_unused(load(resolved).config, "cpu")}
+    keys = {f.key for f in check_unused(load(resolved).config, "cpu", None)}
     assert keys == {"train_dataset.arithmetic.size"}  # which MINIMAL sets; not what has its default
 
 
