@@ -6,7 +6,8 @@ installed where only the compiler is.
 
 import json
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -95,7 +96,6 @@ def samples(
       areal-like samples runs/gsm8k/first --step 40 --worst 5
       areal-like samples runs/gsm8k/first --evaluation valid_dataset --json
     """
-    from areal_like.errors import RecordError
     from areal_like.metrics.lines import as_json
     from areal_like.metrics.samples import by_reward, picked, read_samples, recorded
 
@@ -108,21 +108,14 @@ def samples(
     step = there[-1] if step is None else step
     if step not in there:
         _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
-    try:
+    with _refused():
         found = read_samples(directory, step, evaluation)
-    except RecordError as error:
-        _refuse(str(error))
-    except OSError as error:
-        _refuse(f"{error.filename or directory} cannot be read: {error.strerror or error}")
     chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
     chosen = chosen if worst or best else picked(found, 5)
     if json_lines:
         typer.echo("\n".join(map(as_json, chosen)))
         return
-    judged = [sample["reward"] for sample in found if sample["reward"] is not None]
-    mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
-    missing = f", {len(found) - len(judged)} without a reward" if len(judged) < len(found) else ""
-    typer.echo(f"step {step}: {len(found)} samples, {mean}{missing}")
+    typer.echo(f"step {step}: {_summary(found)}")
     for sample in chosen:
         typer.echo(_described(sample))
 
@@ -145,7 +138,6 @@ def report(
       areal-like report runs/gsm8k/first --trace trace.json
       areal-like report runs/gsm8k/a runs/gsm8k/b --output both.html
     """
-    from areal_like.errors import RecordError
     from areal_like.metrics.lines import replacing
     from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, chrome_trace, write_report
 
@@ -160,16 +152,18 @@ def report(
             _refuse(
                 f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory is not there'}"
             )
-    try:
-        with ExitStack() as whole:  # nothing is replaced unless all could be read and written
-            if trace is not None:
-                whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
-            write_report(runs, output)
-    except RecordError as error:
-        _refuse(str(error))
-    except OSError as error:
-        _refuse(f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error))
+    with _refused(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
+        if trace is not None:
+            whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
+        write_report(runs, output)
     typer.echo(f"file://{output.absolute()}")
+
+
+def _summary(samples: "list[Sample]") -> str:
+    judged = [sample["reward"] for sample in samples if sample["reward"] is not None]
+    mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
+    missing = f", {len(samples) - len(judged)} without a reward" if len(judged) < len(samples) else ""
+    return f"{len(samples)} samples, {mean}{missing}"
 
 
 def _described(sample: "Sample") -> str:
@@ -184,6 +178,19 @@ def _described(sample: "Sample") -> str:
 
 def _number(value: float | None) -> str:
     return "missing" if value is None else f"{value:g}"
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Ends the command, and says why, where the body cannot read or write what a run has left."""
+    from areal_like.errors import RunError
+
+    try:
+        yield
+    except RunError as error:
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error))
 
 
 def _refuse(message: str) -> NoReturn:
@@ -226,14 +233,11 @@ def convert_checkpoint(
       areal-like convert-checkpoint runs/gsm8k/first policy
     """
     from areal_like.convert_checkpoint import convert
-    from areal_like.errors import CheckpointError
 
     if (target is None) != audit:
         _refuse("name a TARGET, or write --audit")
-    try:
+    with _refused():
         said = convert(source, target, bridge=bridge, model=model, dtype=dtype, leave_out=leave_out or ())
-    except CheckpointError as error:
-        _refuse(str(error))
     typer.echo(said if target is None else f"{said}\n{target}")
 
 

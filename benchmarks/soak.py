@@ -29,7 +29,9 @@ import psutil
 
 from areal_like.checkpoint.journal import Journal, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
-from areal_like.metrics.lines import read_lines
+from areal_like.events import Event
+from areal_like.metrics.lines import read_rows
+from areal_like.metrics.report import METRICS_FILE, read_events
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/soak_cpu.json"
@@ -75,7 +77,7 @@ class Attempt:
 
     def trains_since(self) -> float | None:
         """When its first step ended."""
-        return next((event["end"] for event in self._steps()), None)
+        return next((event.end for event in self._steps()), None)
 
     def said(self) -> str:
         """The end of what all attempts printed."""
@@ -101,13 +103,12 @@ class Attempt:
         if (self.directory / DIRECTORY).is_dir() and any((self.directory / DIRECTORY).glob(".step-*")):
             return "save"
         steps = self._steps()
-        done = steps[-1]["ids"]["step"] if steps else None
+        done = steps[-1].ids["step"] if steps else None
         return "start-up" if done is None else f"step {done + 1}" if done < STEPS else "end"
 
-    def _steps(self) -> list[dict[str, Any]]:
+    def _steps(self) -> list[Event]:
         """Its events of the phases of steps that have ended."""
-        events = read_lines(self.directory / "events.jsonl") if self.directory.exists() else []
-        return [event for event in events if event["start"] > self.started and "step" in event["ids"]]
+        return [event for event in read_events(self.directory) if event.start > self.started and "step" in event.ids]
 
 
 def _output(process: psutil.Process) -> str | None:
@@ -159,7 +160,7 @@ def _verdict(directory: Path) -> dict[str, Any]:
     groups = [group for step in steps for group in step.groups]
     if [step.version for step in steps] != list(range(1, STEPS + 1)) or sorted(groups) != list(range(STEPS * BATCH)):
         raise SystemExit(f"not every group was trained in exactly one step: {steps}")
-    lines = read_lines(directory / "metrics.jsonl")
+    lines = read_rows(directory / METRICS_FILE, dict[str, int | float | None])
     rows = [row for row in lines if "seconds/step" in row]
     recorded, evaluated = ([row["step"] for row in lines if tag in row] for tag in ("seconds/step", "reward/held_out"))
     if recorded != list(range(1, STEPS + 1)) or evaluated != recorded[EVALUATES - 1 :: EVALUATES]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from areal_like.errors import writing
-from areal_like.metrics.lines import as_json, read_rows
+from areal_like.metrics.lines import as_json, read_rows, replacing
 from areal_like.metrics.report import ABOUT_FILE, METRICS_FILE, REPORT_FILE, write_report
 from areal_like.metrics.samples import FOLDER
 
@@ -13,9 +13,8 @@ def forget(directory: Path, step: int) -> None:
     metrics, report = directory / METRICS_FILE, directory / REPORT_FILE
     with writing(metrics):
         kept = [row for row in read_rows(metrics, dict[str, int | float | None]) if (row.get("step") or 0) < step]
-        partial = metrics.with_name(f".{metrics.name}")
-        partial.write_text("".join(f"{as_json(row)}\n" for row in kept))
-        partial.replace(metrics)
+        with replacing(metrics) as partial:
+            partial.write_text("".join(f"{as_json(row)}\n" for row in kept))
         for file in (directory / FOLDER).glob("*-*.jsonl"):
             number = file.stem.split("-")[1]
             if number.isdigit() and int(number) >= step:

@@ -45,19 +45,6 @@ def as_json(value: Any) -> str:
     return _END_OF_LINE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; [] where there is none. A last line that was cut off is left out. Raises OSError."""
-    rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
 def read_rows[T](path: Path, kind: type[T]) -> list[T]:
     """The rows of a file as what they are; [] where there is none. Lines that a kill cut off are left out.
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import RecordError, writing
-from areal_like.events import EventLog, recording, span
+from areal_like.events import Event, EventLog, recording, span
 from areal_like.metrics.console import View
 from areal_like.metrics.idle import idle_share
 from areal_like.metrics.lines import Lines
-from areal_like.metrics.phases import Phases
 from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, Report
 from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, write_samples
 from areal_like.metrics.sinks import StatsSink
@@ -46,7 +45,6 @@ class Record:
         self.directory = directory
         self._title = title
         self._view = view
-        self._phases = Phases()
         self._about = {"title": title, "started": time.time(), **(about or {})}
         with writing(directory / ABOUT_FILE):
             (directory / ABOUT_FILE).write_text(json.dumps(self._about, indent=1) + "\n")
@@ -70,14 +68,17 @@ class Record:
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Show and note what comes before the first step."""
-        with self._view.doing(what), span("controller", what):
+        with self._view.doing(what), span(_CONTROLLER, what):
             yield
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the body as a phase of the current step."""
-        with self._phases(name), span("controller", name, step=self._last + 1):
+        start = time.time()
+        try:
             yield
+        finally:
+            self._log.note(_CONTROLLER, name, start, time.time(), step=self._last + 1)
 
     def checkpoint(self, step: int) -> Path:
         """Where the Hugging Face checkpoint of `step` goes."""
@@ -120,7 +121,6 @@ class Record:
 
     def start(self) -> None:
         """The first step begins: what came before is not part of it."""
-        self._phases.pop()
         self._drain()
 
     async def samples(self, step: int, trajectories: Sequence[Trajectory], name: str | None = None) -> None:
@@ -148,10 +148,15 @@ class Record:
 
         While the step is evaluated, its row waits for `held_out`.
         """
-        seconds = self._phases.pop()
+        began, events = self._step_began, self._drain()
+        end = self._step_began
+        seconds = {"step": max(end - began, 1e-6)}  # a clock may be set back
+        for event in events:
+            if event.lane == _CONTROLLER:
+                seconds[event.name] = seconds.get(event.name, 0.0) + event.end - event.start
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
         throughput = {"throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"]}
-        if "tokens" in stats and "training" in seconds:
+        if "tokens" in stats and seconds.get("training", 0.0) > 0:
             throughput["throughput/train_tokens_per_second"] = stats["tokens"] / seconds["training"]
         self._last = step
         if "reward" in stats:
@@ -162,7 +167,9 @@ class Record:
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
         tagged = {_TAGS.get(name, name if "/" in name else f"train/{name}"): value for name, value in stats.items()}
         phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
-        self._write(step, tagged | throughput | phases | self._drain())
+        shares = {tag: idle_share(events, role, began, end) for tag, role in _ROLES.items()}
+        idle = {tag: share for tag, share in shares.items() if share is not None}
+        self._write(step, tagged | throughput | phases | idle)
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
         row |= {column: stats[name] for column, name in _COLUMNS.items() if name in stats}
         if evaluating and step not in self._held_out:
@@ -210,21 +217,21 @@ class Record:
         with suppress(RecordError):
             self._drain()
 
-    def _drain(self) -> dict[str, float]:
-        """Write the events so far; the idle shares since the step before."""
-        events, start, end = self._log.drain(), self._step_began, time.time()
+    def _drain(self) -> list[Event]:
+        """Write the events so far, with which a step ends; the next one begins."""
+        events = self._log.drain()
         self._events.write(map(asdict, events))
         if self._report:
             self._report.events(events)
-        self._step_began = end
-        shares = {tag: idle_share(events, role, start, end) for tag, role in _ROLES.items()}
-        return {tag: share for tag, share in shares.items() if share is not None}
+        self._step_began = time.time()
+        return events
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         for sink in self._sinks:
             sink.log(step, scalars)
 
 
+_CONTROLLER = "controller"  # its lane
 _ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
 _COLUMNS = {  # of the table, and the statistics that they show
     "reward": "reward",

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from areal_like.metrics.console import COLUMNS, View
-from areal_like.metrics.phases import Phases
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 
@@ -120,12 +119,25 @@ def test_several_sets_are_recorded_by_name_and_said(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == said
 
 
-def test_phases_add_up_and_start_anew() -> None:
-    phases = Phases()
-    for _ in range(2):
-        with phases("waiting"):
-            time.sleep(0.01)
-    seconds = phases.pop()
-    assert seconds.keys() == {"waiting", "step"}
-    assert 0.02 <= seconds["waiting"] <= seconds["step"]
-    assert phases.pop().keys() == {"step"}
+def test_phases_add_up_and_start_anew(tmp_path: Path) -> None:
+    numbers: list[dict[str, float]] = []
+
+    class Sink:
+        def log(self, step: int, scalars: Mapping[str, float]) -> None:
+            numbers.append({name: value for name, value in scalars.items() if name.startswith("seconds/")})
+
+        def close(self) -> None: ...
+
+    record = Record(tmp_path, "a title", View(enabled=False), [Sink()])
+    with record.phase("before the first step"):
+        record.start()
+    for step, phases in ((1, 2), (2, 0)):
+        for _ in range(phases):
+            with record.phase("waiting for rollouts"):
+                time.sleep(0.01)
+        record.step(step, STATS, tokens_generated=step)
+    record.close()
+    first, second = numbers
+    assert {"seconds/waiting_for_rollouts", "seconds/step"} <= first.keys()
+    assert 0.02 <= first["seconds/waiting_for_rollouts"] <= first["seconds/step"]
+    assert second.keys() == {"seconds/step"}
