@@ -5,11 +5,12 @@
 
 Both train the same model with the same optimizer on the same micro-batches, one rank on each GPU. The bare loop is
 given its micro-batches as tensors on the device and computes cross-entropy of every token; the engine is given a Batch,
-packs it, and computes log-probs, entropy, the loss and its statistics, where tokens are trained on. `--loss sft` is the
-same loss as the bare loop's, `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come
-from the configuration; lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`.
-Beside the two, the pass that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each,
-of the first rank.
+packs it, and computes log-probs, entropy, the loss and its statistics, where tokens are trained on: on responses, or,
+so that both have as many logits to make, on all tokens (`--trained all`). `--loss sft` is the same loss as the bare
+loop's, `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the
+configuration; lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. Beside the
+two, the pass that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each, of the
+first rank.
 """
 
 from __future__ import annotations
@@ -50,11 +51,17 @@ class Loss(StrEnum):
     policy = "policy"
 
 
+class Trained(StrEnum):
+    responses = "responses"
+    all = "all"
+
+
 def main(
     config: Annotated[Path, typer.Option()],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
     loss: Loss = Loss.policy,
     layout: Annotated[str, typer.Option(help="of the trainer alone, without a pipeline")] = "megatron:d1",
+    trained: Annotated[Trained, typer.Option(help="the tokens that the engine trains on")] = Trained.responses,
     steps: int = 20,
     name: Annotated[str, typer.Option(help="of the result file, after trainer_throughput_")] = "{loss}_{device}",
 ) -> None:
@@ -62,7 +69,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         listener = listen("127.0.0.1")
         meeting = Rendezvous(0, plan.world_size, "127.0.0.1", listener.getsockname()[1])
-        arguments = run, plan, loss, steps, Path(folder)
+        arguments = run, plan, loss, trained, steps, Path(folder)
         others = multiprocessing.spawn(measured_on, (meeting, *arguments), plan.world_size - 1, join=False)
         figures = measured(replace(meeting, listener=listener), *arguments)
         while not others.join():  # it returns at every rank that ends
@@ -78,10 +85,10 @@ def measured_on(place: int, meeting: Rendezvous, *arguments: Any) -> None:
 
 
 def measured(
-    meeting: Rendezvous, run: RunConfig, plan: EnginePlan, loss: Loss, steps: int, folder: Path
+    meeting: Rendezvous, run: RunConfig, plan: EnginePlan, loss: Loss, trained: Trained, steps: int, folder: Path
 ) -> dict[str, Any]:
     """Both loops on one rank."""
-    batch, engine = make_batch(run), make_engine(spec_of(run, plan, folder), meeting)
+    batch, engine = make_batch(run, trained), make_engine(spec_of(run, plan, folder), meeting)
     bare = MegatronLoop(engine, batch) if isinstance(engine, MegatronEngine) else FSDPLoop(engine, batch)
     spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
     sides: dict[str, Callable[[], object]] = {
@@ -103,10 +110,12 @@ def measured(
     engine.shutdown()
     return {
         "loss": loss,
+        "trained": trained,
         "model_parameters": sum(p.numel() for p in bare.model.parameters()),  # this rank's, under Megatron
         "dtype": run.actor.dtype,
         "sequences": len(batch.lengths),
         "tokens_per_step": len(batch.tokens),
+        "trained_tokens_per_step": int(batch.fields["loss_mask"].sum()),
         "micro_batches": len(bare.micro_batches),
         "threads": torch.get_num_threads(),
         "tokens_per_second": tokens_per_second,
@@ -117,8 +126,8 @@ def measured(
     }
 
 
-def make_batch(run: RunConfig) -> Batch:
-    """Random tokens and advantages; prompts are not trained on."""
+def make_batch(run: RunConfig, trained: Trained = Trained.responses) -> Batch:
+    """Random tokens and advantages."""
     rng = np.random.default_rng(0)
     n = run.train_dataset.batch_size * run.gconfig.n_samples
     longest_prompt, longest_response = run.train_dataset.max_prompt_length, run.gconfig.max_new_tokens
@@ -127,11 +136,12 @@ def make_batch(run: RunConfig) -> Batch:
     lengths = prompts + responses
     total = int(lengths.sum())
     behaviour = rng.normal(-3, 0.1, total).astype(np.float32)
+    parts = np.float32([trained == Trained.all, 1])  # of a prompt and of a response
     return Batch(
         lengths=lengths,
         tokens=rng.integers(4, 30, total, dtype=np.int32),  # every tokenizer has these
         fields={
-            "loss_mask": np.repeat(np.tile(np.float32([0, 1]), n), np.stack([prompts, responses], 1).ravel()),
+            "loss_mask": np.repeat(np.tile(parts, n), np.stack([prompts, responses], 1).ravel()),
             "advantages": np.repeat(rng.normal(size=n), lengths).astype(np.float32),
             "behaviour_logprobs": behaviour,
             "on_policy": np.ones(total, np.float32),

@@ -11,7 +11,8 @@ Need = Literal["reference", "values", "policy", "proximal"]
 
 Before `targets`, over the whole batch: `reference` gives `reference_logprobs`, the reference policy's; `values` the
 critic's; `policy` gives `proximal_logprobs`, of the weights that the step starts from. `proximal` gives these to the
-loss alone, and only where a step has several mini-batches: in the first one they are the current ones.
+loss alone, and only where a step has several mini-batches: in the first one they are the current ones. Log-probs are 0
+where `loss_mask` is.
 """
 
 

@@ -60,6 +60,12 @@ class DeviceBatches:
         return np.concatenate([pack.targets[_rows(pack, self.wanted)] for pack in packs])
 
 
+def generated(batch: Batch) -> NDArray[np.bool]:
+    """Where log-probs are of use, `[tokens]`: what a policy has said, or everything in a batch that does not say."""
+    mask = batch.fields.get("loss_mask")
+    return np.ones(len(batch.tokens), bool) if mask is None else mask > 0
+
+
 def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
     """Copies a micro-batch; `wanted` is DeviceBatches's."""
     rows = _rows(pack, wanted)

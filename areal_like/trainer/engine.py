@@ -42,14 +42,15 @@ class TrainEngine(Protocol):
     def log_probs(
         self, batch: Batch, temperature: float = 1.0, adapted: bool = True
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        """Log-probs of all tokens but each sequence's first: places in `batch.tokens` and values, `[tokens]`.
+        """Log-probs of tokens with `loss_mask` 1, of all in a batch without: places in `batch.tokens`, and values.
 
-        None where another rank gives the same. Together the results cover the batch. Without `adapted` they are those
-        of the model that has no adapters. Raises RoleError for a critic.
+        Nothing predicts a sequence's first token, which has none. None where another rank gives the same. Together the
+        results cover the batch. Without `adapted` they are those of the model that has no adapters. Raises RoleError
+        for a critic.
         """
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
-        """A critic's estimates, in the form of `log_probs`: the one at token t is made before t is seen, from t - 1.
+        """A critic's estimates of all tokens, in the form of `log_probs`: the one at t is made before t, from t - 1.
 
         Raises RoleError for other roles.
         """

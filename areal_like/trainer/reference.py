@@ -21,7 +21,7 @@ class Reference:
         self._path = directory / "reference"
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
-        """Log-probs of the batch's tokens, `[tokens]`."""
+        """Log-probs of the batch's tokens, `[tokens]`, and 0 where its `loss_mask` is."""
         if self._trainer is self._actor:
             return await self._actor.log_probs(batch, temperature, adapted=False)
         return await self._trainer.log_probs(batch, temperature)

@@ -22,7 +22,10 @@ class Trainer:
         self._ranks = ranks
 
     async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> Floats:
-        """Log-probs of the batch's tokens under the current weights, `[tokens]`; with adapters, if it has any."""
+        """Log-probs of the batch's tokens under the current weights, `[tokens]`, and 0 where its `loss_mask` is.
+
+        They are the model's with its adapters, if it has any.
+        """
         return await self._per_token("log_probs", batch, temperature, adapted, phase="log-probs")
 
     async def values(self, batch: Batch) -> Floats:

@@ -66,12 +66,12 @@ def assembled(outcomes: list[Outcome]) -> np.ndarray:
 
 
 def log_probs_of(model: torch.nn.Module) -> torch.Tensor:
-    """What a model of transformers says of the batch, a sequence at a time; nan where nothing is predicted."""
+    """What a model of transformers says of the batch, a sequence at a time; nan where the engine says nothing."""
     batch, found = make_batch(), []
     for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
         predicted = torch.log_softmax(model(tokens[None]).logits[0] / TEMPERATURE, -1)[:-1]
         found += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
-    return torch.cat(found)
+    return torch.cat(found).masked_fill(torch.from_numpy(batch.fields["loss_mask"]) == 0, torch.nan)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
-from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, generated
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
@@ -72,12 +72,13 @@ class FSDPEngine:
         if self._is_critic:
             raise RoleError("a critic has values, not log-probs")
         with paused(lora.adapted_layers(self._model).values(), not adapted):
-            return self._read(batch, lambda micro_batch: self._log_probs_at(micro_batch, temperature)[0])
+            wanted = generated(batch)
+            return self._read(batch, wanted, lambda micro_batch: self._log_probs_at(micro_batch, temperature)[0])
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
         if not self._is_critic:
             raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
-        return self._read(batch, self._values_at)
+        return self._read(batch, np.ones(len(batch.tokens), bool), self._values_at)
 
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
@@ -230,9 +231,11 @@ class FSDPEngine:
 
         return DeviceBatches(len(share), pack, batch, wanted, self.device)
 
-    def _read(self, batch: Batch, at: Callable[[DeviceBatch], Tensor]) -> tuple[NDArray[np.int64], Floats]:
+    def _read(
+        self, batch: Batch, wanted: NDArray[np.bool], at: Callable[[DeviceBatch], Tensor]
+    ) -> tuple[NDArray[np.int64], Floats]:
         """What `at` makes of every micro-batch, without gradients."""
-        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        micro_batches = self._micro_batches(batch, wanted)
         with self._memory.needed("params"), torch.no_grad():
             values = [at(micro_batch) for micro_batch in micro_batches]
             self._model.reshard()  # what only a backward pass would do

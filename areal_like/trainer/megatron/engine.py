@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.trainer import packing
-from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, generated
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.host_copies import HostCopies
@@ -82,12 +82,13 @@ class MegatronEngine:
         if self._is_critic:
             raise RoleError("a critic has values, not log-probs")
         with paused(self._adapted.of_layers if self._adapted else (), not adapted):
-            return self._read(batch, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
+            wanted = generated(batch)
+            return self._read(batch, wanted, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
         if not self._is_critic:
             raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
-        return self._read(batch, _values_at)
+        return self._read(batch, np.ones(len(batch.tokens), bool), _values_at)
 
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
@@ -192,10 +193,10 @@ class MegatronEngine:
         parallel.shutdown()
 
     def _read(
-        self, batch: Batch, at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
+        self, batch: Batch, wanted: NDArray[np.bool], at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        """What `at` makes of every micro-batch and the model's output for it, without gradients."""
-        micro_batches = self._micro_batches(batch, np.ones(len(batch.tokens), bool))
+        """What `at` makes of every micro-batch and the model's output where it is wanted, without gradients."""
+        micro_batches = self._micro_batches(batch, wanted)
         with self._memory.needed("params"), cpu.cpu_as_cuda():
             values = forward_backward(self._wrapped, micro_batches, at, forward_only=True)
             if not parallel.is_data_source():
