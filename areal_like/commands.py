@@ -258,11 +258,11 @@ def migrate(
       areal-like migrate run_qwen3_grpo.sh > run.yaml
       areal-like migrate gsm8k_grpo_megatron.yaml --system areal
     """
-    from areal_like.migrate import SYSTEMS
+    from areal_like.config.foreign import TITLES
     from areal_like.migrate import migrate as read
 
-    if system is not None and system not in SYSTEMS:
-        raise typer.BadParameter(f"{system!r} is none of {', '.join(SYSTEMS)}", param_hint="--system")
+    if system is not None and system not in TITLES:
+        raise typer.BadParameter(f"{system!r} is none of {', '.join(TITLES)}", param_hint="--system")
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,33 +1,24 @@
 """Whole configurations and launch scripts of other systems to a run's YAML; nothing in them is evaluated."""
 
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from allocation import AllocationError, compile, parse
 from allocation.convert import read
-from allocation.convert.settings import Reading, dump
+from allocation.convert.settings import NULL, Reading, dump
 from allocation.diagnostics import Severity
 from allocation.language.spelling import normalised, spell
 from allocation.language.syntax import Allocation, Group
 from areal_like.config.findings import ConfigError
-from areal_like.config.foreign import entry
+from areal_like.config.foreign import TITLES, entry
+from areal_like.config.foreign.entries import to
 from areal_like.config.keys import all_keys
 from areal_like.config.load import load
 
-SYSTEMS = {
-    "areal": "AReaL",
-    "verl": "verl",
-    "siirl": "siiRL",
-    "trinity": "Trinity-RFT",
-    "roll": "ROLL",
-    "slime": "slime",
-}
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _LISTS = ("target_modules", "recompute_modules")
 _ALGORITHMS = {"gae": "ppo", "reinforce_plus_plus": "reinforce_pp"}  # by verl's, ROLL's and slime's estimators
@@ -36,7 +27,6 @@ _KL_SWITCHES = {
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
 }
 _BY_NAME = "env_vars"  # a mapping whose keys are a user's own
-_NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
 @dataclass
@@ -50,10 +40,10 @@ class Migration:
 
 
 def migrate(text: str, system: str | None = None) -> Migration:
-    """A run's YAML from a configuration or a script; `system` is one of `SYSTEMS`, or what the keys look like."""
+    """A run's YAML from a configuration or a script; `system` is one of `TITLES`, or what the keys look like."""
     system = system or _recognised(text)
     if system is None:
-        known = ", ".join(SYSTEMS.values())
+        known = ", ".join(TITLES.values())
         return Migration("", problems=[f"this is not a configuration of {known}: none of their keys is in it"])
     done = Migration(system)
     reading = Reading.of_command(text) if system == "slime" else Reading.of_config(text)
@@ -88,23 +78,19 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
     left: dict[str, list[str]] = {}
     for key in reading.settings:
         setting = reading.find(key)
-        if setting is None or setting.value in _NULL or key in reading.variables or key.isupper():
+        if setting is None or setting.value in NULL or key in reading.variables or key.isupper():
             continue
         found = entry(done.system, key)
-        if done.system == "areal" and key in ours and (found is None or not found.ours):
-            target = key
-        elif found is None:
+        if done.system == "areal" and key in ours and not (found and found.ours):
+            found = to(key)
+        if found is None:
             done.notes.append(f"{key}: not known here, left out")
             continue
-        elif found.ours is None:
+        if found.ours is None:
             why = f"not needed: {found.unneeded}" if found.unneeded else f"lost: {found.lost}"
             left.setdefault(why, []).append(key)
             continue
-        elif not {found.ours, found.ours.rpartition(".")[0]} & ours:  # or a mapping has it
-            done.notes.append(f"{key}: lost: this version has no {found.ours}")
-            continue
-        else:
-            target = found.ours
+        target = found.ours
         if target.endswith(_BY_NAME) and key.rpartition(".")[2] != _BY_NAME:
             target = f"{target}.{key.rpartition('.')[2]}"
         if "$" in setting.value:
@@ -127,13 +113,9 @@ def _plain(text: str, *, listed: bool = False) -> Any:
         return value if isinstance(value, list) else [value]
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
         return float(value)
-    return (
-        value
-        if isinstance(value, bool | int | float | str)
-        else (value or [text])[0]
-        if isinstance(value, list)
-        else text
-    )
+    if isinstance(value, list):
+        return (value or [text])[0]
+    return value if isinstance(value, bool | int | float | str) else text
 
 
 def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -256,17 +238,14 @@ def _defaults(values: dict[str, Any], done: Migration) -> None:
 
 def _accept(values: dict[str, Any], done: Migration) -> None:
     """Leaves out values that our keys refuse, and says what is still missing."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "run.yaml")
-        for _ in range(3):
-            file.write_text(dump(values))
-            try:
-                load(file)
-                break
-            except ConfigError as error:
-                refused = {str(f.key).partition(" ")[0]: f.message for f in error.findings}
-            for key in [key for key in values if key in refused]:
-                done.notes.append(f"{key}: {values.pop(key)!r} is left out: {refused.pop(key)}")
-        else:
-            done.problems += [f"{key}: {message}" for key, message in refused.items()]
+    for _ in range(3):
+        try:
+            load(yaml.safe_load(dump(values)))
+            break
+        except ConfigError as error:
+            refused = {str(f.key).partition(" ")[0]: f.message for f in error.findings}
+        for key in [key for key in values if key in refused]:
+            done.notes.append(f"{key}: {values.pop(key)!r} is left out: {refused.pop(key)}")
+    else:
+        done.problems += [f"{key}: {message}" for key, message in refused.items()]
     done.yaml = dump(values)

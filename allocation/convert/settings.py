@@ -33,7 +33,7 @@ _FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _ONES = ParallelSizes()
-_NULL = ("", "null", "Null", "NULL", "~", "None", "none")
+NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Reading:
     def has(self, *keys: str) -> bool:
         """Whether one of the keys, or a key below it, is set to something."""
         return any(
-            setting.value not in _NULL and (name == key or name.startswith(key + "."))
+            setting.value not in NULL and (name == key or name.startswith(key + "."))
             for name, setting in self.settings.items()
             for key in keys
         )
@@ -107,7 +107,7 @@ class Reading:
         """The first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
         for key in keys:
             setting = self.settings.get(key)
-            if setting and setting.value not in _NULL:
+            if setting and setting.value not in NULL:
                 return Setting(setting.key, self._filled(setting.value), setting.source, setting.span)
         return None
 

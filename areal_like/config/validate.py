@@ -87,7 +87,7 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
             "a file's keys are nested, not dotted",
             f"write `{leaf}: ...` in the section {section}, indented",
         )
-    if help is None and (known := known_elsewhere(key)) and known[1] in (None, *all_keys()):
+    if help is None and (known := known_elsewhere(key)):
         return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
     return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, all_keys()))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from areal_like.config.foreign import TABLES, Entry
-from areal_like.config.keys import all_keys
-from areal_like.migrate import SYSTEMS, migrate
+from areal_like.config.foreign import TABLES, TITLES, Entry
+from areal_like.migrate import migrate
 
 FOLDER = Path(__file__).parents[1] / "coming_from"
 BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do not edit. -->\n"
@@ -56,20 +55,19 @@ and on standard error it says:
 
 
 def _table(system: str) -> str:
-    ours = set(all_keys())
-    rows = [(key, _meaning(found, ours)) for key, found in TABLES[system].items()]
-    lines = ["", f"## Keys of {SYSTEMS[system]}", "", f"| {SYSTEMS[system]} | here |", "|---|---|"]
+    rows = [(key, _meaning(found)) for key, found in TABLES[system].items()]
+    lines = ["", f"## Keys of {TITLES[system]}", "", f"| {TITLES[system]} | here |", "|---|---|"]
     for meaning, some in groupby(sorted(rows, key=lambda row: (row[1], row[0])), key=lambda row: row[1]):
         lines.append(f"| {', '.join(f'`{key}`' for key, _ in some)} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
-def _meaning(found: Entry, ours: set[str]) -> str:
+def _meaning(found: Entry) -> str:
     if found.ours:
-        return f"`{found.ours}`" if found.ours in ours else "not offered by this version"
+        return f"`{found.ours}`"
     return f"not needed: {found.unneeded}" if found.unneeded else f"not offered: {found.lost}"
 
 
 if __name__ == "__main__":
-    for name in SYSTEMS:
+    for name in TITLES:
         (FOLDER / f"{name}.md").write_text(page(name))

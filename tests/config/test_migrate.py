@@ -248,3 +248,10 @@ def test_a_critic_is_there_where_the_algorithm_needs_it(line, wanted, tmp_path):
     assert run.get("critic") == wanted
     (tmp_path / "run.yaml").write_text(done.yaml)
     load(tmp_path / "run.yaml")
+
+
+def test_an_option_of_megatron_is_told_where_it_goes():
+    found = unknown_key("actor.megatron.moe_router_dtype")
+    assert "write actor.megatron.override_transformer_config.moe_router_dtype instead" in str(found)
+    done = migrate(AREAL.replace("actor:", "actor:\n  megatron: {moe_router_dtype: fp64}"))
+    assert yaml.safe_load(done.yaml)["actor"]["megatron"]["override_transformer_config"] == {"moe_router_dtype": "fp64"}

@@ -1,7 +1,7 @@
 """Keys of other systems' configurations: what they are here, why they are not needed, or why they are not offered.
 
 One table per system, read by `areal_like/migrate.py` and by the message about an unknown key. A dotted key covers all
-keys below it that have no entry of their own. Where the schema has no key of the name in `ours`, it is not offered yet.
+keys below it that have no entry of their own.
 """
 
 from areal_like.config.foreign.areal import AREAL
@@ -12,6 +12,14 @@ from areal_like.config.foreign.slime import SLIME
 from areal_like.config.foreign.trinity import TRINITY
 from areal_like.config.foreign.verl import VERL
 
+TITLES = {
+    "areal": "AReaL",
+    "verl": "verl",
+    "siirl": "siiRL",
+    "trinity": "Trinity-RFT",
+    "roll": "ROLL",
+    "slime": "slime",
+}
 TABLES = {"areal": AREAL, "verl": VERL, "siirl": SIIRL, "trinity": TRINITY, "roll": ROLL, "slime": SLIME}
 
 
@@ -25,10 +33,9 @@ def entry(system: str, key: str) -> Entry | None:
 
 def known_elsewhere(key: str) -> tuple[str, str | None] | None:
     """What another system's key is here, in a sentence, and our key; also by its last part, where all systems agree."""
-    names = {"siirl": "siiRL", "roll": "ROLL", "trinity": "Trinity-RFT", "areal": "AReaL"}
     for system, table in TABLES.items():
         if found := table.get(key):
-            return f"{names.get(system, system)}'s key: {_words(found)}", found.ours
+            return f"{TITLES[system]}'s key: {_words(found)}", found.ours
     last = key.rpartition(".")[2]
     same = {found for table in TABLES.values() for name, found in table.items() if name.rpartition(".")[2] == last}
     return (_words(found), found.ours) if len(same) == 1 and (found := same.pop()) else None

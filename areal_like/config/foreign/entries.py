@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from allocation.convert import megatron
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -42,16 +44,6 @@ TRANSFORMER = (
     *("moe_token_dispatcher_type", "moe_grouped_gemm", "moe_layer_recompute"),
 )
 MEGATRON: Table = {
-    **dict.fromkeys(
-        (
-            "tensor_model_parallel_size",
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
-            "context_parallel_size",
-            "expert_model_parallel_size",
-            "expert_tensor_parallel_size",
-        ),
-        LAYOUT,
-    ),
+    **dict.fromkeys(megatron.MEGATRON.values(), LAYOUT),
     "sequence_parallel": unneeded("it is on whenever tensor parallelism is"),
 }
