@@ -35,11 +35,15 @@ class Buckets:
             del tensor  # before the next is gathered
         return self._buckets
 
-    def prepare(self, number: int) -> None:
-        """Gather a bucket as one flat tensor of bytes; they come in turn from 0."""
-        if number == 0:
+    def prepare(self, start: int, count: int = 1) -> None:
+        """Gather `count` buckets, each as one flat tensor of bytes; they come in turn from 0."""
+        if start == 0:
             self._weights = self._engine.weights()
             self.ready.clear()
+        for number in range(start, start + count):
+            self._gather(number)
+
+    def _gather(self, number: int) -> None:
         place, flat = 0, None
         for spec in self._buckets[number]:
             _, tensor = next(self._weights)

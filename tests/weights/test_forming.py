@@ -20,7 +20,7 @@ from areal_like.weights.collective import controller
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.controller import GROUP, CollectiveSync
 from areal_like.weights.collective.rank import CollectiveSender
-from areal_like.weights.sync import SyncSpec, publish
+from areal_like.weights.sync import SyncSpec, TensorSpec, publish
 
 HUNG_S = 120
 
@@ -80,7 +80,7 @@ class Trainer:
             await asyncio.sleep(600)
         if step == "open":
             return "127.0.0.1", 1
-        return [] if step == "layout" else None
+        return [[TensorSpec("weight", "float32", (1,), 4)]] if step == "layout" else None
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -96,7 +96,7 @@ def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any,
                 pool.leave(pool.servers[0], "ended with exit code -9")
                 raise ConnectionResetError
 
-            async def hold() -> Any:  # the version that an update of no bucket does not bring
+            async def hold() -> Any:
                 return {"weight_version": "0"}
 
             dying.answers["/init_weights_update_group"] = die
@@ -105,7 +105,7 @@ def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any,
             sync = CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, backend, 1))
             await publish(sync, 0, 20)
             assert [server.url for server in pool.serving] == [other.url]
-            assert trainer.steps == ["open", "join", "close", "open", "join", "layout", "prepare"]
+            assert trainer.steps == ["open", "join", "close", "open", "join", "layout", "prepare", "send"]
             assert [body["world_size"] for body in other.bodies("/init_weights_update_group")] == [3, 2]
             assert len(other.bodies("/destroy_weights_update_group")) == 1
 

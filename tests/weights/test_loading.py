@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang.loading import Layout, load, renew_copies
+from areal_like.rollout.sglang.loading import Layout, addresses, load, renew_copies
 
 
 class Model(torch.nn.Module):
@@ -63,7 +63,7 @@ def test_a_model_that_copies_is_asked_once() -> None:
     model = Model()
     for start in range(3):
         tensors, flat, layout = bucket(start)
-        load(model, flat, layout)
+        load(model, flat, layout, addresses(model))
         check(model, tensors)
     assert model.asked == 1
 
@@ -73,7 +73,7 @@ def test_a_model_that_does_more_is_asked_each_time(more: str) -> None:
     model = Model(**{more: True})
     for start in range(3):
         tensors, flat, layout = bucket(start)
-        load(model, flat, layout)
+        load(model, flat, layout, addresses(model))
         check(model, tensors)
     assert model.asked == 3
 
@@ -82,10 +82,10 @@ def test_parameters_that_have_moved_are_loaded_anew() -> None:
     model = Model()
     for start in range(2):
         tensors, flat, layout = bucket(start)
-        load(model, flat, layout)
+        load(model, flat, layout, addresses(model))
         model.both.data = model.both.data.clone()
     tensors, flat, layout = bucket(5)
-    load(model, flat, layout)
+    load(model, flat, layout, addresses(model))
     check(model, tensors)
     assert model.asked == 3
 
@@ -100,7 +100,7 @@ def test_a_model_that_copies_in_threads_is_asked_each_time() -> None:
     model = InThreads()
     for start in (0, 40):
         tensors, flat, layout = bucket(start)
-        load(model, flat, layout)
+        load(model, flat, layout, addresses(model))
         check(model, tensors)
 
 

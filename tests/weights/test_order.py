@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import Requests, Sampling, ServerPool
+from areal_like.rollout.sglang import LOAN_LAYOUT
 from areal_like.weights import sync
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.rank import CollectiveSender
+from areal_like.weights.ipc.rank import IpcSender
 from areal_like.weights.sync import SyncSpec, make_sync, publish
 
 MIB = 1 << 20
@@ -50,14 +53,14 @@ class FakeTrainer:
         self._sender = CollectiveSender(Engine(), 0, "127.0.0.1")
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
-        self.steps.append((step, *arguments) if step == "prepare" else (step,))
+        self.steps.append((step, arguments[0]) if step == "prepare" else (step,))
         if self.steps[-1] == self._hangs_in:
             await asyncio.sleep(timeout_s)
             raise WorkerError("actor", 0, f"weight update ({step})", "no answer from rank 0", Path("actor-0.log"))
         if step in ("open", "layout", "prepare"):
             return getattr(self._sender, step)(*arguments)
         if step == "send":
-            self._sender.ready.popleft()
+            self._sender.ready.clear()
         return None
 
     async def save_hf(self, *_: Any, **__: Any) -> None:
@@ -105,10 +108,53 @@ def test_the_first_buckets_are_gathered_while_the_servers_generate(ahead_mb: int
     asyncio.run(update(trainer, server, ahead_mb=ahead_mb))
     assert len(trainer._sender._buckets) == 5
     assert steps == [
-        *(("prepare", number, False) for number in range(ahead)),
-        *(("send", True) for _ in range(ahead)),
+        ("prepare", 0, ahead, False),
+        ("send", True),
         *(step for number in range(ahead, 5) for step in (("prepare", number, True), ("send", True))),
     ]
+
+
+class Lender:
+    """A trainer that lends five buckets of 0.6 MiB; counts those that it holds after each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+        self.most_held = 0
+        self._sender = IpcSender(Engine(), 0, "127.0.0.1")
+
+    async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
+        self.steps.append((step, *arguments) if step == "prepare" else (step,))
+        result = getattr(self._sender, step)(*arguments)
+        self.most_held = max(self.most_held, len(self._sender.ready) + len(self._sender._lent))
+        return result
+
+    async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        return [await self.transfer(step, *arguments, timeout_s=timeout_s)]
+
+
+@pytest.mark.parametrize(
+    ("ahead_mb", "requests", "most_held"),
+    [(0, [[1]] * 5, 2), (2, [[1, 1, 1], [1, 1]], 4), (99, [[1] * 5], 5)],
+)
+def test_buckets_are_lent_as_many_at_once_as_may_be_held(ahead_mb: int, requests: Any, most_held: int, tmp_path: Path):
+    trainer, server = Lender(), FakeServer()
+
+    async def run() -> None:
+        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+            bound = make_sync("ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb))
+            await bound.connect()
+            await publish(bound, 0, 20)
+
+    asyncio.run(run())
+    bodies = server.bodies("/update_weights_from_ipc")
+    layouts = [json.loads(body["zmq_handles"][LOAN_LAYOUT]) for body in bodies]
+    assert [[len(bucket) for bucket in layout] for layout in layouts] == requests
+    names = [name for layout in layouts for bucket in layout for name, _, _ in bucket]
+    assert names == [f"weight {number}" for number in range(5)]
+    assert [body["weight_version"] for body in bodies] == [None] * (len(bodies) - 1) + ["0"]
+    assert trainer.most_held == most_held  # what is lent, and one that is prepared meanwhile
+    assert trainer.steps[:3] == [("layout",), ("prepare", 0, len(requests[0])), ("lend",)]
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
 @pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import distributed
 
 from areal_like.rollout.sglang import receiving
@@ -21,7 +22,7 @@ def group(tmp_path):
 def test_a_rank_that_cannot_load_a_bucket_receives_the_others(group, monkeypatch):
     loaded, received, broadcast = [], [], distributed.broadcast
 
-    def load(model, flat, layout):
+    def load(model, flat, layout, where):
         loaded.append([name for name, *_ in layout])
         if len(loaded) == 2:
             raise RuntimeError("out of memory")
@@ -33,7 +34,7 @@ def test_a_rank_that_cannot_load_a_bucket_receives_the_others(group, monkeypatch
     monkeypatch.setattr(receiving, "load", load)
     monkeypatch.setattr(distributed, "broadcast", counted)
     updater = SimpleNamespace(_model_update_group={"weights": group})
-    runner = SimpleNamespace(model=None, device="cpu", gpu_id=0, weight_updater=updater)
+    runner = SimpleNamespace(model=torch.nn.Module(), device="cpu", gpu_id=0, weight_updater=updater)
     request = SimpleNamespace(
         group_name="weights",
         names=["a", "b", "c", "d", "e"],

@@ -35,17 +35,24 @@ def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:
     return tensors
 
 
-def load(model: Any, flat: Tensor, layout: Layout) -> None:
-    """Load the bucket `flat`, `[bytes]`, into an SGLang model; raises as its `load_weights` does."""
+def addresses(model: Any) -> list[int]:
+    """Where a model's parameters lie."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def load(model: Any, flat: Tensor, layout: Layout, where: list[int]) -> None:
+    """Load the bucket `flat`, `[bytes]`, into an SGLang model; raises as its `load_weights` does.
+
+    `where` are its `addresses` before the first bucket of an update: to ask for them takes as long as a bucket does.
+    """
     if hasattr(model, "received"):  # it is watched
         model.received.update((name, checksum(tensor)) for name, tensor in views(flat, layout))
     key = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)
     plans: dict[Any, _Plan] = model.__dict__.setdefault("plans", {})
-    addresses = [parameter.data_ptr() for parameter in model.parameters()]
-    if (plan := plans.get(key)) and plan.addresses == addresses:
+    if (plan := plans.get(key)) and plan.addresses == where:
         plan.repeat(flat)
         return
-    plan = _Plan(addresses)
+    plan = _Plan(where)
     with _Noting(flat, plan), _threads_noted(plan):
         getattr(model.load_weights, "__wrapped__", model.load_weights)(views(flat, layout))
     if plan.can_be_repeated:

@@ -13,7 +13,7 @@ from torch import Tensor
 from areal_like.rollout.sglang import COMPARE, LOAN_LAYOUT, WATCH
 from areal_like.rollout.sglang.checksum import compare, watch
 from areal_like.rollout.sglang.ipc import borrow, device_name
-from areal_like.rollout.sglang.loading import Layout, load
+from areal_like.rollout.sglang.loading import Layout, addresses, load
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 
@@ -56,8 +56,9 @@ def _load_loan(runner: Any, loans: Mapping[str, str]) -> None:
     name = device_name(device)
     if name not in loans:
         raise LookupError(f"no trainer rank lends its weights on {name}")
+    where = addresses(runner.model)
     for loan, layout in zip(json.loads(loans[name]), json.loads(loans[LOAN_LAYOUT]), strict=True):
-        load(runner.model, borrow(loan, device), layout)
+        load(runner.model, borrow(loan, device), layout, where)
     torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards
 
 
@@ -73,7 +74,7 @@ def _load_buckets(runner: Any, request: Any) -> None:
         return flat, torch.distributed.broadcast(flat, src=0, group=sender, async_op=True)
 
     failure: BaseException | None = None
-    coming = [begin(layouts[0])]
+    coming, where = [begin(layouts[0])], addresses(runner.model)
     for layout, following in zip(layouts, [*layouts[1:], None], strict=True):
         flat, work = coming.pop()
         if following:
@@ -81,7 +82,7 @@ def _load_buckets(runner: Any, request: Any) -> None:
         work.wait()
         try:
             if failure is None:
-                load(runner.model, flat, layout)
+                load(runner.model, flat, layout, where)
         except _FAILURES as error:  # the other ranks still receive, and would wait for this one
             failure = error
     torch.get_device_module(device).synchronize()  # who answers has them

@@ -20,7 +20,7 @@ GROUP = "areal_like_weights"
 class CollectiveSync:
     """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise.
 
-    The trainer prepares a bucket (gathers it from its ranks) and then sends it, as two calls, so that a trainer that
+    The trainer prepares buckets (gathers them from its ranks) and then sends them, as two calls, so that a trainer that
     does not get its weights together is never taken for a server that does not receive. The first buckets are prepared
     while the servers generate, each further one while they load the one before. Servers are asked once, for all of
     them: they answer late while they have many responses to tell, and requests would wait for each answer.
@@ -80,21 +80,21 @@ class CollectiveSync:
     async def _send(self, version: int, deadline: Deadline) -> None:
         await self._connect_anew(deadline)
         deadline.renew()
-        for number in range(self.spec.ahead(self._buckets)):
-            await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
+        ahead = self.spec.held(self._buckets)[0]
+        await self.trainer.transfer("prepare", 0, len(ahead), timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
             body = self._body(version)
             await _together(
-                self._send_buckets(deadline),
+                self._send_buckets(len(ahead), deadline),
                 *(server.update("/update_weights_from_distributed", body, deadline.left) for server in self._joined),
             )
 
-    async def _send_buckets(self, deadline: Deadline) -> None:
-        for number in range(len(self._buckets)):
-            if number >= self.spec.ahead(self._buckets):
-                await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
+    async def _send_buckets(self, prepared: int, deadline: Deadline) -> None:
+        for number in range(prepared, len(self._buckets) + 1):
             # a server that does not receive is named first, by its own limit
             await self.trainer.transfer("send", timeout_s=deadline.left + 2 * AFTERMATH_S)
+            if number < len(self._buckets):
+                await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
 
     def _body(self, version: int) -> dict[str, Any]:
         tensors = [tensor for bucket in self._buckets for tensor in bucket]

@@ -73,8 +73,8 @@ class CollectiveSender(Buckets):
         self._group = group
 
     def send(self) -> None:
-        """Broadcast the first bucket of those that are prepared, and let go of it."""
-        if self.ready:
+        """Broadcast the buckets that are prepared, and let go of them."""
+        while self.ready:
             broadcast(self.ready.popleft(), src=0, group=self._group)
 
     def close(self) -> None:
