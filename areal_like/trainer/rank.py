@@ -35,10 +35,17 @@ class TrainerRank:
         return getattr(self._engine, method)(*arguments)
 
     def checksums(self) -> dict[str, int]:
-        """The checksum of each weight under its Hugging Face name; every rank takes part in gathering them."""
-        from areal_like.rollout.sglang.checksum import checksum
+        """The checksum of each weight under its Hugging Face name.
 
-        return {name: int(checksum(tensor)) for name, tensor in self._engine.weights()}
+        The first time every rank takes part in gathering them; from then on they are those of what the sender gathers.
+        """
+        from areal_like.rollout.sglang.checksum import checksum, numbers
+
+        if self._sender is None:
+            return numbers({name: checksum(tensor) for name, tensor in self._engine.weights()})
+        if self._sender.sums is None:
+            self._sender.sums = {name: checksum(tensor) for name, tensor in self._engine.weights()}
+        return numbers(self._sender.sums)
 
     def transfer(self, step: str, *arguments: Any) -> Any:
         """One step of the transport's sender."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from areal_like.rollout.sglang.checksum import checksum
 from areal_like.trainer.engine import TrainEngine
 from areal_like.weights.sync import TensorSpec
 
@@ -21,6 +22,7 @@ class Buckets:
         self._buckets: list[list[TensorSpec]] = []
         self._weights: Iterator[tuple[str, Tensor]] = iter(())
         self.ready: deque[Tensor] = deque()
+        self.sums: dict[str, Tensor] | None = None  # checksums of what is gathered, once somebody has asked for them
 
     def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
         """Which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
@@ -47,6 +49,8 @@ class Buckets:
         place, flat = 0, None
         for spec in self._buckets[number]:
             _, tensor = next(self._weights)
+            if self.sums is not None:
+                self.sums[spec.name] = checksum(tensor)
             if self._rank == 0 or (self._on_each and tensor.is_cuda):
                 if flat is None:
                     size = sum(spec.nbytes for spec in self._buckets[number])

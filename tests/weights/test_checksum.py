@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,9 @@ from test_sync import connected
 
 from areal_like.errors import WeightUpdateError
 from areal_like.rollout.sglang.checksum import checksum, compare, watch
+from areal_like.trainer.rank import TrainerRank
 from areal_like.weights.checksum import checked
-from areal_like.weights.sync import publish
+from areal_like.weights.sync import make_sender, publish
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -71,3 +73,26 @@ def test_what_came_otherwise_is_named(sglang_server, tmp_path, mode):
         WeightUpdateError, match=r"version 2 .* 1 of \d+ tensors came otherwise .*: model\.norm\.weight"
     ):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
+def test_checksums_are_made_of_what_is_gathered_for_servers_anyway(mode):
+    class Engine:
+        gathered, value = 0, 1.0
+
+        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            self.gathered += 1
+            yield from {"a": torch.full((3,), self.value), "b": torch.arange(4.0)}.items()
+
+    rank: Any = TrainerRank(0, 1, "127.0.0.1")
+    rank._engine = engine = Engine()
+    rank._sender = sender = make_sender(mode, engine, 0, "127.0.0.1")  # type: ignore[arg-type]
+    if sender:
+        sender.layout(1)
+    for engine.value in (1.0, 2.0, 3.0):
+        if sender:
+            sender.prepare(0)
+        expected = {name: int(checksum(tensor)) for name, tensor in Engine.weights(engine)}
+        engine.gathered -= 1
+        assert rank.checksums() == expected
+    assert engine.gathered == (1 + 3 + 1 if sender else 3)  # of a layout, of each update, and of the first checksums

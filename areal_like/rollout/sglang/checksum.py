@@ -28,6 +28,12 @@ def checksum(tensor: Tensor) -> Tensor:
     return total
 
 
+def numbers(checksums: Mapping[str, Tensor]) -> dict[str, int]:
+    """Checksums on the host, for which a device is waited for once."""
+    values = torch.stack(list(checksums.values())).tolist() if checksums else []
+    return dict(zip(checksums, values, strict=True))
+
+
 def watch(model: Any) -> None:
     """Have a model keep the checksum of all that it loads from now on."""
     load = model.load_weights if not hasattr(model, "received") else model.load_weights.__wrapped__
@@ -47,7 +53,7 @@ def watch(model: Any) -> None:
 
 def compare(model: Any, expected: Mapping[str, int]) -> None:
     """Raises ValueError where a watched model was not given these tensors, or others."""
-    received = {name: int(value) for name, value in model.received.items()}
+    received = numbers(model.received)
     wrong = [name for name in expected if received.get(name) != expected[name]]
     wrong += [name for name in received if name not in expected]
     if wrong:
