@@ -21,14 +21,7 @@ from allocation.hardware import GPUS, Gpu
 from allocation.memory import footprint_of, needed
 from allocation.memory.megatron import static_bytes
 from allocation.model_spec import ModelSpec
-from allocation.parameters import (
-    Held,
-    active_parameters,
-    held,
-    layers_together,
-    stages,
-    total_parameters,
-)  # fmt: skip
+from allocation.parameters import Held, active_parameters, held, layers_together, stages, total_parameters
 from allocation.plan import Cluster, ParallelSizes
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
@@ -98,7 +91,7 @@ class Trainer:
         """The member of an allocation."""
         s = self.sizes
         attn = f"d{s.dp}" + "".join(f"{letter}{n}" for letter, n in (("p", s.pp), ("t", s.tp), ("c", s.cp)) if n > 1)
-        return f"megatron:(attn:{attn}|ffn:e{s.ep})" if s.ep > 1 or s.tp > 1 < s.ep else f"megatron:{attn}"
+        return f"megatron:(attn:{attn}|ffn:e{s.ep})" if s.ep > 1 else f"megatron:{attn}"
 
 
 @dataclass(frozen=True)
@@ -152,15 +145,8 @@ class Choice:
 
 def plan_layouts(task: Task, most: int = 8) -> list[Choice]:
     """The `most` best layouts, each valid by `allocation.check` and within the memory model; [] where none fits."""
-    found: list[Choice] = []
-    for choice in sorted(
-        _candidates(task), key=lambda choice: (choice.seconds, choice.trainer.seconds + choice.servers.seconds)
-    ):
-        if _valid(task, choice):
-            found.append(choice)
-            if len(found) == most:
-                break
-    return found
+    best_first = sorted(_candidates(task), key=lambda it: (it.seconds, it.trainer.seconds + it.servers.seconds))
+    return list(islice((choice for choice in best_first if _valid(task, choice)), most))
 
 
 def _valid(task: Task, choice: Choice) -> bool:
@@ -173,19 +159,18 @@ def _candidates(task: Task) -> Iterator[Choice]:
     total = task.cluster.n_gpus
     update = eff.TRANSFER_START + total_parameters(task.model) * task.item / eff.TRANSFER
     for n in _splits(task.cluster):
-        servers = best_servers(task, total - n, 0.8)
+        if (servers := best_servers(task, total - n, 0.8)) is None:
+            continue
         for trainer, peak in islice(fitting_trainers(task, n), 4):
-            if servers is not None:
-                seconds = max(trainer.seconds, servers.seconds) + update
-                if task.staleness == 0:
-                    seconds = trainer.seconds + max(servers.seconds, servers.longest) + update
-                yield Choice(f"{servers.text}+{trainer.text}", seconds, trainer, servers, update, False, peak)
-    if task.staleness == 0 or total == 1:
-        servers = best_servers(task, total, SHARED_FRACTION)
-        for trainer, peak in islice(fitting_trainers(task, total, shared=servers), 4) if servers else ():
-            seconds = trainer.seconds + max(servers.seconds, servers.longest) + update  # type: ignore[union-attr]
-            text = f"{servers.text}|{trainer.text}"  # type: ignore[union-attr]
-            yield Choice(text, seconds, trainer, servers, update, True, peak)  # type: ignore[arg-type]
+            seconds = max(trainer.seconds, servers.seconds) + update
+            if task.staleness == 0:
+                seconds = trainer.seconds + max(servers.seconds, servers.longest) + update
+            yield Choice(f"{servers.text}+{trainer.text}", seconds, trainer, servers, update, False, peak)
+    in_turns = task.staleness == 0 or total == 1
+    if in_turns and (servers := best_servers(task, total, SHARED_FRACTION)) is not None:
+        for trainer, peak in islice(fitting_trainers(task, total, shared=servers), 4):
+            seconds = trainer.seconds + max(servers.seconds, servers.longest) + update
+            yield Choice(f"{servers.text}|{trainer.text}", seconds, trainer, servers, update, True, peak)
 
 
 def _splits(cluster: Cluster) -> list[int]:
@@ -237,11 +222,9 @@ def trainer_sizes(model: ModelSpec, n: int, per_node: int) -> Iterator[ParallelS
                 if model.linear_layers and model.linear_key_heads % (tp * cp):
                     continue
                 world = n // pp
-                for ep in (
-                    (e for e in (*_POWERS, 128, 256) if world % e == 0 and model.experts % e == 0)
-                    if model.experts
-                    else (1,)
-                ):
+                for ep in (*_POWERS, 128, 256) if model.experts else (1,):
+                    if world % ep or model.experts % ep:
+                        continue
                     yield ParallelSizes(tp, pp, cp, world // (tp * cp), ep, 1, world // ep)
 
 

@@ -10,6 +10,7 @@ from allocation.hardware import GIB
 from allocation.memory.items import Estimate, Footprint, Phase
 from allocation.views.colours import colour
 from allocation.views.svg import MARGIN, Picture
+from allocation.views.terminal import plain_table
 
 BAR = 36
 SVG_BAR, SVG_ROW, SVG_LABEL = 520, 22, 150
@@ -53,10 +54,7 @@ def _bars(one: Footprint, estimate: Estimate) -> Table:
 
 
 def _items(phase: Phase) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(f"  {phase.name}")
-    table.add_column("GiB", justify="right")
-    table.add_column("share", justify="right")
+    table = plain_table(f"  {phase.name}", "GiB", "share", right=["GiB", "share"])
     for item in sorted(phase.items, key=lambda item: -item.bytes):
         name = Text.assemble("  ", ("█ ", _colour(item.name)), item.name)
         table.add_row(name, f"{item.bytes / GIB:.2f}", f"{item.bytes / phase.bytes:.0%}")

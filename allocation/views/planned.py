@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from allocation.hardware import GIB
 from allocation.planner import Asynchrony, Choice, Task
+from allocation.views.terminal import plain_table
 from allocation.views.words import count
 
 _PARTS = {
@@ -27,10 +27,8 @@ def title(task: Task) -> str:
 
 def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None) -> Group:
     """The layouts, best first, and sentences about the best."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for column in ("s a step", "training", "rollout", "GiB", "recompute"):
-        table.add_column(column, justify="left" if column == "recompute" else "right")
-    table.add_column("allocation", overflow="fold")
+    numbers = ("s a step", "training", "rollout", "GiB")
+    table = plain_table(*numbers, "recompute", "allocation", right=numbers)
     for one in choices:
         seconds = (one.seconds, one.trainer.seconds, one.servers.seconds)
         recompute = one.trainer.megatron.recompute_granularity or ""

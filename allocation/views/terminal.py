@@ -24,7 +24,7 @@ def explain(plan: Plan, by: str | None = None) -> Group:
     """The whole plan: what each engine is, where it runs, and what its groups use. Raises `KeyError` for `by`."""
     parts: list[RenderableType] = [Text(plan.allocation, "bold"), Text(plan_words(plan))]
     for engine, maps in plan_maps(plan, by):
-        dimensions = _table("dimension", "", "size", "", right=["size"])
+        dimensions = plain_table("dimension", "", "size", "", right=["size"])
         for row in sizes(engine):
             dimensions.add_row(row.name, row.short, f"{row.value:,}", row.note)
         parts += [Text(), Text(engine_words(engine), "bold"), _indented(dimensions)]
@@ -35,7 +35,8 @@ def explain(plan: Plan, by: str | None = None) -> Group:
     return Group(*parts)
 
 
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines; numbers stand on the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -77,7 +78,7 @@ def _links(engine: EnginePlan) -> RenderableType:
     rows = links(engine)
     if not rows:
         return Text("  Every group has one rank: nothing is exchanged.")
-    table = _table("group", "groups", "ranks", "links", "carries", right=["groups", "ranks"])
+    table = plain_table("group", "groups", "ranks", "links", "carries", right=["groups", "ranks"])
     for row in rows:
         style = "yellow" if row.across else ""
         table.add_row(row.name, f"{row.groups:,}", f"{row.size:,}", Text(row.words, style), CARRIES[row.name])
@@ -89,7 +90,7 @@ def partners(engine: EnginePlan, rank: int, name: str | None = None) -> Group:
     here = engine.devices[rank]
     position = "" if engine.kind == SERVER else "".join(f", {k} {v}" for k, v in engine.coordinates(rank).items())
     title = Text(f"{engine.role} rank {rank}: node {here.node}, GPU {here.gpu}{position}", "bold")
-    table = _table("group", "ranks", "links", "carries")
+    table = plain_table("group", "ranks", "links", "carries")
     for key, members in groups_of(engine, rank).items():
         if name not in (None, key):
             continue

@@ -43,6 +43,11 @@ def finding(
     return Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest))
 
 
+def unused(key: str, why: str, help: str | None = None) -> Finding:
+    """A key that is accepted and that nothing reads."""
+    return finding("RUN-UNUSED", key, f"does nothing: {why}", help, severity=Severity.WARNING)
+
+
 def missing_package(key: str, package: str | None) -> Finding:
     """What a key asks for cannot be done without a package that is not there."""
     return finding("RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it")

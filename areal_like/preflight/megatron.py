@@ -4,9 +4,9 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
-from allocation import Finding, ParallelSizes, Plan, Severity
+from allocation import Finding, ParallelSizes, Plan
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
+from areal_like.config.findings import finding, unused
 from areal_like.config.options import OptionProblem
 from areal_like.config.schema import PRECISIONS, MegatronConfig, RunConfig
 from areal_like.preflight.machine import Device
@@ -36,7 +36,7 @@ def check_trainer_options(
         yield from _layout(config, plan.engine("actor").sizes)
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
-        yield from (_unused(name, "the model has no experts") for name in set_ones if name.startswith("moe_"))
+        yield from (_idle(name, "the model has no experts", _OVERRIDES) for name in set_ones if name.startswith("moe_"))
         for name in _FOR_EXPERTS:
             if getattr(megatron, name) != MegatronConfig.model_fields[name].default:
                 yield _idle(name, "the model has no experts")
@@ -60,7 +60,7 @@ def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
     megatron, limit = config.actor.megatron, config.actor.mb_spec.max_tokens_per_mb
     overrides = megatron.override_transformer_config
     if overrides.get("cp_comm_type") is not None and sizes.cp == 1:
-        yield _unused("cp_comm_type", "the trainer's layout has no context parallelism")
+        yield _idle("cp_comm_type", "the trainer's layout has no context parallelism", _OVERRIDES)
     if rows := row_multiple(overrides):
         alignment = sequence_alignment(sizes.tp, sizes.cp, rows)
         longest = -(-config.longest_sequence // alignment) * alignment
@@ -81,7 +81,7 @@ def _experts(megatron: MegatronConfig) -> Iterator[Finding]:
         message = f"the flex dispatcher needs {backend or 'DeepEP'}, and the package deep_ep is not installed"
         yield finding("RUN-PACKAGE", f"{_MEGATRON}.{key}", message, f"write {_MEGATRON}.{key}=alltoall")
     elif backend is not None and megatron.moe_token_dispatcher_type != "flex":
-        yield _unused("moe_flex_dispatcher_backend", f"{key} is not flex")
+        yield _idle("moe_flex_dispatcher_backend", f"{key} is not flex", _OVERRIDES)
     if not megatron.moe_grouped_gemm and megatron.bridge_type == "mbridge":
         message = "mbridge names the weights of experts that are computed together only"
         help = f"write {_MEGATRON}.bridge_type=megatron-bridge, or {_MEGATRON}.moe_grouped_gemm=true"
@@ -151,11 +151,5 @@ def _attention(config: RunConfig) -> Iterator[Finding]:
             yield finding("RUN-MEGATRON", where, message, help)
 
 
-def _idle(name: str, why: str) -> Finding:
-    key = f"{_MEGATRON}.{name}"
-    return finding("RUN-UNUSED", key, f"does nothing: {why}", f"leave out {name}", severity=Severity.WARNING)
-
-
-def _unused(name: str, why: str) -> Finding:
-    key = f"{_OVERRIDES}.{name}"
-    return finding("RUN-UNUSED", key, f"does nothing: {why}", f"leave out {name}", severity=Severity.WARNING)
+def _idle(name: str, why: str, section: str = _MEGATRON) -> Finding:
+    return unused(f"{section}.{name}", why, f"leave out {name}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
+from areal_like.config.findings import finding, unused
 from areal_like.config.schema import RunConfig, SGLangConfig
 from areal_like.preflight.machine import Device
 from areal_like.preflight.megatron import about, check_trainer_options
@@ -56,8 +56,8 @@ def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
     if most is None:
         return
     if most == servers:
-        message = f"does nothing: the layout has {servers} {'servers' if servers > 1 else 'server'} already"
-        yield finding("RUN-UNUSED", key, message, f"write {stay} or more", severity=Severity.WARNING)
+        has = f"the layout has {servers} {'servers' if servers > 1 else 'server'} already"
+        yield unused(key, has, f"write {stay} or more")
         return
     if most < servers:
         yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", f"write {stay} or more")

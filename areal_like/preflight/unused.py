@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocation import Plan
-from allocation.diagnostics import Finding, Severity
+from allocation.diagnostics import Finding
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
-from areal_like.config.findings import finding
+from areal_like.config.findings import unused
 from areal_like.config.schema import (
     PRECISIONS,
     ArithmeticConfig,
@@ -37,7 +37,7 @@ def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterat
     for rule in (*RULES, *(_ON_CPU if device == "cpu" else ()), *(rules_of(plan, device) if plan else ())):
         for key in rule.keys:
             if _is_set(config, key) and rule.unread(config):
-                yield finding("RUN-UNUSED", key, f"does nothing: {rule.why}", severity=Severity.WARNING)
+                yield unused(key, rule.why)
 
 
 def _is_set(config: RunConfig, key: str) -> bool:

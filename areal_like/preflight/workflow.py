@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from allocation import Finding, Severity
-from areal_like.config.findings import finding, nearest_words
+from allocation import Finding
+from areal_like.config.findings import finding, nearest_words, unused
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.user_code import UserCodeError, load_object
@@ -24,8 +24,7 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
         return
     single = any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
     if levels.get("workflow") == "episode" and not single and config.reward != RewardConfig():
-        message = "does nothing: the workflow returns the reward of an episode itself"
-        yield finding("RUN-UNUSED", "reward", message, severity=Severity.WARNING)
+        yield unused("reward", "the workflow returns the reward of an episode itself")
     name, known = config.episode.tool_call_parser, tool_call_parsers()
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"

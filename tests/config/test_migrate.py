@@ -5,7 +5,7 @@ import yaml
 
 from allocation.convert.settings import Reading
 from areal_like.config.foreign import TABLES, known_elsewhere
-from areal_like.config.keys import all_keys
+from areal_like.config.keys import all_keys, annotation_of, section_of
 from areal_like.config.load import load
 from areal_like.config.validate import unknown_key
 from areal_like.migrate import migrate
@@ -255,3 +255,13 @@ def test_an_option_of_megatron_is_told_where_it_goes():
     assert "write actor.megatron.override_transformer_config.moe_router_dtype instead" in str(found)
     done = migrate(AREAL.replace("actor:", "actor:\n  megatron: {moe_router_dtype: fp64}"))
     assert yaml.safe_load(done.yaml)["actor"]["megatron"]["override_transformer_config"] == {"moe_router_dtype": "fp64"}
+
+
+def test_no_entry_repeats_what_is_said_elsewhere():
+    own = {key for key in TABLES["areal"] if key in all_keys() and not section_of(annotation_of(key))}
+    assert not own  # AReaL's key is ours
+    for table in TABLES.values():
+        for key, entry in table.items():
+            sections = [key[:place] for place, character in enumerate(key) if character == "."]
+            nearest = next((section for section in reversed(sections) if section in table), None)
+            assert nearest is None or table[nearest] != entry, key

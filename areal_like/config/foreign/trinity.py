@@ -31,7 +31,6 @@ TRINITY: Table = {
     "explorer.eval_interval": to("evaluator.freq_steps"),
     "explorer.rollout_model": LAYOUT,
     "explorer": unneeded("the collector decides it"),
-    "synchronizer.sync_interval": unneeded("weights are sent after every step"),
     "synchronizer.sync_offset": to("rollout.max_head_offpolicyness"),
     "synchronizer": unneeded("weights are sent after every step"),
     "trainer.save_interval": to("saver.freq_steps"),

@@ -134,7 +134,6 @@ VERL: Table = {
     "algorithm.lam": to("actor.gae_lambda"),
     "algorithm": lost("the algorithm does without it"),
     "reward_model": lost(CHECKED),
-    "custom_reward_function.path": lost("name the function as reward.function=FILE.py:NAME; its arguments differ"),
     "custom_reward_function": lost("name the function as reward.function=FILE.py:NAME; its arguments differ"),
     "model_engine": LAYOUT,
     "critic": lost("what a critic has of its own is in the section critic"),
