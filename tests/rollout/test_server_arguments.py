@@ -42,12 +42,30 @@ def test_cuda_graphs_hold_what_a_server_runs_at_once(keys, servers, captured):
     assert most_captured(["valid_dataset=null", *keys], servers) == captured
 
 
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (["sglang.context_length=1024"], 8),
+        (["sglang.context_length=4096"], 16),
+        (["sglang.context_length=32768"], 32),
+        (["sglang.context_length=32768", "sglang.extra_args.triton_attention_num_kv_splits=5"], 5),
+    ],
+)
+def test_long_sequences_are_attended_to_in_more_parts(keys, parts):
+    assert last_value(keys, 1, "--triton-attention-num-kv-splits") == parts
+
+
 def test_cuda_graphs_hold_an_evaluation():
     assert most_captured([], 1) == 256
 
 
 def most_captured(keys: list[str], servers: int) -> int:
     keys = ["train_dataset.batch_size=4", "rollout.max_head_offpolicyness=2", "gconfig.n_samples=8", *keys]
+    return last_value(keys, servers, "--cuda-graph-max-bs-decode")
+
+
+def last_value(keys: list[str], servers: int, flag: str) -> int:
+    """What SGLang takes, which is the last of several."""
     arguments = server_arguments(load(CONFIG, keys).config, Path("model"), ParallelSizes(dp=servers), "cuda")
-    places = [at for at, flag in enumerate(arguments) if flag == "--cuda-graph-max-bs-decode"]
+    places = [at for at, argument in enumerate(arguments) if argument == flag]
     return int(arguments[places[-1] + 1])

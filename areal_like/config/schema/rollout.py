@@ -174,10 +174,10 @@ class WeightUpdateConfig(Section):
         4096,
         ge=0,
         description="Most that the trainer gathers before the servers pause, in MiB of its GPU; at least one bucket. What "
-        "is left is gathered while requests wait.",
+        "is left is gathered while requests wait, a bucket at a time or, with `ipc`, as much again.",
     )
     checksum: bool = Field(
         False,
         description="Compare a checksum of every tensor that a server was given with the trainer's, before the server goes "
-        "on; the trainer gathers its weights once more for that.",
+        "on. They are added up as they are gathered, with `disk` once more for that.",
     )

@@ -22,6 +22,7 @@ DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
 TOKENS_OF_CLASSIFIER_ON_CPU = 2**16
 MOST_CAPTURED = 512  # sequences in a CUDA graph; of more, the work on the GPU hides how slowly a host launches it
+PARTS, PART = (8, 32), 256  # fewest and most parts of a sequence that triton attends to side by side, and their tokens
 EVALUATED = 256  # sequences that a server is taken to have at once when everything held out is generated
 
 # Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
@@ -152,6 +153,7 @@ def server_arguments(
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
         options |= {"cuda-graph-max-bs-decode": _captured(config, sizes.dp)}
+        options |= {"triton-attention-num-kv-splits": _parts(context_length)}
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
 
 
@@ -168,6 +170,15 @@ def _captured(config: RunConfig, servers: int) -> int:
         most = max(most, EVALUATED)
     limits = (rollout.max_concurrent_rollouts, config.sglang.max_running_requests, MOST_CAPTURED)
     return min(most, *(limit for limit in limits if limit))
+
+
+def _parts(context_length: int) -> int:
+    """Parts of the longest sequence that triton's attention works on side by side.
+
+    SGLang's own number is 8: with 0.6B on an H200 a token waits 0.3 ms for every 1,000 tokens before it (1.9 ms without
+    any), whether one sequence runs or two. The longest responses set the pace of a run.
+    """
+    return min(max(PARTS[0], context_length // PART), PARTS[1])
 
 
 def classifier_arguments(
