@@ -280,7 +280,8 @@ class Rank:
         self.make, self.folder, self.work = MegatronEngine, folder, work
 
     def run(self) -> dict[str, Any]:
-        from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo
+        from areal_like.algorithms.losses import decoupled_ppo
+        from areal_like.algorithms.settings import Settings
         from areal_like.trainer.engine import EngineSpec, LoRA
         from areal_like.types import LossSpec
 
@@ -290,7 +291,7 @@ class Rank:
         spec = EngineSpec("actor", self.actor, self.actor.optimizer, model, self.sizes, self.device, 1, 1000)
         spec = replace(spec, lora=LoRA(rank, rank, ("all-linear",)) if rank else None)
         self.engine = self.phase(phases, "load", lambda: self.make(spec, self.meet()))
-        batch, loss = self.batch(), LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
+        batch, loss = self.batch(), LossSpec(decoupled_ppo, Settings())
         self.phase(phases, "first log-probs", lambda: self.engine.log_probs(batch))
         self.phase(phases, "first step", lambda: self.engine.train(batch, loss))
         self.phase(phases, "forward and backward", lambda: self.engine.train(batch, loss))

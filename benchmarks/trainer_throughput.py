@@ -31,7 +31,8 @@ from torch import multiprocessing
 
 import allocation
 from allocation import EnginePlan
-from areal_like.algorithms.losses import DecoupledPPO, decoupled_ppo, sft
+from areal_like.algorithms.losses import decoupled_ppo, sft
+from areal_like.algorithms.settings import Settings
 from areal_like.cluster.lifetime import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
@@ -90,7 +91,7 @@ def measured(
     """Both loops on one rank."""
     batch, engine = make_batch(run, trained), make_engine(spec_of(run, plan, folder), meeting)
     bare = MegatronLoop(engine, batch) if isinstance(engine, MegatronEngine) else FSDPLoop(engine, batch)
-    spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, DecoupledPPO(0.2, 0.2, 5.0))
+    spec = LossSpec(sft) if loss == Loss.sft else LossSpec(decoupled_ppo, Settings())
     sides: dict[str, Callable[[], object]] = {
         "engine": lambda: engine.train(batch, spec),
         "bare": bare.step,

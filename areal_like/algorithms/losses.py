@@ -1,18 +1,19 @@
 """Losses as pure functions on flat tensors; every tensor is `[tokens]`, one value per predicted token.
 
-A loss takes LossInputs and its own parameters. It returns the loss of every token and statistics of every token, under
-names of its own; the engine averages both over the tokens whose `loss_mask` is 1, over all ranks. The controller
-imports these functions to name them, so torch is imported for its types alone.
+A loss takes LossInputs and its own parameters, those of policy gradients the run's `Settings`. It returns the loss of
+every token and statistics of every token, under names of its own; the engine averages both over the tokens whose
+`loss_mask` is 1, over all ranks. The controller imports these functions to name them, so torch is imported for its
+types alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from areal_like.algorithms.kl import divergence
-from areal_like.config.schema import BehaviourMode, KLEstimator
+from areal_like.algorithms.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,33 +58,12 @@ class LossInputs:
     values: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class DecoupledPPO:
-    """Parameters of `decoupled_ppo` and `cispo`: the ratio's clip range is 1 - `clip_low` to 1 + `clip_high`.
-
-    `behaviour_cap` and `behaviour_mode` limit the behaviour weight; without `decoupled` there is none, and the ratio is
-    to the behaviour policy. `ratio_level` is the ratio's, of tokens or sequences. `dual_clip` limits what a negative
-    advantage counts. `entropy` and `kl` are weights in the loss.
-    """
-
-    clip_low: float
-    clip_high: float
-    behaviour_cap: float
-    behaviour_mode: BehaviourMode = "token_truncate"
-    decoupled: bool = True
-    ratio_level: Literal["token", "sequence"] = "token"
-    dual_clip: float | None = None
-    entropy: float = 0.0
-    kl: float = 0.0
-    kl_estimator: KLEstimator = "k3"
-
-
 def sft(inputs: LossInputs, parameters: None) -> TokenLoss:
     """Negative log-likelihood of the given tokens."""
     return -inputs.logprobs, {"entropy": inputs.entropy}
 
 
-def decoupled_ppo(inputs: LossInputs, parameters: DecoupledPPO) -> TokenLoss:
+def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
     """PPO that is clipped against the proximal policy and weighted by how far that is from the behaviour policy.
 
     Fields: `advantages`, `behaviour_logprobs` (the servers', temperature applied), `on_policy` (1 where the token was
@@ -96,39 +76,39 @@ def decoupled_ppo(inputs: LossInputs, parameters: DecoupledPPO) -> TokenLoss:
     (arXiv 1912.09729), eq. 5; `kl` among the statistics is Schulman's k3 estimator.
     """
     advantages = inputs.fields["advantages"]
-    ratio, weight, stats = _ratios(inputs, parameters)
-    clipped = ratio.clamp(1 - parameters.clip_low, 1 + parameters.clip_high)
+    ratio, weight, stats = _ratios(inputs, settings)
+    clipped = ratio.clamp(1 - settings.eps_clip, 1 + settings.eps_clip_higher)
     surrogate, clipped_surrogate = ratio * advantages, clipped * advantages
     objective = surrogate.minimum(clipped_surrogate)
-    if parameters.dual_clip is not None:
-        objective = objective.maximum(objective.where(advantages >= 0, parameters.dual_clip * advantages))
+    if settings.c_clip is not None:
+        objective = objective.maximum(objective.where(advantages >= 0, settings.c_clip * advantages))
     stats["clip_share"] = (clipped_surrogate < surrogate).to(ratio.dtype)
-    return _with_regularisers(inputs, parameters, -weight * objective, stats)
+    return _with_regularisers(inputs, settings, -weight * objective, stats)
 
 
-def cispo(inputs: LossInputs, parameters: DecoupledPPO) -> TokenLoss:
+def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
     """REINFORCE weighted by the ratio, which is clipped: every token keeps its gradient.
 
     Fields are those of `decoupled_ppo`.
 
     Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5.
     """
-    ratio, weight, stats = _ratios(inputs, parameters)
-    clipped = ratio.detach().clamp(1 - parameters.clip_low, 1 + parameters.clip_high)
+    ratio, weight, stats = _ratios(inputs, settings)
+    clipped = ratio.detach().clamp(1 - settings.eps_clip, 1 + settings.eps_clip_higher)
     stats["clip_share"] = (clipped != ratio).to(ratio.dtype)
     loss = -weight * clipped * inputs.fields["advantages"] * inputs.logprobs
-    return _with_regularisers(inputs, parameters, loss, stats)
+    return _with_regularisers(inputs, settings, loss, stats)
 
 
-def _ratios(inputs: LossInputs, parameters: DecoupledPPO) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The ratio that is clipped, with gradient, the behaviour weight, and statistics of both."""
     fields, current = inputs.fields, inputs.logprobs.detach()
     behaviour = fields["behaviour_logprobs"]
     proximal = fields.get("proximal_logprobs", current)
-    log_ratio = inputs.logprobs - (proximal if parameters.decoupled else behaviour)
-    if parameters.ratio_level == "sequence":
+    log_ratio = inputs.logprobs - (proximal if settings.use_decoupled_loss else behaviour)
+    if settings.importance_sampling_level == "sequence":
         log_ratio = inputs.sequences.mean(log_ratio)
-    weight, limited = _behaviour_weight(inputs.sequences, proximal - behaviour, parameters)
+    weight, limited = _behaviour_weight(inputs.sequences, proximal - behaviour, settings)
     from_behaviour, drift = current - behaviour, (proximal - behaviour).abs()
     return (
         log_ratio.exp(),
@@ -143,35 +123,33 @@ def _ratios(inputs: LossInputs, parameters: DecoupledPPO) -> tuple[Tensor, Tenso
     )
 
 
-def _behaviour_weight(sequences: Sequences, log_weight: Tensor, parameters: DecoupledPPO) -> tuple[Tensor, Tensor]:
+def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """Proximal over behaviour probability, limited, and 1 where that took effect.
 
     Source: truncated by token, AReaL (arXiv 2505.24298); by sequence or masked, Liu et al., When speed kills stability
     (2025, richardli.xyz/rl-collapse); masked by token, AReaL `behave_imp_weight_mode`.
     """
-    level, _, limit = parameters.behaviour_mode.partition("_")
-    if not parameters.decoupled or level == "disabled":
+    level, _, limit = settings.behave_imp_weight_mode.partition("_")
+    if not settings.use_decoupled_loss or level == "disabled":
         return log_weight.new_ones(len(log_weight)), log_weight.new_zeros(len(log_weight))
     if level != "token":
         log_weight = (sequences.sum if level == "sequence" else sequences.mean)(log_weight)
     weight = log_weight.exp()
-    beyond = weight > parameters.behaviour_cap
-    limited = weight.clamp(max=parameters.behaviour_cap) if limit == "truncate" else weight.masked_fill(beyond, 0)
+    beyond = weight > settings.behave_imp_weight_cap
+    limited = weight.clamp(max=settings.behave_imp_weight_cap) if limit == "truncate" else weight.masked_fill(beyond, 0)
     return limited, beyond.to(weight.dtype)
 
 
-def _with_regularisers(
-    inputs: LossInputs, parameters: DecoupledPPO, loss: Tensor, stats: dict[str, Tensor]
-) -> TokenLoss:
+def _with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stats: dict[str, Tensor]) -> TokenLoss:
     """With the entropy bonus and the KL divergence from the reference, as far as they have a weight."""
     stats = {"entropy": inputs.entropy, **stats}
-    if parameters.entropy:
-        loss = loss - parameters.entropy * inputs.entropy
+    if settings.entropy_coeff:
+        loss = loss - settings.entropy_coeff * inputs.entropy
     if "reference_logprobs" in inputs.fields:
         log_ratio = inputs.logprobs - inputs.fields["reference_logprobs"]
         stats["reference_kl"] = divergence(log_ratio, "k3")
-        if parameters.kl:
-            loss = loss + parameters.kl * divergence(log_ratio, parameters.kl_estimator)
+        if settings.kl_loss_coef:
+            loss = loss + settings.kl_loss_coef * divergence(log_ratio, settings.kl_estimator or "k3")
     return loss, stats
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import constant_length, sequence_mean
-from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, sft, value_loss
+from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft, value_loss
 from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience, Need
@@ -36,21 +36,9 @@ def make_algorithm(config: RunConfig) -> Algorithm:
 def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
     """An algorithm of `PRESETS`, changed by the actor's keys."""
     settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
-    parameters = DecoupledPPO(
-        clip_low=settings.eps_clip,
-        clip_high=settings.eps_clip_higher,
-        behaviour_cap=settings.behave_imp_weight_cap,
-        behaviour_mode=settings.behave_imp_weight_mode,
-        decoupled=settings.use_decoupled_loss,
-        ratio_level=settings.importance_sampling_level,
-        dual_clip=settings.c_clip,
-        entropy=settings.entropy_coeff,
-        kl=settings.kl_loss_coef,
-        kl_estimator=settings.kl_estimator or "k3",
-    )
     return Algorithm(
         targets=partial(estimate, settings=settings, longest=longest),
-        loss=LossSpec(cispo if settings.cispo else decoupled_ppo, parameters),
+        loss=LossSpec(cispo if settings.cispo else decoupled_ppo, settings),
         needs=_needs(settings),
         critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
         keeps=tells_apart if settings.dynamic_sampling else None,

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from areal_like.algorithms.losses import (
-    DecoupledPPO,
     LossInputs,
     Sequences,
     ValueLoss,
@@ -17,8 +16,9 @@ from areal_like.algorithms.losses import (
     sft,
     value_loss,
 )
+from areal_like.algorithms.settings import Settings
 
-PARAMETERS = DecoupledPPO(clip_low=0.2, clip_high=0.28, behaviour_cap=2.0)
+SETTINGS = Settings(eps_clip=0.2, eps_clip_higher=0.28, behave_imp_weight_cap=2.0)
 
 
 def inputs(logprobs, entropy=None, numbers=None, **fields):
@@ -29,10 +29,10 @@ def inputs(logprobs, entropy=None, numbers=None, **fields):
     return LossInputs(logprobs, entropy, fields, Sequences(numbers, int(numbers.max()) + 1))
 
 
-def policy(logprobs, behaviour, advantages, parameters=PARAMETERS, loss=decoupled_ppo, **more):
+def policy(logprobs, behaviour, advantages, settings=SETTINGS, loss=decoupled_ppo, **more):
     fields = {"behaviour_logprobs": behaviour, "advantages": advantages, "on_policy": [1.0] * len(behaviour), **more}
     given = inputs(logprobs, **fields)
-    loss, stats = loss(given, parameters)
+    loss, stats = loss(given, settings)
     (gradient,) = torch.autograd.grad(loss.sum(), given.logprobs)
     return loss.detach(), gradient, stats
 
@@ -81,8 +81,8 @@ def test_sft_is_the_negative_log_likelihood():
 
 def test_what_is_not_decoupled_is_clipped_against_the_behaviour_policy():
     """Current 0.3, behaviour 0.2: the ratio 1.5 is clipped to 1.28; no gradient is left."""
-    parameters = replace(PARAMETERS, decoupled=False)
-    loss, gradient, _ = policy([math.log(0.3)], [math.log(0.2)], [2.0], parameters, proximal_logprobs=[0.0])
+    settings = replace(SETTINGS, use_decoupled_loss=False)
+    loss, gradient, _ = policy([math.log(0.3)], [math.log(0.2)], [2.0], settings, proximal_logprobs=[0.0])
     assert loss.item() == pytest.approx(-2.56)
     assert gradient.item() == 0
 
@@ -90,8 +90,8 @@ def test_what_is_not_decoupled_is_clipped_against_the_behaviour_policy():
 def test_dual_clip_bounds_what_a_negative_advantage_counts():
     """The ratio e makes a loss of e without it, 2 with it; a positive advantage is not touched."""
     before = [-2.0, -2.0]
-    parameters = replace(PARAMETERS, dual_clip=2.0)
-    loss, gradient, _ = policy([-1.0, -1.0], before, [-1.0, 1.0], parameters, proximal_logprobs=before)
+    settings = replace(SETTINGS, c_clip=2.0)
+    loss, gradient, _ = policy([-1.0, -1.0], before, [-1.0, 1.0], settings, proximal_logprobs=before)
     torch.testing.assert_close(loss, torch.tensor([2.0, -1.28]))
     assert gradient.tolist() == [0, 0]
 
@@ -102,9 +102,9 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence():
     Each token's gradient is the mean's: 1.2247 / 2, for both terms of the loss.
     """
     before = [-1.0, -1.0, -1.0]
-    parameters = replace(PARAMETERS, ratio_level="sequence")
+    settings = replace(SETTINGS, importance_sampling_level="sequence")
     now = [-1 + math.log(1.5), -1.0, -1.0]
-    loss, gradient, _ = policy(now, before, [1.0, 1.0, 1.0], parameters, proximal_logprobs=before, numbers=[0, 0, 1])
+    loss, gradient, _ = policy(now, before, [1.0, 1.0, 1.0], settings, proximal_logprobs=before, numbers=[0, 0, 1])
     root = math.sqrt(1.5)
     torch.testing.assert_close(loss, torch.tensor([-root, -root, -1.0]))
     torch.testing.assert_close(gradient, torch.tensor([-root, -root, -1.0]))
@@ -113,9 +113,9 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence():
 def test_cispo_keeps_the_gradient_of_what_is_clipped():
     """Ratios 8 and 1/8, at most 5: the gradient is -weight * advantage, where PPO has none."""
     log = math.log
-    parameters = DecoupledPPO(clip_low=1.0, clip_high=4.0, behaviour_cap=5.0, decoupled=False)
+    settings = Settings(eps_clip=1.0, eps_clip_higher=4.0, use_decoupled_loss=False)
     now = [-1.0, -1.0]
-    loss, gradient, stats = policy(now, [-1 - log(8), -1 + log(8)], [2.0, -1.0], parameters, cispo)
+    loss, gradient, stats = policy(now, [-1 - log(8), -1 + log(8)], [2.0, -1.0], settings, cispo)
     torch.testing.assert_close(gradient, torch.tensor([-10.0, 0.125]))
     torch.testing.assert_close(loss, torch.tensor([10.0, -0.125]))
     assert stats["clip_share"].tolist() == [1, 0]
@@ -136,8 +136,8 @@ def test_cispo_keeps_the_gradient_of_what_is_clipped():
 def test_behaviour_weights_of_tokens_and_sequences(mode, expected):
     """Weights 6 and 0.5 of one sequence, together 3, and 1.5 of another one; the cap is 2."""
     behaviour = [-1 - math.log(6), -1 - math.log(0.5), -1 - math.log(1.5)]
-    parameters = replace(PARAMETERS, behaviour_mode=mode)
-    _, gradient, stats = policy([-1.0] * 3, behaviour, [1.0] * 3, parameters, numbers=[0, 0, 1])
+    settings = replace(SETTINGS, behave_imp_weight_mode=mode)
+    _, gradient, stats = policy([-1.0] * 3, behaviour, [1.0] * 3, settings, numbers=[0, 0, 1])
     torch.testing.assert_close(stats["behaviour_weight"], torch.tensor(expected))
     torch.testing.assert_close(gradient, -torch.tensor(expected))
 
@@ -145,13 +145,13 @@ def test_behaviour_weights_of_tokens_and_sequences(mode, expected):
 def test_entropy_and_divergence_in_the_loss():
     """The loss of advantage 0 is that of the regularisers; k3's slope is 1 - exp(-x), k2's is x."""
     log, advantages, behaviour = math.log, [0.0], [-1.0]
-    both = replace(PARAMETERS, entropy=0.1, kl=0.5)
+    both = replace(SETTINGS, entropy_coeff=0.1, kl_loss_coef=0.5)
     reference = [-1 - log(2)]
     loss, gradient, stats = policy([-1.0], behaviour, advantages, both, reference_logprobs=reference, entropy=[3.0])
     assert loss.item() == pytest.approx(0.5 * (log(2) - 0.5) - 0.3)
     assert gradient.item() == pytest.approx(0.5 * 0.5)
     assert stats["reference_kl"].item() == pytest.approx(log(2) - 0.5)
-    squared = replace(PARAMETERS, kl=0.5, kl_estimator="k2")
+    squared = replace(SETTINGS, kl_loss_coef=0.5, kl_estimator="k2")
     _, gradient, _ = policy([-1.0], behaviour, advantages, squared, reference_logprobs=reference)
     assert gradient.item() == pytest.approx(0.5 * log(2))
 

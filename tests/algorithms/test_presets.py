@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.algorithms.losses import DecoupledPPO, ValueLoss, cispo, decoupled_ppo, dpo, sft
+from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
@@ -48,8 +48,13 @@ def test_keys_change_a_preset() -> None:
         )
     )
     assert made.loss.function is decoupled_ppo
-    assert made.loss.parameters == DecoupledPPO(
-        0.1, 0.1, 5.0, behaviour_mode="sequence_mask", ratio_level="sequence", dual_clip=3.0
+    assert made.loss.parameters == replace(
+        PRESETS["gspo"],
+        eps_clip=0.1,
+        eps_clip_higher=0.1,
+        behave_imp_weight_mode="sequence_mask",
+        c_clip=3.0,
+        loss_agg_mode="token_mean",
     )
     assert made.weights is None
     assert settings_of(PRESETS["dapo"], ActorConfig(eps_clip=0.1, eps_clip_higher=0.3)).eps_clip_higher == 0.3

@@ -10,7 +10,8 @@ import pytest
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, dpo
+from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo
+from areal_like.algorithms.settings import Settings
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
@@ -50,7 +51,8 @@ def test_loss_weights_count_and_sequences_are_numbered_as_in_the_batch(ranks, mo
 
 SEQUENCE_LOSSES = {
     "gspo": LossSpec(
-        decoupled_ppo, DecoupledPPO(0.2, 0.3, 5.0, behaviour_mode="sequence_mask", ratio_level="sequence")
+        decoupled_ppo,
+        Settings(eps_clip_higher=0.3, behave_imp_weight_mode="sequence_mask", importance_sampling_level="sequence"),
     ),
     "dpo": LossSpec(dpo),
 }

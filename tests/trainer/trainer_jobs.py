@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import DecoupledPPO, LossInputs, TokenLoss, decoupled_ppo, sft
+from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, sft
+from areal_like.algorithms.settings import Settings
 from areal_like.config.schema import (
     EngineConfig,
     FSDPConfig,
@@ -97,7 +98,7 @@ def make_batch(seed: int = 0, lengths: tuple[int, ...] = (5, 17, 9, 30, 3, 12, 8
     return Batch(np.array(lengths, np.int32), rng.integers(0, VOCABULARY, total).astype(np.int32), fields)
 
 
-POLICY = LossSpec(decoupled_ppo, DecoupledPPO(clip_low=0.2, clip_high=0.3, behaviour_cap=5.0))
+POLICY = LossSpec(decoupled_ppo, Settings(eps_clip_higher=0.3))
 
 
 @contextlib.contextmanager
