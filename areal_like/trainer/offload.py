@@ -39,6 +39,8 @@ class DeviceMemory:
     def offload(self, parts: Iterable[Part] = PARTS) -> None:
         """Free the device memory of the parts; what is in it, but for gradients, waits on the host."""
         leaving = [part for part in PARTS if part in parts and part not in self._away]
+        if not leaving:  # the host need not wait for the device
+            return
         self._synchronize()
         for part in leaving:
             storages = self._storages(part)
@@ -48,7 +50,7 @@ class DeviceMemory:
         self._synchronize()
         for storage in (storage for part in leaving for storage in self._away[part]):
             storage.resize_(0)
-        if leaving and self._device.type == "cuda":
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def onload(self, parts: Iterable[Part] = PARTS) -> None:
@@ -75,7 +77,8 @@ class DeviceMemory:
             if part != "grads":
                 self._copy(part, to_host=False)
             del self._away[part]
-        self._synchronize()
+        if coming:
+            self._synchronize()
 
     def _storages(self, part: Part) -> list[UntypedStorage]:
         """The storages on the device that are this part's alone."""
