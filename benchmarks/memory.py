@@ -20,16 +20,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import typer
 
 import allocation
-from allocation.memory.items import CUDA, NCCL, RESERVE
-from allocation.memory.megatron import trainer
+from allocation.memory import megatron
+from allocation.memory.items import CUDA, NCCL, RESERVE, Item
 from allocation.model_spec import ModelSpec, from_config
 from allocation.parameters import adapter_parameters, total_parameters
 from allocation.plan import ParallelSizes
@@ -181,7 +183,7 @@ def start_rank(rank: int, cases: list[Case], device: str, folder: Path) -> subpr
 def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> dict[str, Any]:
     head = {"name": case.name, "shape": SHAPES[case.shape], "layout": case.layout, "tokens": case.tokens,
             "length": min(LENGTH, case.tokens), "recompute": dict(case.recompute),
-            "lora_rank": case.lora_rank, "sequences": case.sequences}  # fmt: skip
+            "lora_rank": case.lora_rank, "sequences": case.sequences, "trained": "all"}  # fmt: skip
     files = [folder / f"case-{case.name}" / f"rank{rank}.json" for rank in range(len(ranks))]
     limit = time.monotonic() + CASE_LIMIT_S
     while not all(file.exists() for file in files):
@@ -199,15 +201,28 @@ def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> d
 
 
 def predicted(result: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of tensors in each phase by the memory model: without what the device needs beside the allocator's."""
+    """Bytes of tensors in each phase by the memory model: without what the device needs beside the allocator's.
+
+    Of a result without `trained` they are what the model says with the logits that the trainer had at that time.
+    """
     model, sizes = described(result)
     batch = BatchSpec(sequences(result), 1, 1, result["length"], result["tokens"])
     settings = MegatronSettings(**result["recompute"])
     adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
     trained = adapters / total_parameters(model) if adapters else 1.0
     memory = MemorySettings(trained=trained, ahead_bytes=0)  # it was measured a bucket at a time
-    phases = trainer("actor", sizes, Workload(model, settings, memory, batch)).phases
+    at_that_time = {} if "trained" in result else {"_head": _head_with_all_logits, "_read": _all_logits}
+    with patch.multiple(megatron, **at_that_time) if at_that_time else nullcontext():
+        phases = megatron.trainer("actor", sizes, Workload(model, settings, memory, batch)).phases
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
+
+
+def _head_with_all_logits(logits: int, head_gradient: int, ends: int) -> list[Item]:
+    return [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
+
+
+def _all_logits(logits: int, tokens: int, inside: int) -> Item:
+    return Item("logits of two micro-batches", 2 * logits) if logits >= inside else Item("inside a layer", inside)
 
 
 def described(result: Mapping[str, Any]) -> tuple[ModelSpec, ParallelSizes]:
@@ -350,18 +365,17 @@ class Rank:
         return Rendezvous(self.rank, world, "127.0.0.1", int(place.read_text()))
 
     def batch(self) -> Any:
-        """As the case says; a quarter of each sequence is its prompt."""
+        """As the case says; every token is trained on, which is the most."""
         from areal_like.types import Batch
 
         length, rng = min(LENGTH, self.case.tokens), np.random.default_rng(0)
         n = self.case.sequences or 2 * self.case.tokens // length * self.sizes.dp
         total = n * length
-        mask = np.tile(np.repeat(np.float32([0, 1]), [length // 4, length - length // 4]), n)
         return Batch(
             lengths=np.full(n, length, np.int32),
             tokens=rng.integers(4, SHAPES[self.case.shape]["vocab_size"], total, dtype=np.int32),
             fields={
-                "loss_mask": mask,
+                "loss_mask": np.ones(total, np.float32),
                 "advantages": rng.normal(size=total).astype(np.float32),
                 "behaviour_logprobs": np.full(total, -12, np.float32),
                 "on_policy": np.ones(total, np.float32),

@@ -19,7 +19,8 @@ from allocation.memory.items import (
     with_reserve,
 )
 from allocation.memory.transfer import buckets, communicators
-from allocation.parameters import kinds, layer, layers_together, vocabulary
+from allocation.model_spec import ModelSpec
+from allocation.parameters import Kind, kinds, layer, layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import MegatronSettings, Workload
 
@@ -36,13 +37,13 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     trained = work.memory.trained
     frozen = Item(f"weights ({work.memory.dtype} shards)", owned * item if trained < 1 else 0)
     static = [frozen, Item("weights (float32 shards)", int(owned * trained * 4))]
-    static += [Item("gradients (float32 shards)", int(owned * trained * 4))]
     static += [Item("Adam's moments", int(owned * trained * 8))]
+    gradients = Item("gradients (float32 shards)", int(owned * trained * 4))  # a step leaves none behind
     gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
     if work.memory.offload_params:
         static = []
     full = work.megatron.recompute_granularity == "full" or work.memory.gradient_checkpointing
-    one = {of: layer_activations(model, sizes, of, work) * tokens for of in numbers}
+    one = {of: (layer_activations(model, sizes, of, work) + _unfused(model, of, item)) * tokens for of in numbers}
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
@@ -53,12 +54,25 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     named = {
         "load": static[:2],
         "log-probs": [*there("weights"), gathered, Item("logits", logits)],
-        "forward and backward": [*there("weights", "gradients"), gathered, Item("activations", kept),
-                                 Item("logits", logits), Item("their gradient", logits)],
-        "optimizer step": static,
+        "forward and backward": [*there("weights"), gradients, gathered, Item("activations", kept),
+                                 Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
+        "optimizer step": [*static, gradients],
         "weight update": [*there("weights"), export, Item("buckets", buckets(model, work))],
         "save": there("weights", "Adam's"),
         AT_REST: there(),
     }  # fmt: skip
     only = forward_only if role == "ref" else list
     return Footprint(role, tuple(only(with_reserve(named, beside))))
+
+
+def _unfused(model: ModelSpec, of: Kind, item: int) -> int:
+    """What transformers' modules keep of a token beside what Transformer Engine's do.
+
+    A norm computes in float32 and keeps its input so; an MLP keeps the activation beside its product with the gate
+    (`Qwen3RMSNorm` and `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys
+    and values as queries (`areal_like/trainer/fsdp/attention.py`).
+    """
+    normed = model.head_dim * (model.heads + model.kv_heads) if model.qk_norm else 0
+    repeated = 2 * model.head_dim * max(0, model.heads - model.kv_heads)
+    gated = 0 if of.experts else model.ffn
+    return 4 * (model.norms * model.hidden_size + normed) + (repeated + gated) * item

@@ -2,7 +2,8 @@
 
 Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
 in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). Logits are the trainer's
-(`areal_like/trainer/logprobs.py`): as they come, and once more as their gradient.
+(`areal_like/trainer/megatron/forward.py`): of every token, as if all were trained on, and of some at a time where
+nothing is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from allocation.plan import ParallelSizes
 from allocation.settings import ITEMS, Workload
 
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
+_READ_AT_ONCE = 4096  # rows whose logits a pass without backward has at a time
 
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
@@ -57,20 +59,15 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     head_gradient = table if last else 0
     both_ends = head_gradient if model.tied_embeddings and first else 0
     ends = last * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
-    # Backward begins at the head, where the logits lie twice, and goes on with the layers, one recomputed unit a time.
-    at_head = [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
+    # Backward begins at the head, and goes on with the layers, one recomputed unit a time.
+    at_head = _head(logits, head_gradient, ends)
     in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
     deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
-    forward = (
-        [Item("logits", logits), Item("logits of the micro-batch before", logits)]
-        if logits >= inside
-        else [Item("inside a layer", inside)]
-    )
     exported = largest_gathered(model, sizes, work)
     there = partial(staying, static, work.megatron)
     named = {
         "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
-        "log-probs": [*there("weights"), *forward],
+        "log-probs": [*there("weights"), _read(logits, tokens, inside)],
         "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
         "optimizer step": static,
         "weight update": [*there("weights"), Item("gathered weights", exported), Item("buckets", buckets(model, work))],
@@ -78,6 +75,17 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
         AT_REST: there(),
     }
     return with_reserve(named, beside)
+
+
+def _head(logits: int, head_gradient: int, ends: int) -> list[Item]:
+    """The gradient of logits takes their place (`areal_like/trainer/logprobs.py`)."""
+    return [Item("logits", logits), Item("head's gradient", head_gradient), Item("head", ends)]
+
+
+def _read(logits: int, tokens: int, inside: int) -> Item:
+    """The largest that a pass without backward needs beside weights."""
+    at_once = logits * min(tokens, _READ_AT_ONCE) // max(1, tokens)
+    return max(Item("logits", at_once), Item("inside a layer", inside), key=lambda item: item.bytes)
 
 
 def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:

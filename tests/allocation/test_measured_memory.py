@@ -7,8 +7,12 @@ from statistics import median
 
 import pytest
 
-from benchmarks.memory import errors, measured, predicted
+from allocation.memory import fsdp, megatron
+from allocation.memory.items import CUDA, NCCL, RESERVE
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
+from benchmarks.memory import FULL, SHAPES, described, errors, measured, predicted
 
+RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "docs/generate/memory.py"))
 
 
@@ -19,6 +23,33 @@ def test_what_was_measured_is_predicted(phase):
     assert len(found) >= 10
     assert median(abs(error) for error, _ in found) <= 0.03, found
     assert [case for case in found if not -0.03 <= case[0] <= 0.08] == []
+
+
+FEW_BITS = {"use_precision_aware_optimizer": True} | dict.fromkeys(
+    ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "bfloat16"
+)
+EXPERTS = SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
+
+
+@pytest.mark.parametrize(
+    ("file", "layout", "shape", "settings", "tokens", "trained"),
+    [
+        ("qwen3_0.6b", "megatron:d1", SHAPES["qwen3-0.6b"], {}, 14770, 4508),
+        ("qwen3_4b", "megatron:d1", SHAPES["qwen3-4b"], FULL, 14770, 4508),
+        ("qwen3_8b", "megatron:d1", SHAPES["qwen3-8b"], FULL | FEW_BITS, 14600, 4300),
+        ("qwen3_moe", "megatron:d1", EXPERTS, {}, 7911, 2243),
+        ("fsdp_0.6b", "fsdp:d1", SHAPES["qwen3-0.6b"], {}, 14770, 4508),
+    ],
+)
+def test_the_peak_of_a_trainers_step_is_predicted(file, layout, shape, settings, tokens, trained):
+    """Where some tokens of the largest micro-batch are trained on; the model has logits for all of them."""
+    peak = json.loads((RESULTS / f"trainer_throughput_{file}_h200.json").read_text())["peak_gib"]["engine"]
+    model, sizes = described({"shape": shape, "layout": layout})
+    batch = BatchSpec(64, max_length=1792, max_tokens_per_mb=tokens)
+    work = Workload(model, MegatronSettings(**settings), MemorySettings(), batch)
+    said = (fsdp if "fsdp" in layout else megatron).trainer("actor", sizes, work).phase("forward and backward")
+    items = {item.name: item.bytes / 2**30 for item in said.items if item.name not in (CUDA, NCCL, RESERVE)}
+    assert sum(items.values()) - items["logits"] * (1 - trained / tokens) == pytest.approx(peak, rel=0.02)
 
 
 def test_the_tables_are_of_the_figures():
