@@ -32,12 +32,12 @@ ALLOWED = frozenset(
         *("chunked_prefill_size", "max_prefill_tokens", "max_total_tokens", "prefill_max_requests", "page_size"),
         *("schedule_policy", "schedule_conservativeness", "retraction_policy", "swa_full_tokens_ratio"),
         *("disable_radix_cache", "radix_eviction_policy", "disable_chunked_prefix_cache", "disable_hybrid_swa_memory"),
-        *("disable_overlap_schedule", "enable_mixed_chunk", "num_continuous_decode_steps", "scheduler_recv_interval"),
+        *("disable_overlap_schedule", "enable_mixed_chunk", "scheduler_recv_interval"),
         *("sleep_on_idle",),
         *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
         *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
         *("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill"),
-        *("triton_attention_reduce_in_fp32", "triton_attention_num_kv_splits", "triton_attention_split_tile_size"),
+        *("triton_attention_num_kv_splits", "triton_attention_split_tile_size"),
         *("disable_custom_all_reduce", "enable_mscclpp", "enable_torch_symm_mem", "enable_nccl_nvls"),
         *("enable_symm_mem", "pre_warm_nccl", "enable_p2p_check", "dist_timeout"),
         *("enforce_disable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
@@ -72,9 +72,10 @@ _OWNED = frozenset(  # the run's own
 )
 _OWNED_ON_CPU = frozenset({"max_total_tokens"})
 _POSITIVE = frozenset(  # the server divides by these, or stops
-    {"page_size", "max_total_tokens", "decode_log_interval", "num_continuous_decode_steps"}
+    {"page_size", "max_total_tokens", "decode_log_interval"}
 )
 _WHY = {  # how a field begins, and why a server that gets new weights cannot have it
+    ("num_continuous_decode_steps", "triton_attention_reduce_in_fp32"): "SGLang 0.5.17 does nothing with it",
     ("quantiz", "modelopt", "torchao", "rl_quant"): "new weights come unquantized",
     ("kv_cache_dtype",): "log-probs from a rounded cache are not the trainer's",
     ("speculative",): "the draft model gets no new weights",
