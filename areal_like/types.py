@@ -87,7 +87,7 @@ class Trajectory:
 
 def generated_in(trajectories: Sequence[Trajectory]) -> int:
     """How many tokens of trajectories a model generated."""
-    return sum(int(item.generated.sum()) for item in trajectories)
+    return sum(int(np.count_nonzero(item.generated)) for item in trajectories)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import orjson
+import psutil
 import typer
 from aiohttp import web
 
@@ -144,13 +145,13 @@ async def measure(
         )
         watch = Watch(pool)
         watching = asyncio.create_task(watch.look())
-        begun = time.perf_counter(), time.process_time()
+        begun, used = time.perf_counter(), cpu_seconds()
         for version in range(steps):
             collector.publish(version)  # no update: the servers' tokens are all of version 0
             trajectories = await collector.next_batch()
             await asyncio.to_thread(join, trajectories, version)
             del trajectories
-        wall_s, cpu_s = time.perf_counter() - begun[0], time.process_time() - begun[1]
+        wall_s, cpu_s = time.perf_counter() - begun, {role: s - used[role] for role, s in cpu_seconds().items()}
         watching.cancel()
         total = pool.tokens["delivered"]
     assert total == steps * size * N_SAMPLES * tokens, "tokens were lost"
@@ -161,14 +162,25 @@ async def measure(
         "steps": steps,
         "response_tokens": total,
         "wall_s": round(wall_s, 3),
-        "cpu_s": round(cpu_s, 3),
-        "tokens_per_cpu_second": round(total / cpu_s),
+        **{f"cpu_s_{role}": round(seconds, 3) for role, seconds in cpu_s.items()},
+        "tokens_per_cpu_second": round(total / cpu_s["controller"]),
         "tokens_per_second": round(total / wall_s),
         "longest_block_wall_ms": round(1e3 * watch.wall_s, 1),
         "longest_block_cpu_ms": round(1e3 * watch.cpu_s, 1),
     }
     print(row, flush=True)
     return row
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU time so far of the controller, and of all clients, all servers and Ray's other processes."""
+    seconds = {"controller": time.process_time(), "clients": 0.0, "servers": 0.0, "ray": 0.0}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            command, times = " ".join(process.cmdline()), process.cpu_times()
+            role = "clients" if "ray::AsyncWorker" in command else "servers" if "spawn_main" in command else "ray"
+            seconds[role] += times.user + times.system
+    return seconds
 
 
 async def no_reward(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:

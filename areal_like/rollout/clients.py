@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
+import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import RunError, ServerError
-from areal_like.rollout.sglang.answers import OF_ALL, Part, part_of
+from areal_like.rollout.sglang.answers import OF_ALL, Part, Piece, part_of
 from areal_like.rollout.sglang.http import Server, Unavailable, session
 from areal_like.rollout.turns import Turns
+from areal_like.types import FinishReason, Ints
 
 PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
 HANDED_OVER = 16  # answers of which something is handed on in one turn of the event loop
@@ -31,6 +33,7 @@ HANGS_S = 60.0  # that an exchange may take, at most
 type Parts = Sequence[Part]
 type Read = Callable[[Server, bytes], AsyncGenerator[Parts]]
 type Call = tuple[int, str, str, bytes]  # its number; name and URL of the server, and the request
+type Outline = tuple[int, FinishReason | None, int] | tuple[int, ServerError]  # a part; for columns how many they are
 
 
 async def read(turn: Turns, server: Server, request: bytes) -> AsyncGenerator[Parts]:
@@ -46,6 +49,49 @@ async def read(turn: Turns, server: Server, request: bytes) -> AsyncGenerator[Pa
                 yield [part_of(event, server.name) for event in some]
 
 
+class News(NamedTuple):
+    """What has come of calls, as another process is handed it fastest: the columns of all pieces are one array.
+
+    An outline of None is the end of a call.
+    """
+
+    columns: Ints
+    outlines: Mapping[int, Sequence[Outline | None]]
+
+    @classmethod
+    def of(cls, came: Mapping[int, Sequence[Part | None]]) -> Self:
+        """Pack the parts of each call."""
+        columns = [np.empty((3, 0), np.int32)]
+
+        def outline(part: Part | None) -> Outline | None:
+            if part is None:
+                return None
+            place, piece = part
+            if isinstance(piece, ServerError):
+                return place, piece
+            columns.append(piece.columns)
+            return place, piece.finish_reason, piece.columns.shape[1]
+
+        outlines = {call: [outline(part) for part in parts] for call, parts in came.items()}
+        return cls(np.concatenate(columns, axis=1), outlines)
+
+    def calls(self) -> Iterator[tuple[int, list[Part], bool]]:
+        """The parts of each call, and whether it has ended."""
+        end = 0
+        for call, outlines in self.outlines.items():
+            parts: list[Part] = []
+            for outline in outlines:
+                if outline is None:
+                    continue
+                if len(outline) == 2:
+                    parts.append(outline)
+                else:
+                    place, finish_reason, tokens = outline
+                    start, end = end, end + tokens
+                    parts.append((place, Piece(self.columns[:, start:end], finish_reason)))
+            yield call, parts, outlines[-1] is None
+
+
 class Client:
     """What runs in a client process; `token` is the servers'."""
 
@@ -56,8 +102,8 @@ class Client:
         self._reading: dict[int, asyncio.Task[None]] = {}
         self._news: dict[int, list[Part | None]] = defaultdict(list)
 
-    async def exchange(self, calls: Iterable[Call], over: Iterable[int]) -> dict[int, list[Part | None]]:
-        """Begin calls and end those that are `over`; returns what has come of each, and None last where it ended."""
+    async def exchange(self, calls: Iterable[Call], over: Iterable[int]) -> News:
+        """Begin calls and end those that are `over`; returns what has come of each."""
         self._session = self._session or session(self._token)
         for call, name, url, request in calls:
             server = Server(name, url, self._session)
@@ -68,7 +114,7 @@ class Client:
             self._news.pop(call, None)
         await asyncio.sleep(EXCHANGE_S)
         news, self._news = self._news, defaultdict(list)
-        return dict(news)
+        return News.of(news)
 
     async def _read(self, call: int, server: Server, request: bytes) -> None:
         async with aclosing(read(self._turn, server, request)) as answer:
@@ -159,15 +205,14 @@ class Clients:
             calls, link.calls, over, link.over = link.calls, [], link.over, []
             try:
                 async with asyncio.timeout(self._limit_s):
-                    came = await link.group.call_one(0, "exchange", calls, over, phase="reading")
+                    came: News = await link.group.call_one(0, "exchange", calls, over, phase="reading")
             except TimeoutError as error:
                 raise RunError(f"no exchange within {self._limit_s:g} s") from error
             for call, *_ in calls:
                 self._hand_over(link, call, [()])
-            for some in itertools.batched(came.items(), HANDED_OVER):
-                for call, parts in some:
-                    ended = parts[-1] is None
-                    self._hand_over(link, call, [parts[:-1], None] if ended else [parts])
+            for some in itertools.batched(came.calls(), HANDED_OVER):
+                for call, parts, has_ended in some:
+                    self._hand_over(link, call, [parts, None] if has_ended else [parts])
                 await asyncio.sleep(0)
         link.is_busy = False
 

@@ -19,8 +19,8 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -221,18 +221,10 @@ class Fleet:
         Of those that wait the smallest `priority` is next, then the longest. Raises Unavailable, and ServerError
         where a repetition would not help.
         """
-        async with self._place(priority, -len(sample.response.tokens), near) as member:
-            ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if not member.outbox:
-                asyncio.get_running_loop().call_soon(self._send, member)
-            member.outbox.append((sample, ended))
-            await ended
-
-    @asynccontextmanager
-    async def _place(self, priority: int, shortness: int, near: Near | None) -> AsyncIterator[Member]:
-        turn: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Member] = loop.create_future()
         bound = near.member if near and near.bound and near.member in self._members else None
-        ticket = Ticket(priority, shortness, next(self._arrivals), near, turn)
+        ticket = Ticket(priority, -sample.length, next(self._arrivals), near, turn)
         heapq.heappush(bound.queue if bound else self._queue, ticket)
         self._dispatch()
         came = time.monotonic()
@@ -240,20 +232,29 @@ class Fleet:
             member = await turn
             given = time.monotonic()
             self.waited.append(given - came)
-            yield member
+            ended: asyncio.Future[None] = loop.create_future()
+            if not member.outbox:
+                loop.call_soon(self._send, member)
+            member.outbox.append((sample, ended))
+            await ended
             self.ran.append(time.monotonic() - given)
         except Unavailable as error:
             if error.fault != "client":
                 self._rest(member)
             raise
         finally:
-            if turn.done() and not turn.cancelled() and not turn.exception():
-                turn.result().in_flight -= 1
-                if not turn.result().in_flight:
-                    events.turn(turn.result().server.name, None)
-            if not any(member.in_flight for member in self._members):
-                self._idle.set()
-            self._dispatch()
+            self._leave(turn)
+
+    def _leave(self, turn: asyncio.Future[Member]) -> None:
+        """A sample has ended; give its place, if it had one, to the next."""
+        if turn.done() and not turn.cancelled() and not turn.exception():
+            member = turn.result()
+            member.in_flight -= 1
+            if not member.in_flight:
+                events.turn(member.server.name, None)
+        if not any(member.in_flight for member in self._members):
+            self._idle.set()
+        self._dispatch()
 
     def _dispatch(self) -> None:
         for _ in range(MOST_GIVEN):
@@ -337,6 +338,7 @@ class Fleet:
             for rid, (_, ended) in zip(rids, entries, strict=True):
                 ended.add_done_callback(partial(self._abort_cancelled, member, rid))
             async for parts in answer:
+                member.progressed = time.monotonic()
                 for place, piece in parts:
                     self._take(member, entries, place, piece, first)
 
@@ -344,11 +346,11 @@ class Fleet:
         self, member: Member, entries: Sequence[Entry], place: int, piece: Piece | ServerError, first: int
     ) -> None:
         """Give a sample what came of it; raises ServerError where that is about all of them, or about none."""
-        member.progressed, name = time.monotonic(), member.server.name
         if place == OF_ALL and isinstance(piece, ServerError):
             raise piece
         if place >= len(entries):
-            raise Unavailable(f"{name} gave an answer that cannot be used: an event about input {place}", "unusable")
+            told = f"{member.server.name} gave an answer that cannot be used: an event about input {place}"
+            raise Unavailable(told, "unusable")
         sample, ended = entries[place]
         if not ended.done():
             self._extend(member, sample, ended, piece, first)
@@ -363,7 +365,7 @@ class Fleet:
         except ServerError as error:
             ended.set_exception(error)
             return
-        if sample.response.finish_reason is not None:
+        if sample.finish_reason is not None:
             ended.set_result(None)
         if member.failures:
             member.failures = 0

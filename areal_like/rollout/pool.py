@@ -17,6 +17,7 @@ from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable, session
 from areal_like.rollout.turns import Turns
+from areal_like.types import Ints
 
 __all__ = ["Requests", "Response", "Sampling", "ServerPool"]
 
@@ -132,7 +133,7 @@ class ServerPool:
 
     async def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int] | Ints],
         sampling: Sampling,
         seeds: Sequence[int] | None = None,
         priority: int = 0,
@@ -148,7 +149,7 @@ class ServerPool:
 
         async def one(place: int) -> Response:
             awaited = self._prefill_once and not seeds and len(prompts[place]) >= LONG_PROMPT
-            sample = Sample(np.array(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
+            sample = Sample(np.asarray(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
             leader, near = first.setdefault(sample.prompt.tobytes(), (sample, Near()))
             if leader is not sample and awaited:
                 await leader.begun.wait()
@@ -196,28 +197,28 @@ class ServerPool:
 
     async def _finish(self, sample: Sample, priority: int, near: Near | None) -> Response:
         causes: list[str] = []
-        response, outcome = sample.response, "cancelled"
+        outcome = "cancelled"
         try:
-            while response.finish_reason is None:
-                before = len(response.tokens)
+            while sample.finish_reason is None:
+                before = sample.length
                 try:
                     await self._fleet.generate(sample, priority, near)
                 except ServerError as error:
                     self._faults[error.fault] += 1
                     if not isinstance(error, Unavailable):
                         raise
-                    causes = [*causes, str(error)] if len(response.tokens) == before else [str(error)]
+                    causes = [*causes, str(error)] if sample.length == before else [str(error)]
                     if len(causes) == MOST_TRIES:
                         told = "\n  ".join(causes)
                         raise ServerError(f"a request failed {MOST_TRIES} times:\n  {told}", error.fault) from error
             outcome = "delivered"
-            return response
+            return sample.response
         except ServerError:
             outcome = "failed"
             raise
         finally:
             sample.begun.set()
-            self.tokens[outcome] += len(response.tokens)
+            self.tokens[outcome] += sample.length
 
     @asynccontextmanager
     async def interrupted(

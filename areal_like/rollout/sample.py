@@ -47,30 +47,37 @@ class WrongVersion(ServerError):
 
 @dataclass(eq=False)
 class Sample:
-    """A prompt, and the response as far as it has come; `begun` is set with its first token if that is `awaited`, else
-    with what the server says first, and when it ends.
+    """A prompt, and what has come of the response: `length` tokens, and why it ended, once it has.
+
+    `begun` is set with its first token if that is `awaited`, else with what the server says first, and when it ends.
     """
 
     prompt: Ints
     sampling: Sampling
     seed: int | None = None
     awaited: bool = False
-    response: Response = field(default_factory=Response)
+    length: int = 0
+    finish_reason: FinishReason | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     _held: Ints = field(default_factory=lambda: np.empty((3, 0), np.int32))  # as a piece's columns, with room for more
 
     @property
+    def response(self) -> Response:
+        """The response as far as it has come."""
+        tokens, logprobs, versions = self._held[:, : self.length]
+        return Response(tokens, logprobs.view(np.float32), versions, self.finish_reason)
+
+    @property
     def input(self) -> Ints:
         """What a server has to go on from, `[tokens]`."""
-        tokens = self.response.tokens
-        return np.concatenate([self.prompt, tokens]) if len(tokens) else self.prompt
+        return np.concatenate([self.prompt, self._held[0, : self.length]]) if self.length else self.prompt
 
     @property
     def params(self) -> dict[str, Any]:
         """SGLang's sampling parameters for what is missing."""
         sampling = self.sampling
         params: dict[str, Any] = {
-            "max_new_tokens": sampling.max_new_tokens - len(self.response.tokens),
+            "max_new_tokens": sampling.max_new_tokens - self.length,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stop_token_ids": list(sampling.stop_token_ids),
@@ -88,36 +95,31 @@ class Sample:
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
         was asked for; nothing is added then.
         """
-        (tokens, _, versions), ended = piece.columns, piece.finish_reason
-        if self._length + len(tokens) > self.sampling.max_new_tokens:
+        columns, ended = piece
+        tokens = columns.shape[1]
+        if self.length + tokens > self.sampling.max_new_tokens:
             raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
-        if len(versions) and not first <= versions[0] <= versions[-1] <= last:
-            made = ", ".join(map(str, dict.fromkeys(versions.tolist())))
+        if tokens and not first <= columns.item(2, 0) <= columns.item(2, -1) <= last:
+            made = ", ".join(map(str, dict.fromkeys(columns[2].tolist())))
             raise WrongVersion(
                 f"{server} generated with weights {made}, where {first} to {last} were possible", "wrong_version"
             )
-        self._add(piece.columns)
-        if ended is None and len(self.response.tokens) >= self.sampling.max_new_tokens:
+        self._add(columns)
+        if ended is None and self.length >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
-        if ended and len(tokens) and tokens[-1] in self.sampling.stop_token_ids:
+        if ended and tokens and columns.item(0, -1) in self.sampling.stop_token_ids:
             ended = FinishReason.STOP  # SGLang calls an end token at the limit `length`
-        self.response.finish_reason = ended
+        self.finish_reason = ended
         self.begun.set()
-        return len(tokens)
+        return tokens
 
     def _add(self, columns: Ints) -> None:
         """Append a piece's columns; the array that holds them grows by half when it is full."""
-        start, end = self._length, self._length + columns.shape[1]
+        start, end = self.length, self.length + columns.shape[1]
         if end > self._held.shape[1]:
             room = max(end, min(max(end + end // 2, ROOM), self.sampling.max_new_tokens))
             grown = np.empty((3, room), np.int32)
             grown[:, :start] = self._held[:, :start]
             self._held = grown
         self._held[:, start:end] = columns
-        tokens, logprobs, versions = self._held[:, :end]
-        response = self.response
-        response.tokens, response.logprobs, response.versions = tokens, logprobs.view(np.float32), versions
-
-    @property
-    def _length(self) -> int:
-        return len(self.response.tokens)
+        self.length = end

@@ -26,7 +26,8 @@ class SingleTurn:
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
         seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
-        responses = await self.pool.generate([prompt.tokens] * self.n_samples, self.sampling, seeds, group_id)
+        tokens = np.array(prompt.tokens, np.int32)
+        responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id)
         try:
             rewards = await self.score(prompt, [response.tokens for response in responses])
             await self.turn()
@@ -35,7 +36,7 @@ class SingleTurn:
             raise
         pairs = zip(responses, rewards, strict=True)
         return [
-            joined(prompt, group_id, [prompt.tokens, response], reward, sample)
+            joined(prompt, group_id, [tokens, response], reward, sample)
             for sample, (response, reward) in enumerate(pairs)
         ]
 
