@@ -9,7 +9,8 @@ verl has no estimator of its own; its Megatron trainer builds models with one of
 
 Each is told all that it knows of a case, with a rank's micro-batch as one sequence. Where nothing is recomputed
 Megatron-LM is told `selective`: its two formulas know that or nothing, and flash attention keeps no scores either.
-Cases with adapters are left out, of which only ours knows. Nothing here runs on a GPU.
+Cases with adapters are left out, of which only ours knows, and those since the trainer has logits once, which the
+others count as it had them before. Nothing here runs on a GPU.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ def main(
         else:
             estimators[name] = revision(folder), load(folder)
     estimators["Megatron Bridge"] = version("megatron-bridge"), of_megatron_bridge()
-    cases = [estimated(case, estimators) for case in measured() if not case.get("lora_rank")]
+    cases = [estimated(case, estimators) for case in compared()]
     for name, (made, _) in estimators.items():
         errors = {case["name"]: case["bytes"][name] / case["measured"] - 1 for case in cases}
         each = ", ".join(f"{case} {error:+.1%}" for case, error in errors.items())
         print(f"{name} {made}: median {median(map(abs, errors.values())):.1%}: {each}")
     revisions = {name: made for name, (made, _) in estimators.items() if made}
     save("estimators", {"phase": PHASE, "revisions": revisions, "unit": "bytes", "cases": cases})
+
+
+def compared() -> list[dict[str, Any]]:
+    """The measured cases of which all of them know."""
+    return [case for case in measured() if not case.get("lora_rank") and "trained" not in case]
 
 
 def estimated(case: Case, estimators: Mapping[str, tuple[str, Estimate]]) -> dict[str, Any]:
