@@ -47,6 +47,8 @@ def _batch(text: str) -> BatchSpec:
     prompts, x, samples = text.partition("x")
     if not (x and prompts.isdecimal() and samples.isdecimal() and len(text) < 40):
         raise typer.BadParameter(f"a batch is written PROMPTSxSAMPLES, for example 256x8, not {text!r}")
+    if not (int(prompts) and int(samples)):
+        raise typer.BadParameter(f"a batch has at least one prompt with one sample, not {text}")
     return BatchSpec(int(prompts), int(samples))
 
 

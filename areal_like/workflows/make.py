@@ -60,15 +60,12 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     ) -> None:
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
         self._config = config
-        self._users = UserLoop(say)
-        self._pool, self._score = pool, score
-        self._outcomes = Outcomes(batch, episode.max_failed_share, say)
         self._scene = Scene(
             pool,
             tokenizer,
             score,
-            self._users,
-            self._outcomes,
+            UserLoop(say),
+            Outcomes(batch, episode.max_failed_share, say),
             Limits(episode.max_turns, config.longest_sequence),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
@@ -83,7 +80,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._users.__aexit__()
+        await self._scene.users.__aexit__()
         if self._config.workflows:
             await self._scene.clients.__aexit__()
 
@@ -100,13 +97,13 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         self, name: str, scene: Scene, sampling: Sampling, n_samples: int, seed: int | None, *, trained: bool = True
     ) -> Workflow:
         if name == SINGLE_TURN:
-            return SingleTurn(self._pool, self._score, sampling, n_samples, seed)
+            return SingleTurn(scene.pool, scene.score, sampling, n_samples, seed)
         function = load_object(name)
         return UserWorkflow(function, level_of(function) == "group", scene, sampling, n_samples, seed, trained)
 
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
-        return self._outcomes.counts()
+        return self._scene.outcomes.counts()
 
 
 def _import_libraries() -> None:

@@ -257,7 +257,7 @@ async def run(row, client):
 
         async def both(prompt: Prompt, group_id: int) -> list[Trajectory]:
             blocked = asyncio.create_task(workflow(Prompt(0, [], row=ROW | {"blocks": True}), group_id))
-            while len(self._users._loops) < 2:  # another thread takes over
+            while len(self._scene.users._loops) < 2:  # another thread takes over
                 await asyncio.sleep(0.05)
             second = await workflow(Prompt(0, [], row=ROW | {"blocks": False}), group_id + 1)
             assert not blocked.done()
