@@ -15,7 +15,8 @@ from areal_like.rollout.sglang.http import Unavailable
 from areal_like.user_code import load_object
 from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import parsed_arguments
-from areal_like.workflows.episodes import Outcomes, Scene, UserWorkflow
+from areal_like.workflows.episodes import Scene, UserWorkflow
+from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.protocol import Score, Workflow
 from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn

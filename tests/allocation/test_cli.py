@@ -215,7 +215,10 @@ def test_help_teaches_by_example(tmp_path, monkeypatch):
         ("plan --model nosuch --cluster 1x8", "nosuch: no such file"),
         ("plan --model qwen3-0.6b --cluster 99999999x8", "at most 131,072 can be planned for"),
         ("plan --model qwen3-0.6b --cluster 0x8", "a cluster has at least one node with one GPU, not 0x8"),
-        ("plan --model qwen3-0.6b --cluster 1x8 --batch 0x8", "a batch has at least one prompt with one sample, not 0x8"),
+        (
+            "plan --model qwen3-0.6b --cluster 1x8 --batch 0x8",
+            "a batch has at least one prompt with one sample, not 0x8",
+        ),
         ("check megatron:d4 --cluster 4xx", "a cluster is written NODESxGPUS"),
         ("explain megatron:d4 --cluster -1x8 --svg new.svg", "a cluster is written NODESxGPUS"),
         ("explain megatron:d4 --svg none/new.svg", "none/new.svg cannot be written"),

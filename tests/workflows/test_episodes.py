@@ -19,8 +19,8 @@ from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows import make, user_loop
-from areal_like.workflows.episodes import EpisodesFailed
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
+from areal_like.workflows.outcomes import EpisodesFailed
 
 ROOT = Path(__file__).parents[2]
 ROW = {"question": "1 + 1?", "answer": "2", "chosen": "ab", "rejected": "b"}

@@ -1,0 +1,56 @@
+"""How the episodes of a run end: counted by cause, and too many failures are the run's."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from areal_like.errors import RunError
+from areal_like.workflows.conversation import Continuity
+from areal_like.workflows.session import Session
+
+
+class EpisodesFailed(RunError):
+    """More episodes of a batch failed than `episode.max_failed_share` allows."""
+
+    def __init__(self, failed: int, total: int, causes: Mapping[str, int], example: str) -> None:
+        counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+        super().__init__(
+            f"{failed} of the last {total} episodes of the workflow failed ({counts}), more than "
+            f"episode.max_failed_share allows; the last one: {example}"
+        )
+
+
+class Outcomes:
+    """How episodes ended. `batch` of them may fail by `max_failed_share`; beyond it `failed` raises EpisodesFailed."""
+
+    def __init__(self, batch: int, max_failed_share: float, say: Callable[[str], None]) -> None:
+        self._last: deque[str | None] = deque(maxlen=batch)
+        self._max_failed_share, self._say = max_failed_share, say
+        self._seen: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._turns: Counter[Continuity] = Counter()
+
+    def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
+        """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
+        self._last.extend([cause] * episodes)
+        self._counts[cause or "done"] += episodes
+        if cause is None:
+            return
+        if cause not in self._seen:
+            self._seen.add(cause)
+            self._say(f"an episode of the workflow failed ({cause}): {message}")
+        causes = Counter(cause for cause in self._last if cause is not None)
+        full = len(self._last) == self._last.maxlen
+        if full and causes.total() > self._max_failed_share * len(self._last):
+            raise EpisodesFailed(causes.total(), len(self._last), causes, message)
+
+    def add_turns(self, session: Session) -> None:
+        """Count how the prompts of an episode's turns relate to those before."""
+        self._turns.update(session.continuities)
+
+    def counts(self) -> dict[str, float]:
+        """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`."""
+        episodes = {f"episodes/{cause.replace(' ', '_')}": float(n) for cause, n in self._counts.items()}
+        turns = {f"turns/{continuity}": float(n) for continuity, n in self._turns.items()}
+        self._counts.clear()
+        self._turns.clear()
+        return episodes | turns
