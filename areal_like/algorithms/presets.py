@@ -48,14 +48,12 @@ def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
 
 
 def _needs(settings: Settings) -> frozenset[Need]:
-    needs: set[Need] = set()
-    if settings.use_decoupled_loss:
-        needs.add("proximal")
-    if settings.kl_ctl or settings.kl_loss_coef:
-        needs.add("reference")
-    if settings.critic:
-        needs.add("values")
-    return frozenset(needs)
+    wanted: Mapping[Need, bool] = {
+        "proximal": settings.use_decoupled_loss,
+        "reference": bool(settings.kl_ctl or settings.kl_loss_coef),
+        "values": settings.critic,
+    }
+    return frozenset(need for need, holds in wanted.items() if holds)
 
 
 def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Floats] | None:

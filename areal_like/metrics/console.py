@@ -8,20 +8,19 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from allocation import Finding, render
 
-COLUMNS = {
-    "step": "{:>5.0f}",
-    "reward": "{:>7.3f}",
-    "held-out": "{:>8.3f}",
-    "loss": "{:>8.4f}",
-    "kl": "{:>8.5f}",
-    "entropy": "{:>8.3f}",
-    "clip": "{:>6.3f}",
-    "stale": "{:>6.2f}",
-    "lp-diff": "{:>8.1e}",
-    "tok/s": "{:>7.0f}",
-    "s": "{:>6.2f}",
+COLUMNS = {  # of the table of steps: the statistic that each shows, where it is one, and its form
+    "step": ("", "{:>5.0f}"),
+    "reward": ("reward", "{:>7.3f}"),
+    "held-out": ("", "{:>8.3f}"),
+    "loss": ("loss", "{:>8.4f}"),
+    "kl": ("kl", "{:>8.5f}"),
+    "entropy": ("entropy", "{:>8.3f}"),
+    "clip": ("clip_share", "{:>6.3f}"),
+    "stale": ("staleness_mean", "{:>6.2f}"),
+    "lp-diff": ("logprob_diff", "{:>8.1e}"),
+    "tok/s": ("", "{:>7.0f}"),
+    "s": ("", "{:>6.2f}"),
 }
-WIDTHS = {name: len(form.format(0)) for name, form in COLUMNS.items()}
 REPEAT_HEADER = 25
 LEGEND = """\
 Each step below: reward of its samples, held-out reward of prompts that are not trained on, loss, kl to the policy that
@@ -76,7 +75,11 @@ class View:
         if not self._rows:
             self.say(LEGEND)
         if self._rows % REPEAT_HEADER == 0:
-            self.console.print(" ".join(f"{name:>{WIDTHS[name]}}" for name in COLUMNS), style="bold", soft_wrap=True)
-        cells = (COLUMNS[name].format(values[name]) if name in values else " " * WIDTHS[name] for name in COLUMNS)
+            header = (f"{name:>{len(form.format(0))}}" for name, (_, form) in COLUMNS.items())
+            self.console.print(" ".join(header), style="bold", soft_wrap=True)
+        cells = (
+            form.format(values[name]) if name in values else " " * len(form.format(0))
+            for name, (_, form) in COLUMNS.items()
+        )
         self.console.print(" ".join(cells), soft_wrap=True)
         self._rows += 1

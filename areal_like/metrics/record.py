@@ -11,7 +11,7 @@ from typing import Any
 
 from areal_like.errors import RecordError, writing
 from areal_like.events import Event, EventLog, recording, span
-from areal_like.metrics.console import View
+from areal_like.metrics.console import COLUMNS, View
 from areal_like.metrics.idle import idle_share
 from areal_like.metrics.lines import Lines
 from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, Report
@@ -171,7 +171,7 @@ class Record:
         idle = {tag: share for tag, share in shares.items() if share is not None}
         self._write(step, tagged | throughput | phases | idle)
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
-        row |= {column: stats[name] for column, name in _COLUMNS.items() if name in stats}
+        row |= {column: stats[name] for column, (name, _) in COLUMNS.items() if name in stats}
         if evaluating and step not in self._held_out:
             self._waiting[step] = row
         else:
@@ -233,15 +233,6 @@ class Record:
 
 _CONTROLLER = "controller"  # its lane
 _ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
-_COLUMNS = {  # of the table, and the statistics that they show
-    "reward": "reward",
-    "loss": "loss",
-    "kl": "kl",
-    "entropy": "entropy",
-    "clip": "clip_share",
-    "stale": "staleness_mean",
-    "lp-diff": "logprob_diff",
-}
 _TAGS = {
     "reward": "reward/mean",
     "reward_missing": "reward/missing",

@@ -6,20 +6,15 @@ import subprocess
 
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
+from areal_like.config.keys import annotation_of
 from areal_like.config.schema import RunConfig
 from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import device_of
 
-_KEYS = {
-    "max_tokens_per_mb": "actor.mb_spec",
-    "recompute_granularity": "actor.megatron",
-    "recompute_method": "actor.megatron",
-    "recompute_num_layers": "actor.megatron",
-    "use_distributed_optimizer": "actor.megatron",
-    "optimizer_offload": "actor.megatron",
-    "mem_fraction_static": "sglang",
-    "gradient_checkpointing": "actor.fsdp",
-    "offload_params": "actor.fsdp",
+_SECTIONS = {
+    name: section
+    for section in ("actor.mb_spec", "actor.megatron", "actor.fsdp", "sglang")
+    for name in annotation_of(section).model_fields  # type: ignore[union-attr]
 }
 
 
@@ -57,4 +52,6 @@ def gpu_bytes() -> int | None:
 def with_keys(help: str) -> str:
     """A help whose options are named as the configuration's keys."""
     help = re.sub(r"\boffload=true", "rollout.sharing=alternate", help)
-    return re.sub(r"\b(\w+)=", lambda match: f"{_KEYS[match[1]]}.{match[0]}" if match[1] in _KEYS else match[0], help)
+    return re.sub(
+        r"\b(\w+)=", lambda match: f"{_SECTIONS[match[1]]}.{match[0]}" if match[1] in _SECTIONS else match[0], help
+    )
