@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allocation.diagnostics import Problem, Severity
 from allocation.gpus import meet
@@ -115,44 +115,42 @@ def _fitting_option(group: Sequence[Planned]) -> str | None:
     return None
 
 
-Change = Callable[[Workload], Workload]
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+Option = tuple[str, Callable[[Workload], Workload]]
+"""Settings as a user writes them, and what makes a workload one with them."""
 
 
-def _options(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
+def _option(part: str, **values: Any) -> Option:
+    """Other values in one part of the workload; one that is empty goes without saying."""
+    words = " ".join(f"{name}={str(value).lower()}" for name, value in values.items() if value != ())
+    return words, lambda work: replace(work, **{part: replace(getattr(work, part), **values)})
+
+
+def _both(first: Option, second: Option) -> Option:
+    return f"{first[0]} {second[0]}", lambda work: second[1](first[1](work))
+
+
+def _options(group: Sequence[Planned]) -> Iterator[Option]:
     """Options that save memory, the cheapest in time first, then together with full recomputation."""
     trainers = [one.work for one in group if one.plan.kind != SERVER]
-
-    def anew(work: Workload) -> Workload:
-        return replace(work, megatron=replace(work.megatron, **_FULL, recompute_modules=()))  # type: ignore[arg-type]
-
     if any(one.plan.backend == "fsdp" for one in group):
-        for fsdp in ({"gradient_checkpointing": True}, {"gradient_checkpointing": True, "offload_params": True}):
-            words = " ".join(f"{name}=true" for name in fsdp)
-            yield words, lambda work, fsdp=fsdp: replace(work, memory=replace(work.memory, **fsdp))  # type: ignore[misc]
+        yield _option("memory", gradient_checkpointing=True)
+        yield _option("memory", gradient_checkpointing=True, offload_params=True)
         yield from _smaller(group)
         return
     if any(not work.megatron.use_distributed_optimizer for work in trainers):
-        yield (
-            "use_distributed_optimizer=true",
-            lambda work: replace(work, megatron=replace(work.megatron, use_distributed_optimizer=True)),
-        )
-    smaller = list(_smaller(group))
-    yield from smaller
+        yield _option("megatron", use_distributed_optimizer=True)
+    yield from _smaller(group)
     if _same_gpus(group):
-        yield "offload=true", lambda work: replace(work, memory=replace(work.memory, offload=True))
-    if any(work.megatron.recompute_granularity != "full" for work in trainers):
-        words = " ".join(f"{name}={value}" for name, value in _FULL.items())
-        yield words, anew
-        for more, change in smaller:
-            yield f"{words} {more}", lambda work, change=change: change(anew(work))  # type: ignore[misc]
-        yield f"{words} optimizer_offload=true", lambda work: _without_optimizer(anew(work))
-    else:
-        yield "optimizer_offload=true", _without_optimizer
-
-
-def _without_optimizer(work: Workload) -> Workload:
-    return replace(work, megatron=replace(work.megatron, optimizer_offload=True))
+        yield _option("memory", offload=True)
+    on_host = _option("megatron", optimizer_offload=True)
+    if all(work.megatron.recompute_granularity == "full" for work in trainers):
+        yield on_host
+        return
+    recomputed = _option("megatron", **_FULL, recompute_modules=())
+    yield recomputed
+    for smaller in (*_smaller(group), on_host):
+        yield _both(recomputed, smaller)
 
 
 def _same_gpus(group: Sequence[Planned]) -> bool:
@@ -161,19 +159,14 @@ def _same_gpus(group: Sequence[Planned]) -> bool:
     return len(kinds) > 1 and SERVER in kinds and len({one.plan.gpus for one in group}) == 1
 
 
-def _smaller(group: Sequence[Planned]) -> Iterator[tuple[str, Change]]:
+def _smaller(group: Sequence[Planned]) -> Iterator[Option]:
     """Smaller micro-batches, as long as the longest sequence fits, and smaller shares for a server."""
     batch, share = group[-1].work.batch, group[0].work.memory.mem_fraction_static
     if batch is not None and batch.max_tokens_per_mb is not None and batch.micro_batch is None:
         tokens = batch.max_tokens_per_mb // 2
         while tokens >= max(512, batch.max_length or 0):
-            smaller = replace(batch, max_tokens_per_mb=tokens)
-            yield f"max_tokens_per_mb={tokens}", lambda work, smaller=smaller: replace(work, batch=smaller)  # type: ignore[misc]
+            yield _option("batch", max_tokens_per_mb=tokens)
             tokens //= 2
     servers = any(one.plan.kind == SERVER for one in group)
     for tenths in range(int(share * 10 - 0.01), 0, -1) if servers else ():
-
-        def shared(work: Workload, share: float = tenths / 10) -> Workload:
-            return replace(work, memory=replace(work.memory, mem_fraction_static=share))
-
-        yield f"mem_fraction_static={tenths / 10}", shared
+        yield _option("memory", mem_fraction_static=tenths / 10)
