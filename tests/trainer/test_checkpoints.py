@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from allocation import ParallelSizes
 from areal_like.trainer.hf_checkpoint import in_buckets, write_checkpoint
 from areal_like.trainer.host_copies import HostCopies
-from areal_like.trainer.megatron.optimizer_shards import boxes, joined, low_halves
+from areal_like.trainer.megatron.optimizer_shards import boxes, halves, joined
 
 ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
@@ -121,9 +121,13 @@ def test_a_run_of_elements_is_boxes():
 
 def test_weights_are_made_of_bfloat16_and_the_half_behind_it():
     weights = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    low = low_halves(weights)
-    up = (weights.view(torch.int32) >> 16) + (low < 0)  # as Transformer Engine rounds
-    assert ((low < 0).sum() > 400) and torch.equal(joined(up.short().view(torch.bfloat16), low), weights)
+    ties = (weights.view(torch.int32) & ~0xFFFF | 0x8000).view(torch.float32)
+    for whole in (weights, ties):
+        rounded, low = halves(whole)
+        up = (whole.view(torch.int32) >> 16) + (low < 0)  # as Transformer Engine rounds
+        assert torch.equal(rounded, up.short().view(torch.bfloat16)) and torch.equal(joined(rounded, low), whole)
+    assert torch.equal(halves(weights)[0], weights.bfloat16())
+    assert not torch.equal(halves(ties)[0], ties.bfloat16())  # which rounds half of them down
 
 
 def test_host_copies_keep_their_memory():

@@ -63,7 +63,9 @@ def _take(self: DistributedOptimizer, state: Mapping[int, Mapping[str, list[Tens
     for number, (parameter, _) in enumerate(_runs(self)):
         whole = {name: torch.cat([part.flatten() for part in parts]) for name, parts in state[number].items()}
         if self._get_main_param_and_optimizer_states(parameter)["param"].dtype == torch.int16:
-            whole["param"] = low_halves(whole["param"])
+            group, place = self.model_param_group_index_map[parameter]
+            weights, whole["param"] = halves(whole["param"])
+            self.optimizer.param_groups[group]["params"][place].detach().copy_(weights)  # rounded otherwise elsewhere
         self._set_main_param_and_optimizer_states(parameter, whole)
 
 
@@ -95,9 +97,10 @@ def joined(weights: Tensor, low: Tensor) -> Tensor:
     return torch.stack([low, weights.view(torch.int16) - (low < 0).short()], -1).view(torch.float32)[..., 0]
 
 
-def low_halves(weights: Tensor) -> Tensor:
-    """The lower 16 bits of float32 weights `[n]`."""
-    return weights.view(torch.int16)[..., ::2]
+def halves(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """What `joined` makes float32 weights `[n]` of: bfloat16 weights, rounded up at ties, and the lower 16 bits."""
+    low, high = weights.view(torch.int16).unflatten(-1, (-1, 2)).unbind(-1)
+    return (high + (low < 0).short()).view(torch.bfloat16), low
 
 
 def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, list[ShardedTensor]]:
