@@ -52,13 +52,14 @@ _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
 _WITHOUT_EFFECT_PREFIXES = {"inference_": "SGLang generates", "cross_entropy_": "the trainer computes log-probs itself"}
 _IN_ITS_TYPE = ("fp8_param", "fp4_param")
 _FUSED_ON_GPU = (
-    *("masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion"),
+    *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
     *("persist_layer_norm", "moe_permute_fusion"),
 )
 _GPU_ONLY = (
     *_FUSED_ON_GPU,
     *(
         "attention_backend",
+        "bias_dropout_fusion",
         "cpu_offloading",
         "cuda_graph_impl",
         "enable_cuda_graph",
@@ -171,6 +172,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         **{name: getattr(megatron, name) for name in _SAME_NAME},
         **recomputed(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
+        "bias_dropout_fusion": False,  # without dropout it is an addition, for which compiled code costs the host more
         **overrides,
     }
     if "attention_backend" in overrides:
