@@ -1,8 +1,8 @@
 """A killable pool: a call that does not end in time fails alone, and costs its neighbours nothing.
 
 Workers are forked from multiprocessing's forkserver, which has imported the shipped verifiers' libraries: to replace
-one that was killed takes milliseconds. The forkserver starts with the first call, and ends with this process. It is one
-for all pools of a process and keeps what the first of them preloaded.
+one that was killed takes milliseconds. The forkserver starts with the first pool that begins, and ends with this
+process. It is one for all pools of a process and keeps what the first of them preloaded.
 """
 
 import asyncio
@@ -70,14 +70,18 @@ class RewardPool:
         self._waits: list[float] = []
         self._groups: set[int] = set()  # process groups of workers that had calls
 
+    def begin(self) -> asyncio.Future[None]:
+        """Start forkserver and workers, unless that was done; else the first call does."""
+        if self._starting is None:  # in a thread: it waits for the forkserver's imports
+            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+        return self._starting
+
     async def call(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
         """What the function that `load` gives in a worker returns, or why there is nothing.
 
         `load` is a module's own function or a `functools.partial` of one, so that a worker can import it.
         """
-        if self._starting is None:  # in a thread: it waits for the forkserver's imports
-            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
-        await asyncio.shield(self._starting)
+        await asyncio.shield(self.begin())
         handed_in, future = time.monotonic(), self._schedule(load, arguments)
         with suppress(FutureTimeoutError, ProcessExpired):
             await asyncio.wrap_future(future)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from areal_like.config.schema import JudgeConfig, RewardConfig
 from areal_like.data.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         self._tokenizer, self._model, self._say, self._log = tokenizer, model, say, log
         judged: Mapping[str, JudgeConfig] = config.parts or {"": config}
         types = [part.type for part in judged.values() if part.function is None and part.type in REWARDS]
+        self._calls = bool(types) or any(part.function for part in judged.values())
         self._pool = RewardPool(
             timeout_s=config.timeout_s,
             workers=config.workers,
@@ -67,6 +68,11 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         missing = {f"reward_missing/{cause}": float(count) for cause, count in self._missing.items()}
         self._missing = Counter(dict.fromkeys(self._missing, 0))
         return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing
+
+    async def __aenter__(self) -> Self:
+        if self._calls:  # its imports take a second, in which the first responses are generated
+            self._pool.begin()
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.__aexit__()

@@ -7,6 +7,7 @@ from socket import socket
 from typing import Any
 
 from areal_like.cluster.lifetime import listen
+from areal_like.garbage import uncollected
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 
 
@@ -55,11 +56,13 @@ class TrainerRank:
 def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
     """The engine of a backend. Raises ValueError for one that nobody wrote."""
     if spec.backend == "megatron":
-        from areal_like.trainer.megatron.engine import MegatronEngine
+        with uncollected():
+            from areal_like.trainer.megatron.engine import MegatronEngine
 
         return MegatronEngine(spec, rendezvous)
     if spec.backend == "fsdp":
-        from areal_like.trainer.fsdp.engine import FSDPEngine
+        with uncollected():
+            from areal_like.trainer.fsdp.engine import FSDPEngine
 
         return FSDPEngine(spec, rendezvous)
     raise ValueError(f"no trainer runs on {spec.backend}; there are megatron and fsdp")

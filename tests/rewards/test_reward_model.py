@@ -136,7 +136,9 @@ def test_a_real_server_scores_as_transformers_does(family: str, tmp_path: Path, 
     async def run() -> Any:
         async with AsyncExitStack() as stack:
             stack.enter_context(run_lifetime(secrets.token_hex(6)))
-            server = SGLangServer(ServerSpec("reward", arguments, tmp_path / "log", "token", None, 600), "127.0.0.1")
+            server = SGLangServer(
+                ServerSpec("reward", arguments, tmp_path / "log", "token", None, 600, "/classify"), "127.0.0.1"
+            )
             url = await server.start()
             stack.push_async_callback(server.end)
             async with RewardModel([url], "token", directory, 60) as judge:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_POST(self) -> None:
         known = self.headers["Authorization"] == f"Bearer {os.environ['AREAL_LIKE_SERVER_TOKEN']}"
         self.send_response(200 if known else 401)
         self.end_headers()

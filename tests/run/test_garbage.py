@@ -1,11 +1,13 @@
-"""The garbage collector looks at what is new in small pieces, however much is freed meanwhile."""
+"""The garbage collector looks at what is new in small pieces, and at nothing while modules are imported."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import suppress
+from importlib import import_module
 
-from areal_like.garbage import YOUNG_S, seldom_collected
+from areal_like.garbage import YOUNG_S, seldom_collected, uncollected
 
 MANY = 100_000
 
@@ -27,3 +29,23 @@ def test_what_comes_while_as_much_goes_is_looked_through_before_it_is_many():
         return young
 
     assert max(asyncio.run(run())) < MANY // 20
+
+
+def test_what_is_imported_is_neither_collected_nor_looked_through_later():
+    before = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+def test_what_cannot_be_imported_leaves_the_collector_on():
+    try:
+        with suppress(ModuleNotFoundError), uncollected():
+            import_module("no_such_module")
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = "the run itself"  # every module of areal_like/ that is not named here
 LAYERS = [
-    {"types", "errors", "events", "user_code"},
+    {"types", "errors", "events", "garbage", "user_code"},
     {"config"},
     {
         "algorithms",

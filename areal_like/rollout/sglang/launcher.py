@@ -14,7 +14,6 @@ Everywhere, of the two hundred modules of models that SGLang imports at its star
 SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory and removes that.
 """
 
-import gc
 import importlib.machinery
 import multiprocessing
 import os
@@ -26,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Never
 
+from areal_like.garbage import uncollected
 from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier
 from areal_like.rollout.sglang.versions import run_scheduler
 
@@ -87,10 +87,11 @@ def leave_out_other_models(architectures: Sequence[str]) -> None:
 
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
+    with uncollected():  # nor by SGLang after each weight update, which would take it 0.2 s
+        from sglang.srt.entrypoints.http_server import launch_server
+        from sglang.srt.layers.attention.attention_registry import register_attention_backend
+        from sglang.srt.server_args import prepare_server_args
+        from sglang.srt.utils import kill_process_tree
 
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
@@ -105,7 +106,6 @@ def serve(arguments: list[str], cuda: bool) -> None:
         from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend
 
         register_attention_backend("torch_native")(BatchedTorchNativeBackend)  # the forked schedulers look it up
-        gc.freeze()  # SGLang collects garbage after each weight update; what is imported would take it 0.2 s
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))
@@ -120,7 +120,8 @@ def serve(arguments: list[str], cuda: bool) -> None:
 
 if __name__ in ("__main__", "__mp_main__"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import torch
+    with uncollected():
+        import torch
 
     prepare_imports(torch.cuda.is_available())
     if __name__ == "__main__":

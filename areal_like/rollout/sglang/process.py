@@ -13,6 +13,7 @@ from areal_like.cluster.lifetime import local_interface, reserve_port, spawn
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 
 POLL_S = 0.2
+ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 # what SGLang writes in its log on the way, in order
 STAGES = {
     "server_args=": "read its arguments",
@@ -34,7 +35,7 @@ class ServerDied(RuntimeError):
 class ServerSpec:
     """Everything about a server that is known before it has a host.
 
-    `arguments` are SGLang's own, without host, port and token.
+    `arguments` are SGLang's own, without host, port and token; `answers` is the path at which it serves one token.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ServerSpec:
     token: str
     port: int | None
     startup_timeout_s: float
+    answers: str = "/generate"
 
 
 class SGLangServer:
@@ -72,7 +74,7 @@ class SGLangServer:
         url = f"http://{self._host}:{port}"
         deadline = time.monotonic() + spec.startup_timeout_s
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:
-            while not await _healthy(session, url):
+            while not await _answers(session, url + spec.answers):
                 if self._process.poll() is not None:
                     raise self._death("ended before it was ready")
                 if time.monotonic() > deadline:
@@ -99,10 +101,10 @@ class SGLangServer:
         return ServerDied(f"{self._spec.name} {what}; the end of {self._spec.log_file}:\n  {last}")
 
 
-async def _healthy(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether this very server, which knows the token, generates."""
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether this very server, which knows the token, computes. SGLang's /health_generate takes a second to say so."""
     try:
-        async with session.get(url + "/health_generate", timeout=aiohttp.ClientTimeout(total=30)) as answer:
+        async with session.post(url, json=ONE_TOKEN, timeout=aiohttp.ClientTimeout(total=30)) as answer:
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

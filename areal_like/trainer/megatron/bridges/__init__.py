@@ -2,6 +2,7 @@
 
 import json
 
+from areal_like.garbage import uncollected
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
@@ -22,11 +23,13 @@ def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     """A bridge for a model that is only held: no check that it computes what Hugging Face does."""
     bridge: Bridge
     if bridge_type == "mbridge":
-        from areal_like.trainer.megatron.bridges.mbridge import MBridge
+        with uncollected():
+            from areal_like.trainer.megatron.bridges.mbridge import MBridge
 
         bridge = MBridge(source)
     else:
-        from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
+        with uncollected():
+            from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
 
         bridge = MegatronBridge(source)
     if source.value_head:
