@@ -99,9 +99,12 @@ def measured(
     }
     peaks = {side: peak_gib(step) for side, step in sides.items()}  # warms up, too
     times: dict[str, list[float]] = {side: [] for side in sides}
+    taken: dict[str, list[int]] = {side: [] for side in sides}
     for _ in range(steps):
         for side, step in sides.items():
+            before = device_allocations()
             times[side].append(seconds(step))
+            taken[side].append(device_allocations() - before)
     tokens_per_second = {side: len(batch.tokens) / statistics.median(values) for side, values in times.items()}
     ratio = tokens_per_second["engine"] / tokens_per_second["bare"]
     forward = tokens_per_second["log_probs"] / tokens_per_second["engine"]
@@ -124,6 +127,7 @@ def measured(
         "log_probs_ratio": forward,
         "peak_gib": peaks,
         "seconds_per_step": times,
+        "device_allocations": taken,  # where there are any, steps wait for memory
     }
 
 
@@ -167,6 +171,11 @@ def peak_gib(step: Callable[[], object]) -> float | None:
     torch.cuda.reset_peak_memory_stats()
     step()
     return round(torch.cuda.max_memory_allocated() / 2**30, 2)
+
+
+def device_allocations() -> int:
+    """How often torch has asked the GPU for memory so far."""
+    return int(torch.cuda.memory_stats()["num_device_alloc"]) if torch.cuda.is_available() else 0
 
 
 def seconds(step: Callable[[], object]) -> float:
