@@ -1,9 +1,8 @@
 """What the words of a command line ask about: allocations, lines of standard input, a run's YAML with overrides."""
 
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import allocation
@@ -12,7 +11,6 @@ from allocation.plan import Plan
 
 YAML = (".yaml", ".yml")
 LABEL = 200
-_PLACE = re.compile(r" \(([^()]*)\)")
 
 
 class UsageError(ValueError):
@@ -33,13 +31,13 @@ class Case:
     checked_with: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON types; of a file's findings, `place` is the line."""
+        """All of it as JSON types."""
         return {
             "allocation": self.text,
             "file": self.label if self.text is None else None,
             "valid": self.plan is not None,
             "n_gpus": self.plan.n_gpus if self.plan else None,
-            "findings": [_finding_json(finding) for finding in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
             "plan": self.plan.to_json() if self.plan else None,
         }
 
@@ -109,9 +107,3 @@ def _file(file: str, overrides: Sequence[str]) -> Case:
     except FileError as error:
         raise UsageError(str(error)) from error
     return Case(file, None, read.findings, read.plan, read.checked_with)
-
-
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    places = _PLACE.findall(finding.key or "")
-    bare = replace(finding.source, key=_PLACE.sub("", finding.key)) if finding.key else finding.source
-    return {**replace(finding, source=bare).to_json(), "place": " + ".join(places) or None}

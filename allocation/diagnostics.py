@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 WIDTH = 80
@@ -25,10 +26,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text that is checked and, when it is a config field's, that field's key (`actor.backend`)."""
+    """A text that is checked and, when it is a config field's, that field's key (`actor.backend`).
+
+    A key may be several, joined by ` + `; `places` says where each of them was set (`run.yaml:12`), if that is known.
+    """
 
     text: str
     key: str | None = None
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,12 @@ class Finding:
         return self.source.key
 
     @property
+    def where(self) -> str:
+        """The key with its place: `actor.backend (run.yaml:12)`."""
+        keys = (self.key or "").split(" + ")
+        return " + ".join(f"{key} ({place})" if place else key for key, place in zip_longest(keys, self.source.places))
+
+    @property
     def span(self) -> Span | None:
         """The span that the finding is mainly about."""
         return self.spans[0] if self.spans else None
@@ -79,6 +90,7 @@ class Finding:
             "message": self.message,
             "text": self.source.text,
             "key": self.key,
+            "place": " + ".join(self.source.places) or None,
             "spans": [list(span) for span in self.spans],
             "help": self.help,
             "megatron": self.megatron,
@@ -104,7 +116,7 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 
 def render(finding: Finding) -> str:
     """The finding as plain text of at most about 80 columns, with the place in the string underlined."""
-    where = f" in {finding.key}" if finding.key else ""
+    where = f" in {finding.where}" if finding.key else ""
     lines = [f"{finding.severity}[{finding.code}]{where}: {finding.message}"]
     lines += _excerpt(finding.source.text, finding.spans)
     if finding.help:

@@ -21,7 +21,7 @@ class FileError(ValueError):
 class ReadFile:
     """A file that was read and checked.
 
-    A finding's key has its place: `actor.backend (run.yaml:12)`. `plan` is None when a finding is an error.
+    A finding's source has its place: `run.yaml:12`. `plan` is None when a finding is an error.
     `checked_with` says what there was besides the layout: `cluster 4x8, model Qwen/Qwen3-0.6B, batch 256x4`.
     """
 

@@ -243,7 +243,7 @@ def _accept(values: dict[str, Any], done: Migration) -> None:
             load(yaml.safe_load(dump(values)))
             break
         except ConfigError as error:
-            refused = {str(f.key).partition(" ")[0]: f.message for f in error.findings}
+            refused = {str(f.key): f.message for f in error.findings}
         for key in [key for key in values if key in refused]:
             done.notes.append(f"{key}: {values.pop(key)!r} is left out: {refused.pop(key)}")
     else:

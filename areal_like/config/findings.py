@@ -23,11 +23,11 @@ class Origins:
         return "default"
 
     def locate(self, finding: Finding) -> Finding:
-        """A finding about a key, or about several joined by ` + `, with the place added to each."""
+        """A finding about a key, or about several joined by ` + `, with the place of each."""
         if finding.key is None:
             return finding
-        keys = " + ".join(f"{key} ({self.of(key)})" for key in finding.key.split(" + "))
-        return replace(finding, source=replace(finding.source, key=keys))
+        places = tuple(map(self.of, finding.key.split(" + ")))
+        return replace(finding, source=replace(finding.source, places=places))
 
 
 def finding(

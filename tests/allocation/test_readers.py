@@ -30,9 +30,9 @@ class Installed:
         if file == "none.yaml":
             raise FileError("none.yaml cannot be read: there is no such file")
         if file == "good.yaml":
-            note = Finding("TEST-NOTE", Severity.NOTE, "a note", Source("", "seed (good.yaml:2)"))
+            note = Finding("TEST-NOTE", Severity.NOTE, "a note", Source("", "seed", ("good.yaml:2",)))
             return ReadFile((note,), allocation.compile("sglang:d2+megatron:d4"), "cluster 1x8, model x, batch 8x4")
-        source = Source("sglang:d3t3", "rollout.backend (bad.yaml:3) + actor.backend (command line)")
+        source = Source("sglang:d3t3", "rollout.backend + actor.backend", ("bad.yaml:3", "command line"))
         wrong = Finding("TEST-WRONG", Severity.ERROR, "too few", source, help="take more")
         return ReadFile((wrong,), None, "cluster 1x8, no model, no batch")
 

@@ -69,7 +69,7 @@ def test_a_section_that_is_overridden_is_the_command_lines(write):
 
 
 def test_what_must_be_there_says_how(write):
-    found = {f.key: f.help for f in findings(write("seed: 1"), "=5", "train_dataset={batch_size: 2}")}
+    found = {f.where: f.help for f in findings(write("seed: 1"), "=5", "train_dataset={batch_size: 2}")}
     assert found["=5 (command line)"] == "write key=value"
     assert found["actor (default)"] == "write `actor:` and its keys in the file"
     assert found["train_dataset.path (command line)"] == "write train_dataset.path=... or set it in the file"
@@ -87,7 +87,7 @@ def test_everything_wrong_is_reported_together(write):
           optimizer: {lr: fast, weight_decay: -1}
         reward: 3
     """)
-    found = {f.key: f for f in findings(file, "scheduler.type=rya", "actor.lr=3", "seed=x", "batch_size", "+seed=3")}
+    found = {f.where: f for f in findings(file, "scheduler.type=rya", "actor.lr=3", "seed=x", "batch_size", "+seed=3")}
     file = str(file)
     assert {key.replace(file, "run.yaml") for key in found} == {
         "experiment_name (run.yaml:2)",
@@ -137,12 +137,12 @@ def test_everything_wrong_is_reported_together(write):
 def test_a_wrong_value_is_explained(write, override, message):
     (finding,) = findings(write(), override)
     assert finding.message == message
-    assert finding.key == f"{override.split('=')[0]} (command line)"
+    assert finding.where == f"{override.split('=')[0]} (command line)"
 
 
 def test_a_missing_key_is_named(write):
     (finding,) = findings(write("experiment_name: a\ntrain_dataset: {path: arithmetic}\n"))
-    assert finding.key == "actor (default)"
+    assert finding.where == "actor (default)"
     assert finding.code == "CONFIG-MISSING"
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize("reference", ["${nothing}", "${seed}", "${no:1}", "${seed"])
 def test_a_reference_that_leads_nowhere_is_named(write, reference):
     (finding,) = findings(write(), f"seed={reference}")
-    assert finding.key == "seed (command line)"
+    assert finding.where == "seed (command line)"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_the_cause_is_said_and_not_what_follows_from_it(write, text, wrong):
     file = write()
     file.write_text(file.read_text() + text)
     (finding,) = findings(file)
-    assert finding.key.partition(" (")[0] == wrong
+    assert finding.key == wrong
 
 
 def test_keys_that_refer_to_each_other_are_named(write):
@@ -198,7 +198,7 @@ def test_keys_that_refer_to_each_other_are_named(write):
 
 def test_a_misspelt_key_is_not_missing_as_well(write):
     file = write("experiment_nam: a\ntrain_dataset: {pth: arithmetic}\nactr: {path: /nowhere}\n")
-    keys = {f.key.partition(" (")[0] for f in findings(file)}
+    keys = {f.key for f in findings(file)}
     assert keys == {"experiment_nam", "train_dataset.pth", "actr"}
 
 
@@ -206,7 +206,7 @@ def test_a_misspelt_key_is_not_missing_as_well(write):
 def test_a_misspelt_key_is_all_that_is_wrong(write, key):
     misspelt = key[:-2] + key[-1]
     (finding,) = findings(write(), f"{misspelt}=1")
-    assert (finding.key, finding.code) == (f"{misspelt} (command line)", "CONFIG-UNKNOWN-KEY")
+    assert (finding.where, finding.code) == (f"{misspelt} (command line)", "CONFIG-UNKNOWN-KEY")
 
 
 @pytest.mark.parametrize("name", ["n" * 256, "é" * 128])

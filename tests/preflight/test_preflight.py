@@ -40,7 +40,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
     file = write()
     file.write_text(file.read_text().replace("megatron:d2", "megatron:(attn:d1t2|ffn:d1p4t1e2)"))
     (finding,) = [f for f in errors(file) if f.code == "ALLOC-FOLD-PIPELINE"]
-    assert finding.key == f"actor.backend ({file}:14)"
+    assert finding.where == f"actor.backend ({file}:14)"
     assert finding.source.text == "megatron:(attn:d1t2|ffn:d1p4t1e2)"
     assert finding.span is not None
 
@@ -133,7 +133,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
 def test_what_is_wrong_is_found_under_its_key(write, overrides, key, words):
     file = write()
     found = errors(file, *(text.replace("FILE", str(file)) for text in overrides))
-    assert any(f.key.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
+    assert any(f.where.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
 
 
 def test_the_first_finding_does_not_hide_the_rest(write):
@@ -166,7 +166,7 @@ def test_a_busy_port_is_found(write):
         busy.listen()
         port = busy.getsockname()[1]
         (finding,) = errors(write(), f"sglang.port={port}")
-    assert finding.key == "sglang.port (command line)"
+    assert finding.where == "sglang.port (command line)"
     assert str(port) in finding.message
 
 
@@ -181,7 +181,7 @@ def test_a_busy_port_is_found(write):
 def test_a_missing_package_is_named(write, missing, overrides, key):
     with mock.patch.object(module, "_installed", lambda name: name != missing):
         (finding,) = errors(write(), *overrides)
-    assert finding.key.startswith(f"{key} (")
+    assert finding.where.startswith(f"{key} (")
     assert finding.code == "RUN-PACKAGE"
 
 
@@ -196,7 +196,7 @@ def test_a_model_directory_is_read(write, tmp_path):
     assert checked.ok
     assert len(checked.job.train_prompts) == 16
     found = errors(write(), f"actor.path={tmp_path / 'model'}", "actor.backend=megatron:t2")
-    assert any("3" in f.message and f.key == "actor.backend (command line)" for f in found)
+    assert any("3" in f.message and f.where == "actor.backend (command line)" for f in found)
 
 
 def test_a_model_directory_needs_its_weights(write, tmp_path):
@@ -206,7 +206,7 @@ def test_a_model_directory_needs_its_weights(write, tmp_path):
     index = directory / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}')
     (finding,) = errors(write(), f"actor.path={directory}")
-    assert (finding.key, "lacks model-2-of-2.safetensors" in finding.message) == ("actor.path (command line)", True)
+    assert (finding.where, "lacks model-2-of-2.safetensors" in finding.message) == ("actor.path (command line)", True)
     for torn in ("{", "[]", '{"weight_map": 1}'):
         index.write_text(torn)
         (finding,) = errors(write(), f"actor.path={directory}")
@@ -223,14 +223,14 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(write,
     write_init_model(InitModelConfig(num_hidden_layers=1, tokenizer="bytes"), tmp_path / "large", seed=0)
     overrides = [model.replace("SMALL", str(tmp_path / "small")), f"tokenizer_path={tmp_path / 'large'}"]
     (finding,) = errors(write(), *overrides, "train_dataset.max_prompt_length=400", "valid_dataset=null")[:1]
-    assert finding.key == "tokenizer_path (command line)"
+    assert finding.where == "tokenizer_path (command line)"
     assert "259 entries, the model's embedding 50 rows" in finding.message
 
 
 @pytest.mark.parametrize("address", ["foo", ":6379", "10.0.0.1:x", "10.0.0.1:70000", "ray://10.0.0.1:6379"])
 def test_an_address_that_is_none_is_refused(write, address):
     (finding,) = errors(write(), "scheduler.type=ray", f"scheduler.address={address}")
-    assert finding.key == "scheduler.address (command line)"
+    assert finding.where == "scheduler.address (command line)"
     assert "is not `auto` or HOST:PORT" in finding.message
 
 
@@ -249,7 +249,7 @@ def test_an_existing_cluster_has_to_answer(write):
 def test_auto_needs_a_cluster(write, existing):
     existing["problem"] = "no Ray cluster runs on this host"
     (finding,) = errors(write(), "scheduler.type=ray")
-    assert (finding.key, finding.message) == ("scheduler.address (default)", existing["problem"])
+    assert (finding.where, finding.message) == ("scheduler.address (default)", existing["problem"])
     checked = preflight(load(write(), ["scheduler.type=ray"]), dry_run=True)
     assert checked.ok
     assert [(f.severity, f.message) for f in checked.findings] == [("warning", finding.message)]
@@ -271,7 +271,7 @@ def test_an_existing_cluster_has_to_hold_the_plan(write, monkeypatch, existing, 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     existing["nodes"] = [{"CPU": 2.0}]
     (finding,) = preflight(load(write(), ["scheduler.type=ray"]), dry_run=dry_run).findings
-    assert finding.severity == "error" and finding.key.startswith("cluster.n_nodes (")
+    assert finding.severity == "error" and finding.where.startswith("cluster.n_nodes (")
     assert "asks for 1 node with 3 CPU\n  the cluster has 1 node with 2 CPU" in finding.message
 
 
@@ -313,7 +313,7 @@ def test_a_warm_start_needs_examples_that_fit(write, tmp_path):
     settings += ["valid_dataset.max_samples=1", "actor.backend=megatron:t2"]  # padded to even lengths
     assert check(write(), *settings).ok
     (finding,) = errors(write(), *settings, "warm_start.steps=1")
-    assert finding.key == "actor.mb_spec.max_tokens_per_mb (command line)"
+    assert finding.where == "actor.mb_spec.max_tokens_per_mb (command line)"
     assert "train_dataset, row 2 has 64 tokens with its answer; a micro-batch holds 63" in finding.message
 
 
@@ -331,7 +331,7 @@ def test_a_warm_start_needs_answers_that_the_tokenizer_takes(write, tmp_path):
     settings = [*paths, "train_dataset.batch_size=1"]
     checked = check(write(), *settings)
     assert checked.ok, list(map(str, checked.findings))
-    assert {f.key for f in errors(write(), *settings, "warm_start.steps=1")} == {
+    assert {f.where for f in errors(write(), *settings, "warm_start.steps=1")} == {
         "train_dataset.path (command line)",
         "valid_dataset.path (command line)",
     }
@@ -364,7 +364,9 @@ def test_transformer_engine_is_needed_where_there_are_gpus(write):
 def test_an_option_that_does_nothing_is_a_warning(write):
     checked = check(write(), "sglang.mem_fraction_static=0.5")
     assert checked.ok
-    assert [(f.severity, f.key) for f in checked.findings] == [("warning", "sglang.mem_fraction_static (command line)")]
+    assert [(f.severity, f.where) for f in checked.findings] == [
+        ("warning", "sglang.mem_fraction_static (command line)")
+    ]
 
 
 def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
@@ -373,7 +375,7 @@ def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
     settings = [f"train_dataset.path={data}", "train_dataset.batch_size=1", "actor.init_model.tokenizer=arithmetic"]
     assert check(write(), *settings).ok
     (finding,) = errors(write(), *settings, "warm_start.steps=1")
-    assert finding.key == "train_dataset.path (command line)"
+    assert finding.where == "train_dataset.path (command line)"
     assert "row 1 has words in its answer that the tokenizer does not know" in finding.message
 
 

@@ -99,7 +99,7 @@ def errors(file, overrides):
         found = preflight(load(file, overrides), dry_run=True).findings
     except ConfigError as error:
         found = error.findings
-    return {(str(f.key).partition(" (")[0], f.code): f for f in found if str(f.severity) != "note"}
+    return {(str(f.key).partition(" + ")[0], f.code): f for f in found if str(f.severity) != "note"}
 
 
 def suggestions(key, finding, overrides):

@@ -25,7 +25,7 @@ def started(monkeypatch):
 
 
 def shown(findings):
-    return [(str(f.severity), f.code, f.key) for f in findings]
+    return [(str(f.severity), f.code, f.where) for f in findings]
 
 
 @pytest.mark.parametrize(
