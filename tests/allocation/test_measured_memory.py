@@ -36,6 +36,7 @@ EXPERTS = SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
     ("file", "layout", "shape", "settings", "tokens", "trained"),
     [
         ("qwen3_0.6b", "megatron:d1", SHAPES["qwen3-0.6b"], {}, 14770, 4508),
+        ("qwen3_0.6b_all", "megatron:d1", SHAPES["qwen3-0.6b"], {}, 14770, 14770),
         ("qwen3_4b", "megatron:d1", SHAPES["qwen3-4b"], FULL, 14770, 4508),
         ("qwen3_8b", "megatron:d1", SHAPES["qwen3-8b"], FULL | FEW_BITS, 14600, 4300),
         ("qwen3_moe", "megatron:d1", EXPERTS, {}, 7911, 2243),
@@ -43,7 +44,7 @@ EXPERTS = SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
     ],
 )
 def test_the_peak_of_a_trainers_step_is_predicted(file, layout, shape, settings, tokens, trained):
-    """Where some tokens of the largest micro-batch are trained on; the model has logits for all of them."""
+    """Where so many tokens of the largest micro-batch are trained on; the model has logits for all of them."""
     peak = json.loads((RESULTS / f"trainer_throughput_{file}_h200.json").read_text())["peak_gib"]["engine"]
     model, sizes = described({"shape": shape, "layout": layout})
     batch = BatchSpec(64, max_length=1792, max_tokens_per_mb=tokens)

@@ -97,7 +97,7 @@ def test_the_reference_is_asked_about_the_whole_batch_before_rewards_are_made_of
 def test_a_reference_in_the_loss_reaches_every_mini_batch() -> None:
     scene = Scene("actor.ppo_n_minibatches=2", "actor.kl_loss_coef=0.1", "ref={}")
     assert [set(batch.fields["reference_logprobs"]) for batch in scene.actor.batches] == [{-2.0}, {-2.0}]
-    assert scene.actor.losses[0].parameters.kl == 0.1
+    assert scene.actor.losses[0].parameters.kl_loss_coef == 0.1
 
 
 def test_a_critic_gives_values_and_is_trained_on_the_returns() -> None:
