@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -58,18 +59,10 @@ class SyncSpec:
     bucket_mb: int
     ahead_mb: int = 0
 
-    def held(self, buckets: Sequence[Sequence[TensorSpec]]) -> list[range]:
-        """Which buckets the trainer holds at once, in turn, the first before servers pause: at least one."""
-        turns: list[range] = []
-        room = 0
-        for number, bucket in enumerate(buckets):
-            size = sum(tensor.nbytes for tensor in bucket)
-            if size > room or not turns:
-                turns.append(range(number, number))
-                room = self.ahead_mb << 20
-            turns[-1] = range(turns[-1].start, number + 1)
-            room -= size
-        return turns
+    def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
+        """How many of the first buckets are gathered before servers pause: at least one."""
+        sizes = accumulate(sum(tensor.nbytes for tensor in bucket) for bucket in buckets)
+        return max(1, sum(size <= self.ahead_mb << 20 for size in sizes))
 
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:

@@ -174,7 +174,7 @@ class WeightUpdateConfig(Section):
         4096,
         ge=0,
         description="Most that the trainer gathers before the servers pause, in MiB of its GPU; at least one bucket. What "
-        "is left is gathered while requests wait, a bucket at a time or, with `ipc`, as much again.",
+        "is left is gathered while requests wait, a bucket at a time or, with `ipc`, as much at a time.",
     )
     checksum: bool = Field(
         False,

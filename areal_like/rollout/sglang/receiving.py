@@ -19,7 +19,7 @@ _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, O
 
 
 def receive_loans(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the buckets that are lent on its own device.
+    """Have every rank of a server (`group`) load the bucket that is lent on its own device.
 
     WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
     """
@@ -56,9 +56,7 @@ def _load_loan(runner: Any, loans: Mapping[str, str]) -> None:
     name = device_name(device)
     if name not in loans:
         raise LookupError(f"no trainer rank lends its weights on {name}")
-    where = addresses(runner.model)
-    for loan, layout in zip(json.loads(loans[name]), json.loads(loans[LOAN_LAYOUT]), strict=True):
-        load(runner.model, borrow(loan, device), layout, where)
+    load(runner.model, borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]), addresses(runner.model))
     torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards
 
 

@@ -80,12 +80,12 @@ class CollectiveSync:
     async def _send(self, version: int, deadline: Deadline) -> None:
         await self._connect_anew(deadline)
         deadline.renew()
-        ahead = self.spec.held(self._buckets)[0]
-        await self.trainer.transfer("prepare", 0, len(ahead), timeout_s=deadline.left)
+        ahead = self.spec.ahead(self._buckets)
+        await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
             body = self._body(version)
             await _together(
-                self._send_buckets(len(ahead), deadline),
+                self._send_buckets(ahead, deadline),
                 *(server.update("/update_weights_from_distributed", body, deadline.left) for server in self._joined),
             )
 

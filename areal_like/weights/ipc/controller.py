@@ -17,8 +17,9 @@ from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_le
 class IpcSync:
     """`weight_update.mode: ipc`, for servers all of whose GPUs hold a trainer rank too; nothing crosses host or disk.
 
-    The trainer's ranks gather as many buckets at once as they may hold on every GPU, the first time while the servers
-    generate. What goes over HTTP is a handle of the memory, and no tensor.
+    On every GPU the trainer's ranks gather as much as they may hold at once, `ahead_mb`, the first time while the
+    servers generate. It is one bucket, since every further handle takes a server time. What goes over HTTP is that
+    handle of the memory, and no tensor.
     """
 
     trainer: Trainer
@@ -30,38 +31,28 @@ class IpcSync:
         """Learn which tensors there are."""
         limit = self.spec.timeout_s
         async with limited(f"the layout of the weights for {type(self).__name__}", limit):
-            self._buckets = await self.trainer.transfer("layout", self.spec.bucket_mb, timeout_s=limit)
+            size = max(self.spec.bucket_mb, self.spec.ahead_mb)
+            self._buckets = await self.trainer.transfer("layout", size, timeout_s=limit)
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Lend all buckets, as many at once as may be held; the last request carries the version."""
+        """Lend one bucket after the other; the last one carries the version."""
         await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
 
     async def _send(self, version: int, deadline: Deadline) -> None:
-        first, *later = self.spec.held(self._buckets)
-        await self._prepare(first, deadline)
-        body = await self._lend(first, version, deadline)
+        body = await self._lend(0, version, deadline)
         async with self.pool.interrupted(version, deadline) as servers:
-            for following in [*later, range(0)]:
+            for following in range(1, len(self._buckets) + 1):
                 await asyncio.gather(
-                    *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers),
-                    *([self._prepare(following[:1], deadline)] if following else []),
+                    *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers)
                 )
-                if following[1:]:  # there is room for them now
-                    await self.trainer.transfer("end", timeout_s=deadline.left)
-                    await self._prepare(following[1:], deadline)
-                if following:
+                if following < len(self._buckets):
                     body = await self._lend(following, version, deadline)
         await self.trainer.transfer("end", timeout_s=deadline.left)
 
-    async def _prepare(self, buckets: range, deadline: Deadline) -> None:
-        await self.trainer.transfer("prepare", buckets.start, len(buckets), timeout_s=deadline.left)
-
-    async def _lend(self, buckets: range, version: int, deadline: Deadline) -> dict[str, Any]:
-        """What tells servers of these buckets, which the trainer lends from now on."""
-        loans = await self.trainer.transfers("lend", self.spec.directory / "ipc", timeout_s=deadline.left)
-        layouts = [
-            [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]] for number in buckets
-        ]
-        handles = {LOAN_LAYOUT: json.dumps(layouts)} | {name: json.dumps(of_it) for name, of_it in filter(None, loans)}
-        last = buckets.stop == len(self._buckets)
+    async def _lend(self, number: int, version: int, deadline: Deadline) -> dict[str, Any]:
+        """What tells servers of a bucket, which the trainer gathers and lends from now on, and no other."""
+        loans = await self.trainer.transfers("lend", number, self.spec.directory / "ipc", timeout_s=deadline.left)
+        layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]]
+        handles = {LOAN_LAYOUT: json.dumps(layout), **dict(filter(None, loans))}
+        last = number + 1 == len(self._buckets)
         return {"zmq_handles": handles, "flush_cache": False, "weight_version": str(version) if last else None}
