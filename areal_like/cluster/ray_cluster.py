@@ -1,5 +1,7 @@
 """A Ray cluster to run on: a private one on loopback (`scheduler.type: local`) or an existing one (`ray`)."""
 
+from __future__ import annotations
+
 import logging
 import os
 import re
@@ -9,10 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from areal_like.cluster.lifetime import uninterrupted
-from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
+
+if TYPE_CHECKING:  # every worker imports this module
+    from areal_like.config.schema import SchedulerConfig
 
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
