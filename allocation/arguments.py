@@ -84,13 +84,14 @@ def system_option(name: str, help: str) -> Any:
 Words = Annotated[
     list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
 ]
-Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
-]
-ClusterSize = Annotated[
-    Cluster | None,
-    typer.Option("--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."),
-]
+_MODEL = typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
+_CLUSTER = typer.Option(
+    "--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."
+)
+Model = Annotated[str | None, _MODEL]
+NeededModel = Annotated[str, _MODEL]
+ClusterSize = Annotated[Cluster | None, _CLUSTER]
+NeededClusterSize = Annotated[Cluster, _CLUSTER]
 Batch = Annotated[
     BatchSpec | None,
     typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),

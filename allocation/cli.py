@@ -21,6 +21,7 @@ import allocation
 from allocation import (
     AllocationError,
     BatchSpec,
+    Cluster,
     EnginePlan,
     Finding,
     MegatronSettings,
@@ -36,6 +37,8 @@ from allocation.arguments import (
     GpuName,
     Json,
     Model,
+    NeededClusterSize,
+    NeededModel,
     Order,
     Recompute,
     Words,
@@ -45,7 +48,7 @@ from allocation.arguments import (
 from allocation.cases import Case, UsageError, cases, one, texts
 from allocation.diagnostics import has_errors
 from allocation.hardware import GPUS
-from allocation.settings import DEFAULT_TOKENS
+from allocation.settings import DEFAULT_TOKENS, Workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,13 +148,11 @@ def explain(
 @app.command()
 def memory(
     words: Words,
-    model: Model = None,
+    model: NeededModel,
     gpu: GpuName = None,
     cluster: ClusterSize = None,
     batch: Batch = None,
-    length: Annotated[
-        int | None, typer.Option(min=1, help="The longest sequence, prompt and response, in tokens.")
-    ] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="The longest prompt and response, in tokens.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
     recompute: Annotated[Recompute, typer.Option(help="Activations that backward computes anew.")] = Recompute.none,
     dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bfloat16,
@@ -171,19 +172,16 @@ def memory(
       allocation memory 'sglang:d4t2+megatron:(attn:d2t4|ffn:e8)' -m qwen3-30b-a3b -g h100
       allocation memory 'sglang:d1|megatron:d1' -m qwen3-0.6b -g h200 --offload
     """
-    if model is None:
-        raise typer.BadParameter("the sizes are the model's", param_hint="--model")
     from allocation.memory import estimate
-    from allocation.settings import Workload
 
     spec = batch or BatchSpec(DEFAULT_SEQUENCES)
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
     settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))
     limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
     with usage(ModelError, "--model"):
-        shape = load_model(model)
-    plan = _single(words, model=shape, cluster=cluster, megatron=settings)
-    found = estimate(plan, Workload(shape, settings, limits, spec))
+        work = Workload(load_model(model), settings, limits, spec)
+    plan = _single(words, model=work.model, cluster=cluster, megatron=settings)
+    found = estimate(plan, work)
     from allocation.views import memory as drawn
 
     if svg:
@@ -193,16 +191,13 @@ def memory(
     else:
         _console().print(drawn.terminal(found))
     if gpu:
-        checked = allocation.check(
-            plan.allocation, model=shape, cluster=cluster, batch=spec, megatron=settings, memory=limits
-        )
-        _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
+        _tell_what_does_not_fit(plan, cluster, work)
 
 
 @app.command()
 def plan(
-    model: Model = None,
-    cluster: ClusterSize = None,
+    model: NeededModel,
+    cluster: NeededClusterSize,
     batch: Batch = None,
     response: Annotated[int, typer.Option(min=1, help="The longest response, in tokens.")] = 8192,
     prompt: Annotated[int, typer.Option(min=1, help="The longest prompt, in tokens.")] = 1024,
@@ -221,8 +216,6 @@ def plan(
       allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
-    if model is None or cluster is None:
-        raise typer.BadParameter("both are needed", param_hint="--model and --cluster")
     from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts
     from allocation.views.facts import MOST_RANKS
 
@@ -245,6 +238,13 @@ def plan(
         typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
     else:
         _console().print(planned.terminal(task, choices, tide, more))
+
+
+def _tell_what_does_not_fit(plan: Plan, cluster: Cluster | None, work: Workload) -> None:
+    checked = allocation.check(
+        plan.allocation, cluster=cluster, model=work.model, batch=work.batch, megatron=work.megatron, memory=work.memory
+    )
+    _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
 
 
 def _recompute(kind: Recompute) -> dict[str, Any]:
