@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,19 +84,26 @@ def test_windows_and_biases_are_transformers_own_wherever_tokens_lie(ranks, mode
     alike(ranks.run(three_steps, 2, fsdp(models["sliding"], c=2)), alone)
 
 
-def late_token(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, float]:
-    """A step on the last token of a sequence alone."""
+def late_token(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting
+) -> tuple[dict[str, float], dict[int, float]]:
+    """A step on the last token of a sequence alone, and its log-prob before by its place, where a rank has it."""
     batch = make_batch(lengths=(20,))
     batch.fields["loss_mask"][:-1], batch.fields["loss_mask"][-1] = 0, 1
     with engine(rendezvous, listener, setting) as made:
-        return made.train(batch, LossSpec(sft))
+        found = made.log_probs(batch)
+        of_rank = dict(zip(*(array.tolist() for array in found), strict=True)) if found else {}
+        return made.train(batch, LossSpec(sft)), of_rank
 
 
-def test_ranks_that_have_nothing_to_predict_take_part(ranks, models):
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_ranks_that_have_nothing_to_predict_take_part(ranks, models, backend):
     """The tokens before are theirs, or no sequence is."""
-    (alone,) = ranks.run(late_token, 1, fsdp(models["tied"]))
-    assert alone["loss_tokens"] == 1
-    assert ranks.run(late_token, 4, fsdp(models["tied"], 2, 2)) == [pytest.approx(alone, rel=TOLERANCE)] * 4
+    ((alone, log_probs),) = ranks.run(late_token, 1, replace(fsdp(models["tied"]), backend=backend))
+    assert alone["loss_tokens"] == 1 and list(log_probs) == [19]
+    steps, parts = zip(*ranks.run(late_token, 4, replace(fsdp(models["tied"], 2, 2), backend=backend)), strict=True)
+    assert list(steps) == [pytest.approx(alone, rel=TOLERANCE)] * 4
+    assert [part for part in parts if part] == [pytest.approx(log_probs, rel=TOLERANCE)]
 
 
 @pytest.mark.parametrize(("d", "c"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
