@@ -46,7 +46,8 @@ class Store:
     def commit(self, partial: Path, state: RunState, seconds: dict[str, float]) -> Path:
         """Make what is in `partial` the checkpoint of `state`; remove those that are too many. Raises RecordError."""
         write_durably(partial / _STATE, json.dumps(vars(state)))
-        sizes = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        sizes = {str(file.relative_to(partial)): file.stat().st_size for file in files}
         manifest = {"run": self._run, "version": state.version, "files": sizes, "seconds": seconds}
         write_durably(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
         final = self._directory / f"step-{state.version}"
@@ -111,10 +112,6 @@ def _checkpoints(directory: Path) -> list[Path]:
     """Newest first."""
     found = {path.name.removeprefix("step-"): path for path in directory.glob("step-*")}
     return [found[number] for number in sorted(filter(str.isdigit, found), key=int, reverse=True)]
-
-
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _remove(path: Path) -> None:

@@ -46,11 +46,7 @@ class _Tool(BaseModel):
     input_schema: dict[str, Any]
 
 
-class _Choice(BaseModel):
-    type: str
-
-
-class _Thinking(BaseModel):
+class _Typed(BaseModel):
     type: str
 
 
@@ -60,9 +56,9 @@ class _Asked(BaseModel, extra="forbid"):
     messages: list[_Message] = []
     system: _Texts | None = None
     tools: list[_Tool] | None = None
-    tool_choice: _Choice | None = None
+    tool_choice: _Typed | None = None
     stop_sequences: Any = None
-    thinking: _Thinking | None = None
+    thinking: _Typed | None = None
     model: Any = None
     temperature: Any = None
     top_p: Any = None
