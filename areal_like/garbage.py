@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 YOUNG_S = 0.02  # between two looks through what has come since the last one
 # The last number: a look through everything after so many looks at what came, some ten minutes.
-RARELY = (2000, 10, 30_000)
+RARELY = (20_000, 10, 30_000)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ that have finished and gives up as few others as the invariant asks for, unfinis
 it does not wait for the slow, which is quick, and has trained on fewer long responses than the data would give.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -70,11 +70,13 @@ class Admission:
             raise KeyError(group_id)
         self._waiting = rest
 
-    def take(self, finished: Container[int]) -> list[int] | None:
+    def take(self, finished: Collection[int]) -> list[int] | None:
         """Ids of the next batch, oldest first, or None while it has to wait for more groups to finish.
 
         `given_up` has those that are not trained for it; finished ones are among them only where all others are.
         """
+        if len(finished) < self.batch_size:  # it is asked for at every group that ends, of thousands
+            return None
         ready = [group for group in self._waiting if group.group_id in finished][: self.batch_size]
         taken = {group.group_id for group in ready}
         rest = [group for group in self._waiting if group.group_id not in taken]
@@ -86,10 +88,10 @@ class Admission:
         self.next_trained += 1
         return [group.group_id for group in ready]
 
-    def _late(self, rest: Sequence[Admitted], finished: Container[int]) -> list[Admitted] | None:
+    def _late(self, rest: Sequence[Admitted], finished: Collection[int]) -> list[Admitted] | None:
         """As few groups as possible without which the `rest` is in time after the next step; the unfinished first.
 
-        None where they are more than `spare`. It is asked for at every group that ends, of thousands.
+        None where they are more than `spare`.
         """
         late: list[Admitted] = []
         unfinished: list[Admitted] = []  # of those before, without the late

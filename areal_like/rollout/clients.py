@@ -25,7 +25,7 @@ from areal_like.rollout.sglang.http import Server, Unavailable, session
 from areal_like.rollout.turns import Turns
 from areal_like.types import FinishReason, Ints
 
-PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 7 KB
+PARTS, EVENTS = 2, 8  # parts of answers that are decoded in one turn of the event loop, and the events of each, 14 KB
 HANDED_OVER = 16  # answers of which something is handed on in one turn of the event loop
 EXCHANGE_S = 0.05  # for so long a client process gathers what comes
 HANGS_S = 60.0  # that an exchange may take, at most

@@ -12,7 +12,7 @@ from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.types import FinishReason, Floats, Ints
 
-CHUNK = 256  # tokens after which a server says what it has: as much is lost with it at most
+CHUNK = 512  # tokens after which a server says what it has: as much is lost with it at most
 
 ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may have
 

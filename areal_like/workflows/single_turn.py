@@ -8,7 +8,7 @@ import numpy as np
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.turns import Turns
 from areal_like.types import Prompt, Trajectory
-from areal_like.workflows.joining import joined
+from areal_like.workflows.joining import given, joined
 from areal_like.workflows.protocol import Score
 
 
@@ -35,8 +35,9 @@ class SingleTurn:
             self.pool.cancel(responses)
             raise
         pairs = zip(responses, rewards, strict=True)
+        start = given(tokens)
         return [
-            joined(prompt, group_id, [tokens, response], reward, sample)
+            joined(prompt, group_id, [start, response], reward, sample)
             for sample, (response, reward) in enumerate(pairs)
         ]
 
