@@ -32,4 +32,12 @@ def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
 def test_a_pipeline_of_one_stage_tells_itself_nothing_of_each_weight(ranks, models, bridge):
     setting = Setting(models["tied"], ParallelSizes(dp=2, edp=2), bridge=bridge)
-    assert max(ranks.run(messages, 2, setting)) <= 2  # which weights there are; on a GPU each one waits for it
+    for first, second in ranks.run(messages, 2, setting):
+        assert first <= 2  # which weights there are; on a GPU each one waits for it
+        assert second <= 2
+
+
+def test_stages_of_a_pipeline_tell_each_other_once(ranks, models):
+    for first, second in ranks.run(messages, 2, Setting(models["tied"], ParallelSizes(pp=2))):
+        assert first > 20
+        assert second <= 2

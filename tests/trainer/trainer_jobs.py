@@ -443,19 +443,19 @@ def gathered(
         return buckets, held, whole
 
 
-def messages(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> int:
-    """How many objects a rank hands to others, or to itself, while all weights are gathered."""
-    with engine(rendezvous, listener, setting) as made:
-        names = ("all_gather_object", "broadcast_object_list")
-        with contextlib.ExitStack() as patches:
-            calls = [
-                patches.enter_context(
-                    mock.patch.object(torch.distributed, name, wraps=getattr(torch.distributed, name))
-                )
-                for name in names
-            ]
-            list(made.weights())
-        return sum(call.call_count for call in calls)
+def messages(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[int]:
+    """How many objects a rank hands to others, or to itself, while all weights are gathered, and then once more."""
+    names, counts, weights = ("all_gather_object", "broadcast_object_list"), [], []
+    with engine(rendezvous, listener, setting) as made, contextlib.ExitStack() as patches:
+        wrapped = [mock.patch.object(torch.distributed, name, wraps=getattr(torch.distributed, name)) for name in names]
+        calls = [patches.enter_context(patch) for patch in wrapped]
+        for _ in range(2):
+            before = sum(call.call_count for call in calls)
+            weights.append(exported(made))
+            counts.append(sum(call.call_count for call in calls) - before)
+    assert weights[0].keys() == weights[1].keys()
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+    return counts
 
 
 def log_probs_and_weights(

@@ -1,10 +1,11 @@
 """mbridge (https://github.com/ISEEKYAN/mbridge) behind the Bridge protocol."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from mbridge import AutoBridge
 from mbridge.core import bridge as exporting
 from megatron.core import parallel_state
@@ -14,21 +15,51 @@ from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
-def _to_others(tell: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Leave out what a pipeline of one stage tells itself.
+class _Stages:
+    """What the stages of a pipeline tell each other of each weight in turn: it stays the same, so once.
 
-    mbridge 0.15.1 does it for each weight, with a dozen waits for the GPU: most of an update's time, and longer where
-    a server computes on that GPU too.
+    mbridge 0.15.1 asks at every export, also within one stage, and waits for the GPU a dozen times for each weight:
+    most of an update's time, and longer where a server computes on that GPU.
     """
 
-    def told(item: Any) -> Any:
-        return item if parallel_state.get_pipeline_model_parallel_world_size() == 1 else tell(item)
+    def __init__(self) -> None:
+        self._said: list[list[Any]] = []
+        self._next = 0
 
-    return told
+    def begin(self) -> None:
+        """From here on mbridge asks these of the first weight, the second, ..."""
+        self._next = 0
+        exporting.broadcast_str_from_megatron_pp = self._name
+        exporting.broadcast_from_megatron_pp = self._weight
 
+    def _name(self, name: str | None) -> str | None:
+        return self._owner(name)[1]
 
-for _name in ("broadcast_str_from_megatron_pp", "broadcast_from_megatron_pp"):
-    setattr(exporting, _name, _to_others(getattr(exporting, _name)))
+    def _weight(self, weight: Tensor | None) -> Tensor:
+        """The weight that one of the stages has, on all of them."""
+        fields = ("tensor_model_parallel", "partition_dim")
+        stage, (shape, dtype, said) = self._owner(
+            None if weight is None else (weight.shape, weight.dtype, [getattr(weight, name, None) for name in fields])
+        )
+        if weight is None:
+            weight = torch.empty(shape, dtype=dtype, device=torch.cuda.current_device())
+            for name, value in zip(fields, said, strict=True):
+                setattr(weight, name, value)
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if group.size() > 1:
+            dist.broadcast(weight, group=group, group_src=stage)
+        return weight
+
+    def _owner(self, mine: Any) -> tuple[int, Any]:
+        """Which stage says something, and what."""
+        group = parallel_state.get_pipeline_model_parallel_group()
+        if group.size() == 1:
+            return 0, mine
+        if self._next == len(self._said):
+            self._said.append([None] * group.size())
+            dist.all_gather_object(self._said[-1], mine, group=group)
+        self._next += 1
+        return next((stage, it) for stage, it in enumerate(self._said[self._next - 1]) if it is not None)
 
 
 class MBridge:
@@ -46,6 +77,7 @@ class MBridge:
             "output_layer.weight": "model.embed_tokens.weight" if tied else "lm_head.weight",
         }
         self._bridge.set_extra_args(**source.options)
+        self._stages = _Stages()
 
     def build(self) -> list[torch.nn.Module]:
         return build_chunks(self._bridge._model_provider([]), self._source)
@@ -55,6 +87,7 @@ class MBridge:
             self._bridge.load_weights(models, str(path))
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
+        self._stages.begin()
         seen = set()
         for name, weight in self._bridge.export_weights(models):
             if name not in seen:  # a tied embedding lives on the first and on the last pipeline stage
