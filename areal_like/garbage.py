@@ -1,13 +1,15 @@
 """When Python collects garbage: it takes a fifth of the time in which torch and what builds on it are imported, and
-stops the event loop for 0.2 s where it looks through 10,000 requests in flight.
+stops the event loop for 0.2 s where it looks through 10,000 requests in flight. And how a batch goes.
 """
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, MutableSequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 YOUNG_S = 0.02  # between two looks through what has come since the last one
+TOGETHER = 256  # trajectories that go in one turn of the event loop, some 2 ms
 # The last number: a look through everything after so many looks at what came, some ten minutes.
 RARELY = (20_000, 10, 30_000)
 
@@ -48,3 +50,10 @@ async def _look_through_the_young() -> None:
     while True:
         await asyncio.sleep(YOUNG_S)
         gc.collect(1)
+
+
+async def let_go(batch: MutableSequence[Any]) -> None:
+    """Empty a batch that nobody else holds: at once the memory of 512 x 16 x 16k tokens goes in 0.05 to 0.1 s."""
+    while batch:
+        del batch[-TOGETHER:]
+        await asyncio.sleep(0)

@@ -22,6 +22,7 @@ from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing, RunError
 from areal_like.evaluation import Evaluator
+from areal_like.garbage import let_go
 from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
 from areal_like.rewards import Rewards
@@ -93,6 +94,7 @@ async def reinforce(
             tasks.create_task(record.samples(done, trajectories))
             stats |= await _statistics(config, parts, trajectories, version)
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+            await let_go(trajectories)
             if parts.recovery:
                 step, place = _place(parts.collector, done, in_row)
                 await parts.recovery.note(step)

@@ -44,7 +44,7 @@ from areal_like.cluster.run import run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.data.stream import PromptStream
 from areal_like.engines import start_client
-from areal_like.garbage import seldom_collected
+from areal_like.garbage import let_go, seldom_collected
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.clients import Clients
 from areal_like.rollout.collector import Collector
@@ -150,7 +150,7 @@ async def measure(
             collector.publish(version)  # no update: the servers' tokens are all of version 0
             trajectories = await collector.next_batch()
             await asyncio.to_thread(join, trajectories, version)
-            del trajectories
+            await let_go(trajectories)
         wall_s, cpu_s = time.perf_counter() - begun, {role: s - used[role] for role, s in cpu_seconds().items()}
         watching.cancel()
         total = pool.tokens["delivered"]

@@ -7,7 +7,7 @@ import gc
 from contextlib import suppress
 from importlib import import_module
 
-from areal_like.garbage import YOUNG_S, seldom_collected, uncollected
+from areal_like.garbage import TOGETHER, YOUNG_S, let_go, seldom_collected, uncollected
 
 MANY = 100_000
 
@@ -49,3 +49,17 @@ def test_what_cannot_be_imported_leaves_the_collector_on():
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_a_batch_goes_in_pieces_between_which_the_event_loop_turns():
+    left: list[int] = []
+
+    async def run() -> None:
+        batch = [[number] for number in range(3 * TOGETHER + 1)]
+        going = asyncio.create_task(let_go(batch))
+        while not going.done():
+            await asyncio.sleep(0)
+            left.append(len(batch))
+
+    asyncio.run(run())
+    assert sorted(set(left), reverse=True) == [2 * TOGETHER + 1, TOGETHER + 1, 1, 0]
