@@ -182,10 +182,18 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
         ahead_mb=update.ahead_mb,
+        lenders=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
     )
     if update.checksum:
         pool.checking = partial(checked, trainer)
     return make_sync(update.mode, trainer, pool, spec)
+
+
+def _on_gpus_of_servers(actor: EnginePlan, rollout: EnginePlan) -> list[set[int]]:
+    """For each server the actor's ranks on its GPUs."""
+    return [
+        {rank for rank, device in enumerate(actor.devices) if device in server.devices} for server in rollout.servers
+    ]
 
 
 def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:

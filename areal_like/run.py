@@ -177,6 +177,8 @@ async def _run_on(
             Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
+            if not config.workflows:  # which may score by themselves
+                rewards.begin()
             keeper = make_keeper(cluster, job, models["actor"], servers, pool, view.say)
             watching = tasks.create_task(keeper.keep())
             transport = weight_sync(cluster, job, trainer, pool)

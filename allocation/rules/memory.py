@@ -123,7 +123,12 @@ Option = tuple[str, Callable[[Workload], Workload]]
 def _option(part: str, **values: Any) -> Option:
     """Other values in one part of the workload; one that is empty goes without saying."""
     words = " ".join(f"{name}={str(value).lower()}" for name, value in values.items() if value != ())
-    return words, lambda work: replace(work, **{part: replace(getattr(work, part), **values)})
+
+    def changed(work: Workload) -> Workload:
+        own = getattr(work, part)
+        return replace(work, **{part: replace(own, **values)}) if own else work  # a role may have no batch
+
+    return words, changed
 
 
 def _both(first: Option, second: Option) -> Option:

@@ -153,7 +153,7 @@ class Record:
         seconds = {"step": max(end - began, 1e-6)}  # a clock may be set back
         for event in events:
             if event.lane == _CONTROLLER:
-                seconds[event.name] = seconds.get(event.name, 0.0) + event.end - event.start
+                seconds[event.name] = seconds.get(event.name, 0.0) + max(event.end - event.start, 0.0)
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
         throughput = {"throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"]}
         if "tokens" in stats and seconds.get("training", 0.0) > 0:

@@ -248,6 +248,11 @@ RULES = (
         "weights go through files",
     ),
     Rule(
+        ("weight_update.bucket_mb",),
+        lambda run: run.weight_update.mode == "ipc" and run.weight_update.bucket_mb <= run.weight_update.ahead_mb,
+        "what is lent at once is weight_update.ahead_mb",
+    ),
+    Rule(
         tuple(f"stats_logger.wandb.{name}" for name in ("project", "entity", "group")),
         lambda run: run.stats_logger.wandb.mode == "disabled",
         "stats_logger.wandb.mode is disabled",

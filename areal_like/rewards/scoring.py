@@ -69,9 +69,12 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         self._missing = Counter(dict.fromkeys(self._missing, 0))
         return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing
 
-    async def __aenter__(self) -> Self:
-        if self._calls:  # its imports take a second, in which the first responses are generated
+    def begin(self) -> None:
+        """Start what judges in processes, if anything does: it imports for a second. Else the first call starts it."""
+        if self._calls:
             self._pool.begin()
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -77,7 +77,8 @@ class Keeper:
                 return self._join(url, self.servers, rank, f"server {rank} runs again as {{}}")
 
     def _join(self, url: str, actors: WorkerGroup, rank: int, news: str) -> Server:
-        server = self.pool.join(url, further=actors is not self.servers)
+        further = actors is not self.servers
+        server = self.pool.join(url, None if further else rank, further=further)
         self._actors[server] = actors, rank
         self.say(f"{news.format(server.name)}, and takes part from the next weights on")
         return server

@@ -64,8 +64,8 @@ class ServerPool:
         self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
         self._holding = ExitStack()
         self.pause_s = 0.0  # for how long the last update held the servers
-        for url in urls:
-            self.join(url)
+        for rank, url in enumerate(urls):
+            self.join(url, rank)
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,12 +103,13 @@ class ServerPool:
         """Everybody who has to have the next weights."""
         return self._fleet.servers
 
-    def join(self, url: str, *, further: bool = False) -> Server:
+    def join(self, url: str, rank: int | None = None, *, further: bool = False) -> Server:
         """Add a server, which is sent requests once the next version has been brought to it.
 
-        A `further` one, beyond the layout's, is taken out where an update fails because of it.
+        `rank` is its place in the layout. A `further` one, beyond that, is taken out where an update fails because of
+        it.
         """
-        server = Server(f"server {next(self._numbers)}", url, self._session, further=further)
+        server = Server(f"server {next(self._numbers)}", url, self._session, rank=rank, further=further)
         self._fleet.join(server)
         return server
 

@@ -6,7 +6,7 @@ A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,6 +50,7 @@ class SyncSpec:
 
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
     servers, `bucket_mb` what they carry at once, and `ahead_mb` what the trainer gathers before servers pause.
+    `lenders` are the trainer's ranks on the GPUs of each of the layout's servers; without them all ranks lend.
     """
 
     timeout_s: float
@@ -58,6 +59,7 @@ class SyncSpec:
     backend: Literal["gloo", "nccl"]
     bucket_mb: int
     ahead_mb: int = 0
+    lenders: Sequence[Collection[int]] = ()
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
         """How many of the first buckets are gathered before servers pause: at least one."""

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import allocation
 from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSizes
 from allocation.cli import app
+from allocation.compiler import RoleSettings
 from allocation.hardware import GIB, GPUS, find_gpu
 from allocation.memory import estimate, footprint, footprints, needed
 from allocation.memory.activations import micro_batches
@@ -132,6 +133,13 @@ def test_what_does_not_fit_is_refused_with_what_would():
     assert allocation.check(
         "megatron:d8", model="qwen3-8b", batch=batch, memory=h100, megatron=MegatronSettings(**{**options, **layers})
     ).ok
+
+
+def test_a_role_without_a_batch_beside_others_is_answered():
+    text, batch = "megatron[ref]:d1|sglang[rollout]:d1|megatron[actor]:d1", BatchSpec(32, 8, 1, 9000, 32768)
+    memory, own = MemorySettings(40 * GIB), {"ref": RoleSettings(MODELS["qwen3-0.6b"], None, MegatronSettings())}
+    result = allocation.check(text, model=MODELS["qwen3-0.6b"], batch=batch, memory=memory, own=own)
+    assert "ALLOC-MEMORY" in {finding.code for finding in result.findings}
 
 
 def test_what_helps_fsdp_is_its_own():

@@ -73,6 +73,7 @@ def unused(file, *overrides, device="cpu"):
         (["reward.type=model"], "reward.timeout_s=20", ["reward.type=gsm8k"]),
         (["algorithm=dpo"], "actor.kl_ctl=0.5", ["algorithm=rloo"]),
         (["weight_update.mode=disk"], "weight_update.bucket_mb=4", []),
+        (["weight_update.mode=ipc"], "weight_update.bucket_mb=4", ["weight_update.ahead_mb=2"]),
         (["weight_update.mode=disk"], "weight_update.ahead_mb=4", []),
         ([], "actor.init_model.num_experts_per_tok=3", EXPERTS),
         ([], "actor.init_model.moe_intermediate_size=64", EXPERTS),

@@ -155,6 +155,38 @@ def test_as_much_is_lent_at_once_as_may_be_held(ahead_mb: int, lent: list[int], 
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
+def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
+    """What is lent and not taken stays on the GPU: beside a server that is started again, a model at each update."""
+    trainer, asked = Lender(), list[Any]()
+    transfers = trainer.transfers
+
+    async def watched(step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+        asked.append(arguments[2])
+        return await transfers(step, *arguments, timeout_s=timeout_s)
+
+    trainer.transfers = watched
+
+    async def run() -> None:
+        async with serving(FakeServer(), FakeServer()) as urls, ServerPool(urls, "token", 60) as pool:
+            spec = SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=99, lenders=[{0}, {1, 2}])
+            bound = make_sync("ipc", trainer, pool, spec)
+            await bound.connect()
+            await publish(bound, 0, 20)
+            pool.leave(pool.servers[1])
+            await publish(bound, 1, 20)
+            pool.join(urls[1], 1)
+            await publish(bound, 2, 20)
+
+    asyncio.run(run())
+    assert asked == [{0, 1, 2}, {0}, {0, 1, 2}]
+    sender = IpcSender(Engine(), 0, "127.0.0.1")
+    sender.layout(99)
+    assert sender.lend(0, tmp_path, {1}) is None
+    assert sender._lent is None
+    assert not list(tmp_path.rglob("bucket"))
+    assert sender.lend(0, tmp_path, {0})
+
+
 @pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])
 @pytest.mark.parametrize("mode", ["disk", "collective"])
 def test_no_update_asks_a_server_that_may_have_requests_to_flush_its_cache(mode: str, requests: Requests):

@@ -169,7 +169,9 @@ class WeightUpdateConfig(Section):
         gt=0,
         description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile.",
     )
-    bucket_mb: int = Field(512, ge=1, description="Tensors sent at once, in MiB.")
+    bucket_mb: int = Field(
+        512, ge=1, description="Tensors sent at once, in MiB; with `ipc` it is the larger of this and `ahead_mb`."
+    )
     ahead_mb: int = Field(
         4096,
         ge=0,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,16 @@ class IpcSync:
 
     async def _lend(self, number: int, version: int, deadline: Deadline) -> dict[str, Any]:
         """What tells servers of a bucket, which the trainer gathers and lends from now on, and no other."""
-        loans = await self.trainer.transfers("lend", number, self.spec.directory / "ipc", timeout_s=deadline.left)
+        ranks, directory = self._lenders(), self.spec.directory / "ipc"
+        loans = await self.trainer.transfers("lend", number, directory, ranks, timeout_s=deadline.left)
         layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]]
         handles = {LOAN_LAYOUT: json.dumps(layout), **dict(filter(None, loans))}
         last = number + 1 == len(self._buckets)
         return {"zmq_handles": handles, "flush_cache": False, "weight_version": str(version) if last else None}
+
+    def _lenders(self) -> Collection[int] | None:
+        """The trainer's ranks beside a server that is there to borrow: memory that nobody takes is kept for ever."""
+        by_server = self.spec.lenders
+        if not by_server:
+            return None
+        return {rank for server in self.pool.servers if server.rank is not None for rank in by_server[server.rank]}

@@ -1,5 +1,6 @@
 """The trainer's end of weights that are handed over on the device; imported by trainer ranks only."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -18,13 +19,19 @@ class IpcSender(Buckets):
         self._lent: Tensor | None = None
         self._file: Path | None = None
 
-    def lend(self, number: int, directory: Path) -> tuple[str, str] | None:
-        """Lend this bucket, and no other any more; returns the device's name and the loan, None where others do."""
+    def lend(self, number: int, directory: Path, ranks: Collection[int] | None = None) -> tuple[str, str] | None:
+        """Lend this bucket, and no other any more, if this is one of the `ranks` that do; all do without them.
+
+        Returns the device's name and the loan, None where others lend.
+        """
         self.end()
         self.prepare(number)
         if not self.ready:
             return None
-        self._lent, self._file = self.ready.pop(), directory / "bucket"
+        bucket = self.ready.pop()
+        if ranks is not None and self._rank not in ranks:
+            return None
+        self._lent, self._file = bucket, directory / "bucket"
         return device_name(self._lent.device), lend(self._lent, self._file)
 
     def end(self) -> None:
