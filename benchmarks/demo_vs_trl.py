@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def engine(folder: Path, overrides: Sequence[str], target: float, limit_s: float
         time.sleep(1)
     if process.poll() is None:
         process.terminate()  # it ends all of its own
-    if process.wait() not in (0, 143):
+    if process.wait() not in (0, 143, -signal.SIGTERM):  # the last where it was about to end by itself
         raise SystemExit(f"the run failed with exit code {process.returncode}")
     board = EventAccumulator(str(folder / "run/tensorboard")).Reload()
     events = [{"step": e.step, "reward": e.value, "time": e.wall_time} for e in board.Scalars("reward/held_out")]
