@@ -461,9 +461,11 @@ def messages(rendezvous: Rendezvous, listener: socket.socket | None, setting: Se
 def log_probs_and_weights(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
 ) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[str, np.ndarray]]:
-    """Log-probs of a batch under the weights as loaded, and these; weights from rank 0 only."""
+    """Log-probs of all tokens under the weights as loaded, and these; weights from rank 0 only."""
+    batch = make_batch(lengths=lengths)
+    del batch.fields["loss_mask"]  # without it no token is left out
     with engine(rendezvous, listener, setting) as made:
-        log_probs, weights = made.log_probs(make_batch(lengths=lengths)), exported(made)
+        log_probs, weights = made.log_probs(batch), exported(made)
     return log_probs, weights if rendezvous.rank == 0 else {}
 
 
