@@ -88,6 +88,13 @@ def test_a_function_of_no_importable_module_reaches_another_process(tmp_path):
     assert sent.stdout == b"12\n"
 
 
+def test_what_travels_by_value_is_made_once_in_a_process():
+    """A judge that holds much is asked for its parameters and for its judgements: two of it would be held."""
+    with given({"reward.function": lambda response, row: 1.0}) as names:
+        portable, again = (Portable.of(names["reward.function"]) for _ in range(2))
+    assert portable.load() is again.load()
+
+
 def test_what_has_a_name_travels_by_it(tmp_path):
     write(tmp_path / "named.py", "def one(): return 1\n")
     portable = Portable.of(f"{tmp_path}/named.py:one")
