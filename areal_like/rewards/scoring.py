@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from areal_like.config.schema import JudgeConfig, RewardConfig
 from areal_like.data.tokenizer import Tokenizer
@@ -73,9 +73,6 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         """Start what judges in processes, if anything does: it imports for a second. Else the first call starts it."""
         if self._calls:
             self._pool.begin()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._pool.__aexit__()

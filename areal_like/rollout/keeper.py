@@ -77,8 +77,7 @@ class Keeper:
                 return self._join(url, self.servers, rank, f"server {rank} runs again as {{}}")
 
     def _join(self, url: str, actors: WorkerGroup, rank: int, news: str) -> Server:
-        further = actors is not self.servers
-        server = self.pool.join(url, None if further else rank, further=further)
+        server = self.pool.join(url, rank if actors is self.servers else None)
         self._actors[server] = actors, rank
         self.say(f"{news.format(server.name)}, and takes part from the next weights on")
         return server
@@ -126,7 +125,7 @@ class Keeper:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
         why = "did nothing although it had requests (rollout.request_timeout_s) or an update (weight_update.timeout_s)"
         self.say(f"{server.name} {why}, and is ended")
-        if server.further:
+        if server.rank is None:
             self.pool.leave(server, "hangs")
             return
         actors, rank = self._actors[server]

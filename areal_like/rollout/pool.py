@@ -103,13 +103,12 @@ class ServerPool:
         """Everybody who has to have the next weights."""
         return self._fleet.servers
 
-    def join(self, url: str, rank: int | None = None, *, further: bool = False) -> Server:
+    def join(self, url: str, rank: int | None) -> Server:
         """Add a server, which is sent requests once the next version has been brought to it.
 
-        `rank` is its place in the layout. A `further` one, beyond that, is taken out where an update fails because of
-        it.
+        `rank` is its place in the layout. One beyond that, with None, is taken out where an update fails because of it.
         """
-        server = Server(f"server {next(self._numbers)}", url, self._session, rank=rank, further=further)
+        server = Server(f"server {next(self._numbers)}", url, self._session, rank)
         self._fleet.join(server)
         return server
 
@@ -118,9 +117,9 @@ class ServerPool:
         self._fleet.leave(server, why)
 
     def leave_out(self, error: ServerError) -> None:
-        """Take out the further servers that failed by an error."""
+        """Take out the servers beyond the layout that failed by an error."""
         for server in self.servers:
-            if server.further and server.name in error.servers:
+            if server.rank is None and server.name in error.servers:
                 self.leave(server, f"did not get the weights: {error}")
 
     @property

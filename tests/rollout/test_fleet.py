@@ -314,7 +314,7 @@ def test_a_server_joins_with_the_next_version():
 
     async def run() -> None:
         async with pool_of(first) as pool, serving(second) as (url,):
-            pool.join(url)
+            pool.join(url, 1)
             await pool.generate([[1]], SAMPLING)
             assert second.requests == []
             async with pool.interrupted(1, Deadline(5)):

@@ -123,7 +123,7 @@ def test_a_further_server_that_cannot_join_the_group_costs_no_run(monkeypatch: p
 
         further.answers["/init_weights_update_group"] = refuse
         async with serving(planned, further) as urls, ServerPool(urls[:1], "token", 60) as pool:
-            pool.join(urls[1], further=True)
+            pool.join(urls[1], None)
             trainer: Any = Trainer()
             await CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, "gloo", 1)).connect()
             assert [server.url for server in pool.servers] == [planned.url]

@@ -207,7 +207,7 @@ def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_serve
                 "/destroy_weights_update_group", {"group_name": GROUP}, 60
             )  # as if it were another process
             pool.leave(first)
-            pool.join(sglang_server.url)
+            pool.join(sglang_server.url, 0)
             trainer.model = models[1]
             await publish(bound, 1, 60)
             (response,) = await pool.generate([PROMPT], Sampling(8))

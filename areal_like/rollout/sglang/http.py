@@ -63,17 +63,14 @@ class Deadline:
 class Server:
     """Requests to one SGLang server; `name` is what errors call it.
 
-    `rank` is the place in the layout, None for one beyond it. A `further` one may fail without a run's end. `left` is
-    why it left the run, once it has.
+    `rank` is the place in the layout, None for one beyond it, which may fail without a run's end. `left` is why it left
+    the run, once it has.
     """
 
-    def __init__(
-        self, name: str, url: str, session: aiohttp.ClientSession, *, rank: int | None = None, further: bool = False
-    ) -> None:
+    def __init__(self, name: str, url: str, session: aiohttp.ClientSession, rank: int | None = None) -> None:
         self.name = name
         self.url = url
         self.rank = rank
-        self.further = further
         self.left: asyncio.Future[str] = asyncio.Future()
         self._session = session
         self._asking: set[asyncio.Timeout] = set()
