@@ -18,6 +18,8 @@ from areal_like.algorithms.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from areal_like.types import LossSpec
+
 type TokenLoss = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -56,6 +58,22 @@ class LossInputs:
     fields: Mapping[str, Tensor]
     sequences: Sequences
     values: Tensor | None = None
+
+
+def of_tokens(loss: LossSpec, inputs: LossInputs) -> TokenLoss:
+    """What a loss makes of a micro-batch. Raises ValueError, which names it, unless all of it is of every token."""
+    per_token, statistics = loss.function(inputs, loss.parameters)
+    shape = (inputs.logprobs if inputs.values is None else inputs.values).shape
+    for name, value in {
+        "a loss": per_token,
+        **{f"the statistic {name}": it for name, it in statistics.items()},
+    }.items():
+        if value.shape != shape:
+            of, has, wanted = getattr(loss.function, "__name__", loss.function), list(value.shape), list(shape)
+            raise ValueError(
+                f"{of} returned {name} of shape {has}, not {wanted}: one number for every token, not a mean"
+            )
+    return per_token, statistics
 
 
 def sft(inputs: LossInputs, parameters: None) -> TokenLoss:

@@ -29,8 +29,8 @@ def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def join(rendezvous: Rendezvous, device: torch.device) -> None:
-    """Join the process group of all ranks: nccl between GPUs, gloo on CPU.
+def join(rendezvous: Rendezvous, device: torch.device, *, from_host: bool = False) -> None:
+    """Join the process group of all ranks: nccl between GPUs, with gloo for what is sent `from_host`; gloo on CPU.
 
     Raises torch.distributed's errors, which name the rank, when a rank does not come in time.
     """
@@ -46,8 +46,9 @@ def join(rendezvous: Rendezvous, device: torch.device) -> None:
     )
     if on_gpu:
         torch.cuda.set_device(device)
+    between_gpus = "cpu:gloo,cuda:nccl" if from_host else "nccl"
     dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        between_gpus if on_gpu else "gloo",
         store=store,
         rank=rendezvous.rank,
         world_size=rendezvous.world_size,

@@ -13,10 +13,12 @@ from areal_like.algorithms.losses import (
     cispo,
     decoupled_ppo,
     dpo,
+    of_tokens,
     sft,
     value_loss,
 )
 from areal_like.algorithms.settings import Settings
+from areal_like.types import LossSpec
 
 SETTINGS = Settings(eps_clip=0.2, eps_clip_higher=0.28, behave_imp_weight_cap=2.0)
 
@@ -35,6 +37,30 @@ def policy(logprobs, behaviour, advantages, settings=SETTINGS, loss=decoupled_pp
     loss, stats = loss(given, settings)
     (gradient,) = torch.autograd.grad(loss.sum(), given.logprobs)
     return loss.detach(), gradient, stats
+
+
+def test_a_loss_is_of_every_token():
+    def right(given, parameters):
+        return -given.logprobs, {"entropy": given.entropy}
+
+    def averaged(given, parameters):
+        return -given.logprobs.mean(), {}
+
+    def crossed(given, parameters):
+        return -given.logprobs[:, None] * given.entropy, {}
+
+    def told(given, parameters):
+        return -given.logprobs, {"spread": given.logprobs.std()}
+
+    given = inputs([-1.0, -2.0, -3.0])
+    assert of_tokens(LossSpec(right), given)[0].tolist() == [1, 2, 3]
+    for loss, words in (
+        (averaged, r"averaged returned a loss of shape \[\], not \[3\]"),
+        (crossed, r"crossed returned a loss of shape \[3, 3\]"),
+        (told, r"told returned the statistic spread of shape \[\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            of_tokens(LossSpec(loss), given)
 
 
 def test_a_worked_example():

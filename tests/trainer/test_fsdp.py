@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +164,31 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_pa
             assert resumed == [pytest.approx(step, rel=TOLERANCE) for step in steps]
     weights = ranks.run(initial_weights, 2, fsdp(tmp_path / "hf", 2))[0]
     assert weights.keys() == ranks.run(initial_weights, 1, Setting(tmp_path / "hf"))[0].keys()
+
+
+def steps_after_a_save(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path | None
+) -> list[dict[str, float]]:
+    """The first two steps, before which a checkpoint is written where there is a folder for it."""
+    with engine(rendezvous, listener, setting) as made:
+        if folder is not None:
+            made.save(folder)
+            made.finish_save()
+        return [made.train(make_batch(i), LossSpec(sft)) for i in (2, 3)]
+
+
+def test_a_checkpoint_before_the_first_step_changes_nothing(ranks, models, tmp_path):
+    setting = fsdp(models["tied"])
+    (expected,) = ranks.run(steps_after_a_save, 1, setting, None)
+    (saved,) = ranks.run(steps_after_a_save, 1, setting, tmp_path / "state")
+    (resumed,) = ranks.run(resume, 1, setting, tmp_path)
+    assert saved == resumed == expected
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_a_longer_run_goes_on_at_the_rate_of_its_own_schedule(ranks, models, tmp_path, backend):
+    schedule = OptimizerConfig(lr=1e-2, eps=1e-2, lr_scheduler_type="linear")
+    setting = replace(fsdp(models["tied"], optimizer=schedule, total_steps=4), backend=backend)
+    ranks.run(save_after_two_steps, 1, setting, tmp_path)
+    (resumed,) = ranks.run(resume, 1, replace(setting, total_steps=8), tmp_path)
+    assert [step["lr"] for step in resumed] == pytest.approx([1e-2 * 6 / 8, 1e-2 * 5 / 8])

@@ -22,6 +22,7 @@ from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
 from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer import logprobs
 from areal_like.trainer.engine import LoRA
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -49,6 +50,25 @@ def hf_log_probs(path, dtype, lora: LoRA | None = None, adapters: dict[str, np.n
             predicted = torch.log_softmax(hf(tokens[None]).logits[0].float() / TEMPERATURE, -1)[:-1]
         result += [torch.zeros(1), predicted.gather(1, tokens[1:, None])[:, 0]]
     return torch.cat(result).numpy()
+
+
+def test_slices_of_logits_add_to_a_gradient_in_float32(monkeypatch):
+    monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", 16 * 1000)
+    generator = torch.Generator("cuda").manual_seed(0)
+    drawn = (torch.randn(rows, 64, device="cuda", generator=generator) for rows in (100, 1000))
+    hidden, weight = (it.bfloat16().requires_grad_() for it in drawn)
+    labels = torch.arange(100, device="cuda")
+    exact = [it.detach().double().requires_grad_() for it in (hidden, weight)]
+    log_p = torch.log_softmax(exact[0] @ exact[1].t() / TEMPERATURE, -1)
+    (log_p.gather(1, labels[:, None]).sum() - (log_p.exp() * log_p).sum()).backward()
+    weight.main_grad = torch.zeros(1000, 64, device="cuda")
+
+    said = {"temperature": TEMPERATURE, "vocab_size": 1000, "group": None}
+    values, entropy = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said, zeros=True)
+    (values + entropy).sum().backward()
+    for found, tensor in ((hidden.grad, exact[0]), (weight.main_grad, exact[1])):
+        assert (found - tensor.grad).norm() < 0.03 * tensor.grad.norm()  # logits are of bfloat16
+    assert not weight.grad.any()
 
 
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])

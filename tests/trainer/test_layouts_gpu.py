@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 import torch
 from test_gpu import hf_log_probs, setting
 from test_layouts import LAYOUTS, MORE_LAYOUTS, assembled, world
-from trainer_jobs import Setting, three_steps
+from trainer_jobs import Setting, adapted_steps, moved_reference, resume, save_after_two_steps, three_steps
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
+from areal_like.trainer.engine import LoRA
 
 pytestmark = pytest.mark.gpu
 
@@ -85,3 +87,43 @@ def test_layout_trains_as_one_rank_does(gpus, models, one_rank, exact, model, si
     assert outcomes[0].weights.keys() == expected.weights.keys()
     for name, weight in outcomes[0].weights.items():
         assert np.abs(weight - expected.weights[name]).mean() < WEIGHT_TOLERANCE, name
+
+
+def alike(weights: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        assert np.abs(weight - expected[name]).mean() < WEIGHT_TOLERANCE, name
+
+
+@pytest.fixture
+def two_ranks(models):
+    """FSDP with its shards on the GPUs, and in host memory."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    made = replace(setting(models["tied"]), sizes=ParallelSizes(dp=2, edp=2), backend="fsdp")
+    return made, replace(made, fsdp={"offload_params": True})
+
+
+def test_shards_in_host_memory_train_alike(gpus, two_ranks, tmp_path):
+    expected, outcome = (gpus.run(three_steps, 2, made)[0] for made in two_ranks)
+    for step, wanted in zip(outcome.steps, expected.steps, strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=STEP_TOLERANCE, abs=STEP_TOLERANCE)
+        assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=STEP_TOLERANCE)
+    alike(outcome.weights, expected.weights)
+    steps = gpus.run(save_after_two_steps, 2, two_ranks[1], tmp_path)[0]
+    assert gpus.run(resume, 2, two_ranks[1], tmp_path)[0] == [pytest.approx(step, rel=1e-3) for step in steps]
+
+
+def test_adapters_in_host_memory_train_alike(gpus, two_ranks):
+    lora = LoRA(rank=8, alpha=16, targets=("all-linear",))
+    expected, outcome = (gpus.run(adapted_steps, 2, replace(made, lora=lora))[0] for made in two_ranks)
+    alike(outcome.adapters, expected.adapters)
+    alike(outcome.weights, expected.weights)
+
+
+def test_a_reference_in_host_memory_moves_alike(gpus, two_ranks, models, tmp_path):
+    expected, outcome = (
+        gpus.run(moved_reference, 2, made, models["untied"], tmp_path / str(number))[0]
+        for number, made in enumerate(two_ranks)
+    )
+    alike(outcome[0], expected[0])

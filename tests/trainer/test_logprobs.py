@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from areal_like.trainer import logprobs
 
@@ -32,6 +34,60 @@ def test_values_and_gradients_equal_log_softmax(monkeypatch, slice_elements):
     torch.testing.assert_close(values, expected)
     torch.testing.assert_close(entropy, expected_entropy)
     torch.testing.assert_close(gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("slice_elements", [1 << 26, 30, 13 * 20])
+@pytest.mark.parametrize(("trained", "zeros"), [(True, True), (True, False), (False, True)])
+def test_hidden_states_and_a_weight_give_the_same(monkeypatch, slice_elements, trained, zeros):
+    monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", slice_elements)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 6, generator=generator).requires_grad_()
+    weight = torch.randn(13, 6, generator=generator).requires_grad_(trained)
+    labels = torch.tensor([0, 10, 3, 3, 7] * 8)
+    weights, entropy_weights = torch.randn(2, 40, generator=generator)
+    said = {"temperature": 0.7, "vocab_size": 11, "group": OneRank()}
+
+    expected = logprobs.log_probs_and_entropy(hidden @ weight.t(), labels, **said)
+    (expected[0] * weights + expected[1] * entropy_weights).sum().backward()
+    of_hidden, of_weight = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    weight.main_grad = torch.ones(13, 6)
+
+    values, entropy = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said, zeros=zeros)
+    (values * weights + entropy * entropy_weights).sum().backward()
+    torch.testing.assert_close((values, entropy), expected)
+    torch.testing.assert_close(hidden.grad, of_hidden)
+    assert (weight.grad is not None) == (trained and zeros), "Megatron's hook asks for one and adds it"
+    added = weight.main_grad - 1 + (0 if weight.grad is None else weight.grad)
+    torch.testing.assert_close(added, of_weight if trained else torch.zeros(13, 6))
+
+
+def test_no_more_logits_exist_than_those_of_a_slice(monkeypatch):
+    monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", 16 * 13)
+    hidden, weight = torch.randn(40, 6, requires_grad=True), torch.randn(13, 6, requires_grad=True)
+    weight.main_grad, made = torch.zeros(13, 6), []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            made.extend(len(it) for it in tree_leaves(result) if isinstance(it, torch.Tensor) and it.shape[1:] == (13,))
+            return result
+
+    said = {"temperature": 1.0, "vocab_size": 13, "group": None}
+    with Seen():
+        values, _ = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, torch.arange(40) % 13, **said)
+        values.sum().backward()
+    assert max(made) == 16
+
+
+def test_a_product_of_bfloat16_is_added_in_float32():
+    weight = torch.randn(13, 6, dtype=torch.bfloat16, requires_grad=True)
+    weight.main_grad = torch.full((13, 6), 1000.0)
+    hidden, labels = torch.randn(8, 6, dtype=torch.bfloat16), torch.arange(8)
+    said = {"temperature": 1.0, "vocab_size": 13, "group": None}
+    logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said)[0].sum().backward()
+    added = (weight.main_grad - 1000).abs()
+    assert ((added > 0) & (added < 1)).any()  # bfloat16 has steps of 4 there
 
 
 def test_no_row_is_no_loss():

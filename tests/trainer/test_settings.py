@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 from test_layouts import TOLERANCE
-from trainer_jobs import Setting, reached, three_steps
+from trainer_jobs import (
+    Setting,
+    norms_by_trained_tokens,
+    reached,
+    three_steps,
+    three_steps_of_small_buckets,
+    train_first,
+)
 
 from allocation import ParallelSizes
 from areal_like.config.schema import EngineConfig, MegatronConfig, OptimizerConfig
@@ -47,6 +54,7 @@ def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
     [
         ("tied", DP2, {"overlap_grad_reduce": True}),
         ("tied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        ("untied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
         ("moe", EXPERTS, {"moe_layer_recompute": True}),
         ("moe", EXPERTS, {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "moe"]}),
         ("moe", EXPERTS, {"moe_grouped_gemm": False}),
@@ -57,13 +65,28 @@ def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
 def test_it_is_computed_otherwise_and_the_same(ranks, models, model, sizes, megatron):
     bridge = "megatron-bridge" if "moe_grouped_gemm" in megatron else "mbridge"
     (expected,) = ranks.once(three_steps, 1, Setting(models[model], bridge=bridge))
-    outcomes = ranks.run(three_steps, 2, Setting(models[model], sizes, bridge=bridge, megatron=megatron))
+    setting = Setting(models[model], sizes, bridge=bridge, megatron=megatron)
+    outcomes = ranks.run(three_steps_of_small_buckets, 2, setting)
     for outcome in outcomes:
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
             assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
     assert outcomes[0].weights.keys() == expected.weights.keys()
     for name, weight in outcomes[0].weights.items():
         np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", [ParallelSizes(), EXPERTS], ids=["one rank", "experts spread"])
+def test_an_auxiliary_loss_does_not_depend_on_how_many_tokens_are_trained_on(ranks, models, sizes):
+    loss = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1}
+    setting = Setting(models["moe"], sizes, megatron={"override_transformer_config": loss}, max_tokens_per_mb=100)
+    for most, *others in ranks.run(norms_by_trained_tokens, sizes.dp, setting):
+        assert most > 0.01
+        assert others == pytest.approx([most] * len(others), rel=1e-4)
+
+
+def test_an_engine_reads_where_another_has_trained(ranks, models):
+    ranks.run(train_first, 1, Setting(models["moe"]))
+    ranks.run(three_steps, 1, Setting(models["moe"]))
 
 
 def test_the_precision_aware_optimizers_keys_are_fields_of_its_config():

@@ -34,10 +34,13 @@ from areal_like.config.schema import (
     TrainerRole,
 )
 from areal_like.trainer.engine import PARTS, EngineSpec, LoRA, NonFiniteError, Rendezvous, RoleError, TrainEngine
+from areal_like.trainer.megatron import optimizer
 from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # before anything else of megatron
 from areal_like.trainer.rank import make_engine
 
 # isort: split
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
 from areal_like.types import Batch, LossSpec
 
 VOCABULARY = 101
@@ -148,6 +151,12 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
         steps.append(made.train(make_batch(2), POLICY))
         weights = exported(made)
     return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
+
+
+def three_steps_of_small_buckets(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """`three_steps` in which a layer's weights are gathered apart from others'."""
+    with mock.patch.object(optimizer, "BUCKET_SIZE", 3000):
+        return three_steps(rendezvous, listener, setting)
 
 
 @dataclass(frozen=True)
@@ -355,6 +364,28 @@ def complaints(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
             except ValueError as error:
                 said.append(str(error))
     return said
+
+
+def norms_by_trained_tokens(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[float]:
+    """Norms of gradients without a policy loss, where all but the first, half, or few tokens are trained on."""
+    batch, norms = make_batch(lengths=(20,) * 4), []
+    with engine(rendezvous, listener, setting) as made:
+        for trained in (19, 10, 1):
+            mask = (np.arange(80) % 20 >= 20 - trained).astype(np.float32)
+            of_few = replace(batch, fields={**batch.fields, "loss_mask": mask})
+            norms.append(made.train(of_few, LossSpec(_nothing), learning_rate=0.0)["grad_norm"])
+    return norms
+
+
+def train_first(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> None:
+    """A step with experts, as the first thing that this process does with them."""
+    MoEAuxLossAutoScaler.main_loss_backward_scale = None
+    with engine(rendezvous, listener, setting) as made:
+        made.train(make_batch(), LossSpec(_nothing))
+
+
+def _nothing(inputs: LossInputs, parameters: None) -> TokenLoss:
+    return 0 * inputs.logprobs, {}
 
 
 @dataclass(frozen=True)

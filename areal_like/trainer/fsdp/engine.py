@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_state_dict,
 )
 
-from areal_like.algorithms.losses import LossInputs, Sequences
+from areal_like.algorithms.losses import LossInputs, Sequences, of_tokens
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, generated
@@ -49,7 +50,7 @@ class FSDPEngine:
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         self._spec, self._is_critic = spec, spec.role == "critic"
         self.device = prepare_process(spec, rendezvous.address)
-        join(rendezvous, self.device)
+        join(rendezvous, self.device, from_host=spec.config.fsdp.offload_params)
         self._group = ulysses.make_group(spec.sizes.cp, rendezvous.timeout_s)
         torch.manual_seed(spec.seed)
         self._model = sharded_model(spec, self.device)
@@ -118,7 +119,7 @@ class FSDPEngine:
                 layer, _, kind = name.rpartition(".")
                 if kind in lora.MATRICES:
                     continue
-                weight = parameter.detach().full_tensor().to(self.device)
+                weight = parameter.detach().to(self.device).full_tensor()
                 if self._is_critic and name == _HEAD:
                     yield HEAD_NAME, weight
                     continue
@@ -178,6 +179,7 @@ class FSDPEngine:
                 self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
             )
         self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
+        optimizer.set_rates(self._schedule)
 
     def offload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.offload(parts)
@@ -194,6 +196,10 @@ class FSDPEngine:
         """What `save` writes; of a reference the weights alone."""
         if self._spec.optimizer is None:
             return {"model": get_model_state_dict(self._model)}
+        if not self._optimizer.state:
+            get_optimizer_state_dict(self._model, self._optimizer)  # makes it by a step without gradients,
+            for state in self._optimizer.state.values():
+                state["step"].zero_()  # which is none of the run's
         options = StateDictOptions(ignore_frozen_params=True)
         model, optimized = get_state_dict(self._model, self._optimizer, options=options)
         schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}
@@ -211,8 +217,7 @@ class FSDPEngine:
         """Add the gradients of a micro-batch's loss; returns its sums of loss and statistics."""
         over_ranks = partial(ulysses.sum_over, self._group)
         sequences = Sequences(micro_batch.sequences, len(batch.lengths), over_ranks)
-        inputs = self._loss_inputs(micro_batch, temperature, sequences)
-        per_token, stats = loss.function(inputs, loss.parameters)
+        per_token, stats = of_tokens(loss, self._loss_inputs(micro_batch, temperature, sequences))
         weights = micro_batch.fields.get("loss_weights")
         total = (per_token if weights is None else per_token * weights).sum()
         (total * (dist.get_world_size() / count)).backward()  # FSDP averages gradients over ranks

@@ -42,4 +42,4 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 def whole_adapter(layer: torch.nn.Module) -> Adapter:
     """Gathered from all ranks, which all call this."""
     parts: list[DTensor] = [getattr(layer, matrix).detach() for matrix in MATRICES]
-    return Adapter(*(part.full_tensor() for part in parts))
+    return Adapter(*(part.to(part.device_mesh.device_type).full_tensor() for part in parts))

@@ -74,7 +74,7 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
         with safe_open(files[name], "pt") as tensors:
             whole = tensors.get_tensor(name).to(parameter.device, parameter.dtype)
         new = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.data.lerp_(new, 1 - decay)
+        parameter.data.lerp_(new.to(parameter.device), 1 - decay)
 
 
 def _attention(spec: EngineSpec) -> str:

@@ -33,6 +33,12 @@ def make_schedule(optimizer: AdamW, section: OptimizerConfig, steps: int) -> Lam
     return LambdaLR(optimizer, share)
 
 
+def set_rates(schedule: LambdaLR) -> None:
+    """Give the optimizer the rates of the schedule's place, which are others where it is over other steps now."""
+    for group, rate, share in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+        group["lr"] = rate * share(schedule.last_epoch)
+
+
 def step_if_finite(optimizer: AdamW, largest_norm: float) -> float:
     """Clip and update, unless the gradient's norm is inf or nan; returns the norm, the same on every rank."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

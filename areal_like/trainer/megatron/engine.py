@@ -1,7 +1,7 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from areal_like.algorithms.losses import LossInputs, Sequences
+from areal_like.algorithms.losses import LossInputs, Sequences, of_tokens
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, generated
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, Rendezvous, RoleError
@@ -29,13 +29,14 @@ cpu.install()  # before anything imports megatron.core
 # isort: split
 
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.utils import get_model_config  # noqa: E402
 
-from areal_like.trainer.logprobs import log_probs_and_entropy  # noqa: E402
+from areal_like.trainer.logprobs import log_probs_and_entropy_of_hidden  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
-from areal_like.trainer.megatron.forward import forward_backward  # noqa: E402
+from areal_like.trainer.megatron.forward import Head, forward_backward  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
@@ -82,13 +83,12 @@ class MegatronEngine:
         if self._is_critic:
             raise RoleError("a critic has values, not log-probs")
         with paused(self._adapted.of_layers if self._adapted else (), not adapted):
-            wanted = generated(batch)
-            return self._read(batch, wanted, lambda part, logits: self._log_probs_at(part, logits, temperature)[0])
+            return self._read(batch, generated(batch), temperature)
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
         if not self._is_critic:
             raise RoleError(f"a critic has values, the {self._spec.role} has log-probs")
-        return self._read(batch, np.ones(len(batch.tokens), bool), _values_at)
+        return self._read(batch, np.ones(len(batch.tokens), bool))
 
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
@@ -118,16 +118,19 @@ class MegatronEngine:
 
         def token_loss(micro_batch: DeviceBatch, output: torch.Tensor) -> tuple:
             sequences = Sequences(micro_batch.sequences, len(batch.lengths), parallel.sum_over_context)
-            inputs = self._loss_inputs(micro_batch, output, temperature, sequences)
-            per_token, stats = loss.function(inputs, loss.parameters)
+            per_token, stats = of_tokens(loss, self._loss_inputs(micro_batch, output, sequences))
             weights = micro_batch.fields.get("loss_weights")
             total, count = (per_token if weights is None else per_token * weights).sum(), micro_batch.count
             sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}
             return total, count, {"loss_tokens": count, **sums}
 
+        # Megatron copies it in place of its own `[1]`
+        share = torch.tensor([trained.mean()], dtype=torch.float32, device=self.device)
         for model in self._wrapped:
             model.zero_grad_buffer()
-        return forward_backward(self._wrapped, micro_batches, token_loss)
+            # Megatron sums experts' auxiliary losses over all tokens, and divides by those that are trained on
+            get_model_config(model).moe_grad_scale_func = lambda: share
+        return forward_backward(self._wrapped, micro_batches, self._head(temperature), token_loss)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         with self._memory.needed("params"):
@@ -193,25 +196,47 @@ class MegatronEngine:
         parallel.shutdown()
 
     def _read(
-        self, batch: Batch, wanted: NDArray[np.bool], at: Callable[[DeviceBatch, torch.Tensor], torch.Tensor]
+        self, batch: Batch, wanted: NDArray[np.bool], temperature: float = 1.0
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        """What `at` makes of every micro-batch and the model's output where it is wanted, without gradients."""
+        """Log-probs or values where they are wanted, without gradients."""
         micro_batches = self._micro_batches(batch, wanted)
         with self._memory.needed("params"), cpu.cpu_as_cuda():
-            values = forward_backward(self._wrapped, micro_batches, at, forward_only=True)
+            outputs = forward_backward(self._wrapped, micro_batches, self._head(temperature))
             if not parallel.is_data_source():
                 return None
-        return micro_batches.targets, torch.cat(values).cpu().numpy()
+        return micro_batches.targets, torch.cat(outputs)[:, 0].cpu().numpy()
 
-    def _loss_inputs(
-        self, micro_batch: DeviceBatch, output: torch.Tensor, temperature: float, sequences: Sequences
-    ) -> LossInputs:
+    def _loss_inputs(self, micro_batch: DeviceBatch, output: torch.Tensor, sequences: Sequences) -> LossInputs:
+        """`output` is what the head gives."""
         if self._is_critic:
-            values = _values_at(micro_batch, output)
-            nothing = values.new_empty(0)
-            return LossInputs(nothing, nothing, micro_batch.fields, sequences, values)
-        log_probs, entropy = self._log_probs_at(micro_batch, output, temperature)
-        return LossInputs(log_probs, entropy, micro_batch.fields, sequences)
+            nothing = output.new_empty(0)
+            return LossInputs(nothing, nothing, micro_batch.fields, sequences, output[:, 0])
+        return LossInputs(output[:, 0], output[:, 1], micro_batch.fields, sequences)
+
+    def _head(self, temperature: float) -> Head:
+        """What makes of hidden states log-probs and entropies, `[rows, 2]`, or a critic's values, `[rows, 1]`."""
+        group, zeros = parallel_state.get_tensor_model_parallel_group(), optimizer.sends_early(self._wrapped[-1])
+
+        def values(micro_batch: DeviceBatch, hidden: torch.Tensor, layer: torch.nn.Module, _: Any) -> torch.Tensor:
+            output: torch.Tensor = layer(hidden)[0]
+            return output
+
+        def words(
+            micro_batch: DeviceBatch, hidden: torch.Tensor, layer: torch.nn.Module, weight: torch.Tensor
+        ) -> torch.Tensor:
+            parallel.wait_for_weights(layer)
+            made = log_probs_and_entropy_of_hidden(
+                hidden,
+                weight,
+                micro_batch.labels,
+                temperature=temperature,
+                vocab_size=self._vocab_size,
+                group=group,
+                zeros=zeros,
+            )
+            return torch.stack(made, 1)
+
+        return values if self._is_critic else words
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share, cut alike for every pass: with the same weights they compute the same to the last bit."""
@@ -232,17 +257,6 @@ class MegatronEngine:
 
         return DeviceBatches(len(share), pack, batch, wanted, self.device)
 
-    def _log_probs_at(
-        self, micro_batch: DeviceBatch, logits: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return log_probs_and_entropy(
-            logits,
-            micro_batch.labels,
-            temperature=temperature,
-            vocab_size=self._vocab_size,
-            group=parallel_state.get_tensor_model_parallel_group(),
-        )
-
     def _step(self, learning_rate: float | None) -> dict[str, float]:
         """The update, and what is known of it; every rank sees the same numbers and decides alike."""
         if learning_rate is not None:
@@ -260,8 +274,3 @@ class MegatronEngine:
                 f"({self._spec.role}.optimizer.max_skipped_steps)"
             )
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
-
-
-def _values_at(micro_batch: DeviceBatch, output: torch.Tensor) -> torch.Tensor:
-    """A value for every label, from the place that predicts it, `[rows]`; `output` is `[rows, 1]`."""
-    return output[:, 0]

@@ -15,6 +15,8 @@ from megatron.core.utils import get_model_config
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
 
+BUCKET_SIZE = 40_000_000  # parameters, whose gradients are sent together
+
 
 def wrap_models(
     models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
@@ -34,9 +36,14 @@ def wrap_models(
         use_distributed_optimizer=megatron.use_distributed_optimizer,
         overlap_grad_reduce=overlap,
         overlap_param_gather=megatron.overlap_param_gather,
-        bucket_size=40_000_000 if overlap else None,
+        bucket_size=BUCKET_SIZE if overlap else None,
     )
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+
+
+def sends_early(model: torch.nn.Module) -> bool:
+    """Whether gradients of a wrapped chunk are sent while others are computed."""
+    return isinstance(model, DistributedDataParallel) and bool(model.ddp_config.overlap_grad_reduce)
 
 
 def make_optimizer(

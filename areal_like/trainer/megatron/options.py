@@ -49,7 +49,10 @@ _FROM_MODEL = frozenset(
     }
 )
 _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
-_WITHOUT_EFFECT_PREFIXES = {"inference_": "SGLang generates", "cross_entropy_": "the trainer computes log-probs itself"}
+_WITHOUT_EFFECT_PREFIXES = {
+    "inference_": "SGLang generates",
+    **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
+}
 _IN_ITS_TYPE = ("fp8_param", "fp4_param")
 _FUSED_ON_GPU = (
     *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),

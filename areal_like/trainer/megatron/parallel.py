@@ -65,6 +65,15 @@ def forget_last_pass(models: Iterable[torch.nn.Module]) -> None:
         vars(module.token_dispatcher).clear()
 
 
+def wait_for_weights(layer: torch.nn.Module) -> None:
+    """Wait for a layer's weights where ranks still gather them (`overlap_param_gather`), as a call of it would do.
+
+    Megatron-core 0.19 waits in hooks before a module's `forward` (`core/distributed/distributed_data_parallel.py`).
+    """
+    for hook in layer._forward_pre_hooks.values():
+        hook(layer, ())
+
+
 def is_data_source() -> bool:
     """Whether this rank's outputs count: the last pipeline stage's first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0

@@ -26,7 +26,7 @@ class ValueHead(torch.nn.Module):
         set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
 
     def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
-        """`[rows, 1, hidden]`, the same on every tensor-parallel rank, to `[rows, 1, 1]`."""
+        """`[rows, hidden]`, the same on every tensor-parallel rank, to `[rows, 1]`."""
         return torch.nn.functional.linear(hidden.float(), self.weight), None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ValueHead":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,7 +42,8 @@ def install() -> bool:
         return False
     if _installed:
         return True
-    torch._dynamo.config.disable = True  # jit_fuser is torch.compile: 28 s for the first step of a tiny model
+    # jit_fuser is torch.compile: 28 s for the first step of a tiny model, and 0.8 s to import the compiler
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no CUDA
     for name, answer in _CUDA_FUNCTIONS.items():
         setattr(torch.cuda, name, answer)
