@@ -223,6 +223,11 @@ def plan(
         raise typer.BadParameter(f"{cluster} is {cluster.n_gpus:,} GPUs; at most {MOST_RANKS:,} can be planned for")
     with usage(ModelError, "--model"):
         shape = load_model(model)
+    if 0 < shape.max_positions < (longest := prompt + response):
+        problem = (
+            f"prompt and response are {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
+        )
+        raise typer.BadParameter(problem, param_hint="--response")
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness)
     if not (choices := plan_layouts(task, top)):

@@ -22,7 +22,7 @@ from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, pla
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.resolve import SERVER, TRAINER, Engine, resolve
 from allocation.rules.memory import Planned
-from allocation.rules.registry import run_rules
+from allocation.rules.registry import RULES, run_rules
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")
@@ -50,6 +50,7 @@ class RoleSettings:
     model: ModelSpec | None
     batch: BatchSpec | None
     megatron: MegatronSettings
+    memory: MemorySettings | None = None  # of the same GPUs; None: as for all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Context:
     order: str = DEFAULT_ORDER
     own: Mapping[str, RoleSettings] = field(default_factory=dict)
     colocated: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
     memory: MemorySettings | None = None
 
 
@@ -78,19 +80,21 @@ def check(
     key: str | None = None,
     own: Mapping[str, RoleSettings] | None = None,
     colocated: Mapping[str, str] | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Result:
     """Checks an allocation against everything that is known, and plans it when nothing is wrong.
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
     findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
     or a name; `order` is Megatron's rank order; `memory` has a GPU's size, without which every layout fits. `own` has
-    what a role is judged by instead, `colocated` the role whose GPUs a role of a mapping shares. Whatever is written in
-    the strings ends up in the findings. Raises `TypeError` for a spec that is neither a string nor a mapping of
-    strings.
+    what a role is judged by instead, `colocated` the role whose GPUs a role of a mapping shares, `shared` the role
+    whose ranks one without a layout has, which memory counts. Whatever is written in the strings ends up in the
+    findings. Raises `TypeError` for a spec that is neither a string nor a mapping of strings.
     """
     if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
         raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
-    context = Context(cluster, None, batch, megatron or MegatronSettings(), order, own or {}, colocated or {}, memory)
+    roles = (own or {}, colocated or {}, shared or {})
+    context = Context(cluster, None, batch, megatron or MegatronSettings(), order, *roles, memory)
     try:
         context = replace(context, model=load_model(model) if isinstance(model, str) else model)
     except ModelError as error:
@@ -135,24 +139,34 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
     if not has_errors(star_findings):
         placed, placement_findings = place(request, source)
         findings += placement_findings
-    plan = None if has_errors(findings) else _plan(request, placed, context.order)
+    about_layout = [f for f in findings if "batch" not in RULES[f.code].needs]
+    plan = None if has_errors(about_layout) else _plan(request, placed, context.order)
     if plan is not None and context.memory is not None:
-        pairs = zip(request.engines, plan.engines, strict=True)
-        works = (_workload(_of_role(context, engine.role), context.memory) for engine in request.engines)
-        planned = [Planned(*pair, work) for pair, work in zip(pairs, works, strict=True) if work is not None]
-        findings += run_rules(source, planned=planned)
+        findings += run_rules(source, planned=_planned(request, plan, context))
     return Result(tuple(findings), None if has_errors(findings) else plan)
 
 
 def _of_role(context: Context, role: str) -> Context:
     """The context with what a role has of its own."""
     if own := context.own.get(role):
-        return replace(context, model=own.model, batch=own.batch, megatron=own.megatron)
+        memory = own.memory or context.memory
+        return replace(context, model=own.model, batch=own.batch, megatron=own.megatron, memory=memory)
     return context
 
 
-def _workload(context: Context, memory: MemorySettings) -> Workload | None:
-    return Workload(context.model, context.megatron, memory, context.batch) if context.model else None
+def _planned(request: Request, plan: Plan, context: Context) -> list[Planned]:
+    """What memory is judged by: every engine whose model is known, and the roles that share another's layout."""
+    pairs = list(zip(request.engines, plan.engines, strict=True))
+    present = {engine.role for engine in request.engines}
+    for role in [role for role in context.shared if role not in present]:
+        target = context.shared[role]
+        pairs += [(replace(it, role=role), replace(on, role=role)) for it, on in pairs if it.role == target]
+    planned = []
+    for engine, placed in pairs:
+        own = _of_role(context, engine.role)
+        if own.model is not None and own.memory is not None:
+            planned.append(Planned(engine, placed, Workload(own.model, own.megatron, own.memory, own.batch)))
+    return planned
 
 
 def _engine_findings(engine: Engine, context: Context) -> list[Finding]:

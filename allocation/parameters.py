@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from allocation.model_spec import ModelSpec
@@ -26,7 +27,6 @@ class Parameters:
 
     `split` lie once on the ranks of a tensor-parallel group, `kv` too, as long as there are heads enough, `copied` on
     each of its ranks, `experts` once on the ranks of an expert and expert-tensor parallel block.
-
     """
 
     split: int = 0
@@ -185,12 +185,7 @@ def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -
         if ends[1] is not None:
             per_rank[-1] = ends[1]
         chunks = [count // sizes.vpp for _ in range(sizes.vpp) for count in per_rank]
-    if len(chunks) == sizes.pp:
-        starts = [sum(chunks[:stage]) for stage in range(sizes.pp)]
-        return [range(start, start + count) for start, count in zip(starts, chunks, strict=True)]
-    found: list[list[int]] = [[] for _ in range(sizes.pp)]
-    start = 0
-    for place, count in enumerate(chunks):
-        found[place % sizes.pp] += range(start, start + count)
-        start += count
-    return list(found)
+    spans = [range(start, stop) for start, stop in pairwise(accumulate(chunks, initial=0))]
+    if sizes.pp == len(spans):
+        return list(spans)
+    return [list(chain(*spans[stage :: sizes.pp])) for stage in range(sizes.pp)]

@@ -39,9 +39,17 @@ def explicit(engine: Engine) -> Gpus:
 
 
 def group_size(group: Sequence[Engine]) -> int:
-    """GPUs of a colocated group: its ids if it names any, else its largest member. Raises `UnknownSize`."""
+    """GPUs of a colocated group: its ids if it names any, else its largest member that says how many it needs.
+
+    Raises `UnknownSize`.
+    """
     named = union(explicit(engine) for engine in group)
-    return n_gpus(named) if named else max(engine.world for engine in group)
+    return n_gpus(named) if named else max(engine.world for engine in group if not engine.starred)
+
+
+def takes_the_rest(group: Sequence[Engine]) -> bool:
+    """Whether nothing in a group with `d*` says how many GPUs it has, so that it takes what the others leave."""
+    return all(engine.starred and not engine.node.gpus for engine in group)
 
 
 def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]]:
@@ -72,12 +80,8 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
 
     What is left is rounded down to a number on which every starred layout fits.
     """
-    fixed = [engine for engine in group if not engine.starred]
-    named = union(explicit(engine) for engine in group)
-    if named:
-        return n_gpus(named)
-    if fixed:
-        return group_size(fixed)
+    if not takes_the_rest(group):
+        return group_size(group)
     others = sum(group_size(other) for other in request.groups if other is not group)
     left = max(0, request.cluster.n_gpus - others) if request.cluster else 0
     unit = math.lcm(*(math.lcm(engine.smallest_world, engine.per_replica) for engine in group))

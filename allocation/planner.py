@@ -96,10 +96,14 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Servers:
-    """`dp` servers of `tp` GPUs: seconds to generate a batch together, and of the longest response alone."""
+    """`dp` servers of `tp` GPUs: seconds to generate a batch together, and of the longest response alone.
+
+    `share` is `sglang.mem_fraction_static`.
+    """
 
     dp: int
     tp: int
+    share: float
     concurrency: int
     seconds: float
     longest: float
@@ -138,6 +142,7 @@ class Choice:
             "longest_response_seconds": self.servers.longest,
             "weight_update_seconds": self.update,
             "recompute_granularity": megatron.recompute_granularity,
+            "sglang.mem_fraction_static": self.servers.share,
             "requests_per_server": self.servers.concurrency,
             "peak_bytes": self.peak,
         }
@@ -189,7 +194,7 @@ def fitting_trainers(task: Task, n: int, shared: Servers | None = None) -> Itera
     beside = []
     if shared is not None:
         sizes = ParallelSizes(tp=shared.tp, dp=shared.dp)
-        beside = [footprint_of("rollout", "sglang", sizes, task.work(FULL, SHARED_FRACTION))]
+        beside = [footprint_of("rollout", "sglang", sizes, task.work(FULL, shared.share))]
     works = {megatron: task.work(megatron) for megatron in (PLAIN, FULL)}
     most = task.batch.sequences // task.batch.n_minibatches
     all_sizes = (
@@ -336,7 +341,7 @@ def _servers(task: Task, dp: int, tp: int, share: float) -> Servers | None:
 
     prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.SERVING)
     seconds = task.generated / (dp * together / step(together)) + prefill
-    return Servers(dp, tp, together, seconds, task.response * step(max(1.0, together / 4)))
+    return Servers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
 in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). Logits are the trainer's
-(`areal_like/trainer/megatron/forward.py`): of every token, as if all were trained on, and of some at a time where
-nothing is.
+(`areal_like/trainer/logprobs.py`): of some tokens at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from allocation.plan import ParallelSizes
 from allocation.settings import ITEMS, Workload
 
 _PER_TOKEN = 128  # labels, rows, log-probs, entropies, advantages and their gradients
-_READ_AT_ONCE = 4096  # rows whose logits a pass without backward has at a time
+_LOGITS_AT_ONCE = 1 << 28  # elements
 
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
@@ -53,21 +52,19 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     tokens = work.tokens // sizes.cp
     kept, unit = activations(sizes, work, layers, stage, tokens)
-    logits = last * tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * work.memory.item
+    words = vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp
+    logits = last * min(tokens * words, _LOGITS_AT_ONCE) * work.memory.item
     inside = max((layer_workspace(model, sizes, of, work) * tokens for of in kinds(model, layers)), default=0)
-    table = vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
-    head_gradient = table if last else 0
-    both_ends = head_gradient if model.tied_embeddings and first else 0
+    table = last * vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
     ends = last * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
-    # Backward begins at the head, and goes on with the layers, one recomputed unit a time.
-    at_head = _head(logits, head_gradient, ends)
-    in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside), Item("head's gradient", both_ends)]
-    deeper = max(at_head, in_layer, key=lambda items: sum(item.bytes for item in items))
+    in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside)]
+    tied, alone = model.tied_embeddings and first, sizes.dp * sizes.cp == 1
+    deeper = _deeper(logits, table, ends, in_layer, tied=tied, alone=alone)
     exported = largest_gathered(model, sizes, work)
     there = partial(staying, static, work.megatron)
     named = {
         "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
-        "log-probs": [*there("weights"), _read(logits, tokens, inside)],
+        "log-probs": [*there("weights"), _read(logits, inside)],
         "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
         "optimizer step": static,
         "weight update": [*there("weights"), Item("gathered weights", exported), Item("buckets", buckets(model, work))],
@@ -77,15 +74,25 @@ def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: 
     return with_reserve(named, beside)
 
 
-def _head(logits: int, head_gradient: int, ends: int) -> list[Item]:
-    """The gradient of logits takes their place (`areal_like/trainer/logprobs.py`)."""
-    return [Item("logits", logits), Item("head's gradient", head_gradient), Item("head", ends)]
+def _deeper(logits: int, table: int, ends: int, in_layer: list[Item], *, tied: bool, alone: bool) -> list[Item]:
+    """Backward begins at the head, and goes on with the layers, one recomputed unit a time.
+
+    Logits add the weight's gradient to Megatron's buffer. When they are gone, autograd has one of zeros where ranks
+    send gradients early, unless the weight is the embedding's as well, whose gradient comes last.
+    """
+    zeros = Item("head's gradient", 0 if tied or alone else table)
+    return max(
+        [max(Item("logits", logits), zeros, key=lambda item: item.bytes), Item("head", ends)], in_layer, key=_sum
+    )
 
 
-def _read(logits: int, tokens: int, inside: int) -> Item:
+def _sum(items: Sequence[Item]) -> int:
+    return sum(item.bytes for item in items)
+
+
+def _read(logits: int, inside: int) -> Item:
     """The largest that a pass without backward needs beside weights."""
-    at_once = logits * min(tokens, _READ_AT_ONCE) // max(1, tokens)
-    return max(Item("logits", at_once), Item("inside a layer", inside), key=lambda item: item.bytes)
+    return max(Item("logits", logits), Item("inside a layer", inside), key=lambda item: item.bytes)
 
 
 def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:
@@ -111,7 +118,7 @@ def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Wor
         [weights, gradients, Item("weights before they move", moved)],
         [weights, gradients, main, Item("copy of the largest weight", int(largest * trained) if main.bytes else 0)],
     )
-    return max(moments, key=lambda items: sum(item.bytes for item in items))
+    return max(moments, key=_sum)
 
 
 def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:

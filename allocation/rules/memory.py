@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allocation.diagnostics import Problem, Severity
-from allocation.gpus import meet
 from allocation.hardware import GIB
 from allocation.plan import EnginePlan
 from allocation.resolve import SERVER, Engine
@@ -44,9 +43,9 @@ def memory_suffices(planned: Sequence[Planned]) -> Iterator[Problem]:
         size, room = _size(group)
         if size > room:
             source = group[0].engine.source
-            spans = tuple(span for one in group if one.engine.source == source for span in one.engine.spans())
+            spans = [span for one in group if one.engine.source == source for span in one.engine.spans()]
             message = f"{_names(group)} {size / GIB:.1f} GiB on a GPU of {room / GIB:.1f} GiB: {_breakdown(group)}"
-            yield Problem(message, spans, _fitting_option(group), source)
+            yield Problem(message, tuple(dict.fromkeys(spans)), _fitting_option(group), source)
 
 
 @rule("ALLOC-MEMORY-TIGHT", source=_SOURCE, severity=Severity.WARNING)
@@ -82,12 +81,20 @@ def _size(group: Sequence[Planned]) -> tuple[int, int]:
 
 
 def _sharing(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """The engines in groups that share GPUs."""
-    groups: list[list[Planned]] = []
-    for one in planned:
-        near = [group for group in groups if any(meet(one.plan.gpus, other.plan.gpus) for other in group)]
-        groups = [group for group in groups if group not in near] + [[*(other for g in near for other in g), one]]
-    return groups
+    """The engines that lie on one GPU together, for every GPU whose engines are not all on another one too."""
+    edges = [
+        (edge, begins, i)
+        for i, one in enumerate(planned)
+        for ids in one.plan.gpus
+        for edge, begins in ((ids.start, True), (ids.stop, False))
+    ]
+    here: frozenset[int] = frozenset()
+    met = set()
+    for _, _, i in sorted(edges):  # where two ranges touch, one ends before the other begins
+        here ^= {i}
+        met.add(here)
+    most = [group for group in met if not any(group < other for other in met)]
+    return [[planned[i] for i in group] for group in sorted(map(sorted, most))]
 
 
 def _names(group: Sequence[Planned]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from allocation.diagnostics import Problem, Severity, Span
 from allocation.gpus import Gpus, n_gpus
 from allocation.language.syntax import LARGEST
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit
+from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
 from allocation.plan import Cluster
 from allocation.resolve import SERVER, Engine
 from allocation.rules.registry import LANGUAGE, rule
@@ -33,7 +33,7 @@ def star_once(open_request: Request) -> Iterator[Problem]:
 
 def _open(request: Request) -> list[Engine]:
     """The first engine of every group that takes what the others leave."""
-    return [g[0] for g in request.groups if all(e.starred for e in g) and not any(e.node.gpus for e in g)]
+    return [group[0] for group in request.groups if takes_the_rest(group)]
 
 
 @rule("ALLOC-STAR-ROOM", source=LANGUAGE)

@@ -27,12 +27,13 @@ def title(task: Task) -> str:
 
 def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None) -> Group:
     """The layouts, best first, and sentences about the best."""
-    numbers = ("s a step", "training", "rollout", "GiB")
+    numbers = ("s a step", "training", "rollout", "GiB", "share")
     table = plain_table(*numbers, "recompute", "allocation", right=numbers)
     for one in choices:
         seconds = (one.seconds, one.trainer.seconds, one.servers.seconds)
         recompute = one.trainer.megatron.recompute_granularity or ""
-        table.add_row(*(f"{s:.1f}" for s in seconds), f"{one.peak / GIB:.0f}", recompute, one.allocation)
+        memory = (f"{one.peak / GIB:.0f}", f"{one.servers.share:g}")
+        table.add_row(*(f"{s:.1f}" for s in seconds), *memory, recompute, one.allocation)
     return Group(Text(title(task), "bold"), table, Text(), *map(Text, reasons(task, choices[0], tide, more)))
 
 
@@ -43,8 +44,9 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
     servers = best.servers
     lines = [
         f"Slower side: {best.bottleneck}. Training takes {best.trainer.seconds:.1f} s: {shown}.",
-        f"Each of {count(servers.dp, 'server')} decodes {servers.concurrency:,} responses at once; the longest alone takes "
-        f"{servers.longest:.1f} s. A weight update takes {best.update:.1f} s.",
+        f"Each of {count(servers.dp, 'server')} decodes {servers.concurrency:,} responses at once with its share of a GPU, "
+        f"sglang.mem_fraction_static={servers.share:g}; the longest alone takes {servers.longest:.1f} s. "
+        f"A weight update takes {best.update:.1f} s.",
     ]
     if more is not None:
         change = more.seconds / best.seconds - 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from allocation.gpus import joined
 from allocation.language.spelling import gpu_ranges
 from allocation.plan import EnginePlan, Plan
 from allocation.resolve import SERVER
@@ -14,13 +15,8 @@ def count(number: int, noun: str) -> str:
 
 def ranges(ranks: Sequence[int]) -> str:
     """Ranks with runs written short: `0-3 8 9`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank, rank])
-    return " ".join(f"{a}" if a == b else f"{a} {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+    runs = joined(range(rank, rank + 1) for rank in ranks)
+    return " ".join(" ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def gpu_ids(engine: EnginePlan) -> str:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import allocation
-from allocation import BatchSpec, Cluster
+from allocation import BatchSpec, Cluster, MemorySettings
 
 SEEDS = [
     "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)",
@@ -30,6 +30,7 @@ PIECES = [
 CLUSTERS = [None, Cluster(1, 8), Cluster(4, 8), Cluster(10**18, 10**9)]
 MODELS = [None, *map(allocation.load_model, ("qwen3-30b-a3b", "qwen3-8b", "gpt-oss-20b"))]
 BATCHES = [None, BatchSpec(8, 4), BatchSpec(8, 4, 3, 100, 50, 2), BatchSpec(0, -1), BatchSpec(10**18, 1, 1, 10**18, 5)]
+MEMORY = [None, MemorySettings(40 << 30)]
 ORDERS = ["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "x"]
 
 
@@ -50,6 +51,7 @@ def test_mutated_strings_give_findings_or_a_plan():
         spec = text if source.random() < 0.8 else {"actor": text, "rollout": source.choice(SEEDS)}
         cluster, order = source.choice(CLUSTERS), source.choice(ORDERS)
         known = {"cluster": cluster, "model": source.choice(MODELS), "batch": source.choice(BATCHES), "order": order}
+        known["memory"] = source.choice(MEMORY)
         result = allocation.check(spec, **known)
         assert all(str(finding) for finding in result.findings)
         if result.plan is None:

@@ -217,6 +217,22 @@ def test_engines_that_share_a_gpu_need_room_together():
     assert allocation.check("sglang:d1|megatron:d1", model="qwen3-1.7b", batch=BATCH, memory=turns).ok
 
 
+def test_engines_that_meet_on_no_gpu_are_not_added_up():
+    """The critic and the reference share the actor's GPUs, and none with each other."""
+    text, known = "megatron[actor]:d4@0-3|megatron[critic]:d2@0-1|megatron[ref]:d2@2-3", {"model": "qwen3-1.7b"}
+    pairs = [text.rpartition("|")[0], text.replace("|megatron[critic]:d2@0-1", "")]
+    sizes = []
+    for gib in range(40, 80):
+        known["memory"] = MemorySettings(gib * GIB)
+        fits = [allocation.check(layout, **known).ok for layout in (text, *pairs)]
+        assert fits[0] == all(fits[1:]), gib
+        sizes.append(fits[0])
+    assert {*sizes} == {True, False}
+    together = text.replace("@2-3", "@1-2")
+    found = allocation.check(together, model="qwen3-1.7b", memory=MemorySettings(40 * GIB)).findings
+    assert "actor and critic and ref together need" in found[0].message
+
+
 def test_those_who_train_stay_together_in_their_turn():
     """The reference and the actor wait for the servers together, so they are there together."""
     h200 = MemorySettings(find_gpu("h200").memory, mem_fraction_static=0.3, offload=True)
@@ -270,6 +286,14 @@ def test_the_command_draws_and_counts(tmp_path):
     assert engines["actor"]["peak"]["bytes"] > 24 * GIB
     assert CliRunner().invoke(app, ["memory", "megatron:d1"]).exit_code == 2
     assert "did you mean" in CliRunner().invoke(app, [*words, "--gpu", "h201"]).stderr
+
+
+@pytest.mark.parametrize("words", ["d2", "d2 --length 41000", "d8 -b 4x1", "d2c2 --length 16385"])
+def test_what_does_not_fit_is_told_whatever_else_is_wrong_with_the_batch(words):
+    layout, *options = words.split()
+    asked = ["memory", f"megatron:{layout}", *options, "-m", "qwen3-8b", "--gpu", "a100-40"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 1 and "actor needs" in result.stderr
 
 
 def test_every_model_and_backend_has_an_estimate():

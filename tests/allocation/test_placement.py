@@ -1,6 +1,8 @@
 """Which GPUs each engine gets."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import allocation
 from allocation import Cluster
@@ -60,11 +62,29 @@ def test_ids_allow_colocated_engines_of_different_size():
         ("megatron:(attn:d*t2c3|ffn:e4)", (2, 8), "megatron:(attn:d2t2c3|ffn:e4)"),
         ("megatron:d*@0-5", None, "megatron:d6@0-5"),
         ("sglang:d*t2|megatron:d*", (1, 7), "sglang:d3t2|megatron:d6"),
+        ("sglang[a]:d4|fsdp[b]:d*t2+fsdp[c]:d*", (1, 8), "sglang[a]:d4|fsdp[b]:d2t2+fsdp[c]:d4"),
+        ("fsdp[c]:d*+sglang[a]:d4|fsdp[b]:d*t2", (1, 8), "fsdp[c]:d4+sglang[a]:d4|fsdp[b]:d2t2"),
+        ("megatron:d*+sglang:d*@0-1", (1, 8), "megatron:d6+sglang:d2@0-1"),
     ],
 )
 def test_star_takes_what_is_left(text, cluster, compiled):
     plan = allocation.compile(text, cluster=Cluster(*cluster) if cluster else None)
     assert plan.allocation == compiled
+
+
+members = st.tuples(st.sampled_from(["d*", "d*t2", "d2", "d4"]), st.sampled_from(["", "", "", "@0-1"]))
+groups = st.lists(st.lists(members, min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(groups, st.sampled_from([None, Cluster(1, 8), Cluster(2, 8)]))
+def test_stars_in_any_groups_become_a_plan_or_an_error(groups, cluster):
+    texts = [[f"megatron[r{i}x{j}]:{''.join(m)}" for j, m in enumerate(group)] for i, group in enumerate(groups)]
+    text = "+".join(map("|".join, texts))
+    found = allocation.check(text, cluster=cluster)
+    assert found.ok == all(finding.severity != "error" for finding in found.findings)
+    if found.plan is not None:
+        assert "*" not in found.plan.allocation
+        assert allocation.compile(found.plan.allocation, cluster=cluster).engines == found.plan.engines
 
 
 def test_smallest_folded_world_is_the_lcm():

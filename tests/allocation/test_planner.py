@@ -35,8 +35,7 @@ def test_every_layout_is_valid_and_fits(model, cluster, gpu, staleness):
     choices = plan_layouts(asked)
     assert [one.seconds for one in choices] == sorted(one.seconds for one in choices)
     for one in choices:
-        share = 0.4 if one.shared else 0.8
-        work = asked.work(one.trainer.megatron, share)
+        work = asked.work(one.trainer.megatron, one.to_json()["sglang.mem_fraction_static"])
         known = {"model": asked.model, "batch": work.batch, "memory": work.memory, "megatron": work.megatron}
         plan = allocation.compile(one.allocation, cluster=asked.cluster, **known)
         assert plan.n_gpus == asked.cluster.n_gpus
@@ -91,6 +90,25 @@ def test_command_plan():
     assert small.exit_code == 1 and "no layout of Qwen/Qwen3-8B fits on 1x2" in small.stderr
     assert CliRunner().invoke(app, ["plan", "-m", "qwen3-8b"]).exit_code == 2
     assert CliRunner().invoke(app, ["plan", "-m", "qwen9", "-c", "1x8"]).exit_code == 2
+
+
+def test_a_layout_fits_with_the_share_that_is_shown():
+    model = ["-m", "qwen3-8b", "-c", "1x8", "-b", "128x8", "-g", "h200"]
+    shown = CliRunner().invoke(app, ["plan", *model, "--staleness", "0"], env={"COLUMNS": "80"}).stdout
+    assert shown.count(" 0.4 ") == 4
+    share = shown.partition("sglang.mem_fraction_static=")[2].partition(";")[0]
+    layout = next(word for word in shown.split() if "|" in word)
+    words = ["memory", layout, *model, "--length", "9216"]
+    assert CliRunner().invoke(app, [*words, "--mem-fraction-static", share]).exit_code == 0
+    assert CliRunner().invoke(app, words).exit_code == 1
+
+
+def test_sequences_beyond_the_models_positions_are_told_before_planning(monkeypatch):
+    monkeypatch.setattr("allocation.planner.plan_layouts", None)
+    asked = CliRunner().invoke(app, ["plan", "-m", "qwen3-0.6b", "-c", "1x8", "--response", "40960", "-g", "h200"])
+    assert asked.exit_code == 2
+    said = " ".join(asked.stderr.replace("│", " ").split())
+    assert "41,984 tokens together" in said and "40,960 positions" in said
 
 
 def test_sizes_of_memory_are_gpus():
