@@ -26,6 +26,10 @@ _KL_SWITCHES = {
     "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
 }
+_FILTER = "data.filter_overlong_prompts"  # verl's, which filters first and cuts what is left
+_OVERLONG = {True: "drop", "left": "truncate", "error": "refuse"}
+_ROWS = {"prompt_field": "prompt", "answer_field": "reward_model.ground_truth"}  # of verl's data, unless told
+_READ = ("prompt_field", "answer_field", "max_prompt_length", "overlong_prompts")  # of held-out prompts as of others
 _BY_NAME = "env_vars"  # a mapping whose keys are a user's own
 
 
@@ -54,6 +58,8 @@ def migrate(text: str, system: str | None = None) -> Migration:
     _reference(reading, values, done)
     _critic(values, done)
     _layout(reading, values, done)
+    _rows(values, done)
+    _held_out(values, done)
     _defaults(values, done)
     _accept(values, done)
     return done
@@ -96,6 +102,9 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
         if "$" in setting.value:
             done.notes.append(f"{key}: {setting.value} is known to the shell only; write {target} yourself")
             continue
+        if key == "data.truncation" and (reading.value(_FILTER) or "").lower() == "true":
+            done.notes.append(f"{key}: not needed: {_FILTER} leaves nothing to cut")
+            continue
         if target != key:
             done.notes.append(f"{key}: now {target}")
         value = setting.value if f".{_BY_NAME}." in target else _plain(setting.value, listed=target.endswith(_LISTS))
@@ -123,6 +132,8 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
     if key.endswith("gradient_checkpointing"):
         section = target.rpartition(".")[0]
         yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
+    elif target.endswith("overlong_prompts"):
+        yield from [(target, _OVERLONG.get(value, value))] if value is not False else []
     elif target == "algorithm":
         yield target, _ALGORITHMS.get(str(value), value)
     elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
@@ -151,6 +162,25 @@ def _critic(values: dict[str, Any], done: Migration) -> None:
             done.notes.append(f"{key}: {values.pop(key)!r} is left out: no algorithm here but ppo has a critic")
 
 
+def _rows(values: dict[str, Any], done: Migration) -> None:
+    """How prompts are read, which the others say once for those that are trained on and for held-out ones."""
+    for name, column in _ROWS.items() if done.system in ("verl", "siirl") else ():
+        if f"train_dataset.{name}" not in values:
+            values[f"train_dataset.{name}"] = column
+            done.notes.append(f"train_dataset.{name}: {column}, as in verl's data")
+    known = {name: values[key] for name in _READ if (key := f"train_dataset.{name}") in values}
+    if known and done.system != "areal" and "valid_dataset.path" in values:
+        values |= {f"valid_dataset.{name}": value for name, value in known.items()}
+        done.notes.append(f"valid_dataset: {', '.join(known)} as train_dataset has them")
+
+
+def _held_out(values: dict[str, Any], done: Migration) -> None:
+    """Nothing is evaluated where no held-out prompts are named."""
+    if not any(key.startswith(("valid_dataset.", "evaluator.datasets.")) for key in values):
+        for key in [key for key in values if key.startswith("evaluator.")]:
+            done.notes.append(f"{key}: {values.pop(key)!r} is left out: no held-out prompts are named (valid_dataset)")
+
+
 def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:
     """One allocation for the whole run, with our servers."""
     if done.system == "areal" and ("allocation_mode" in values or "actor.backend" in values):
@@ -173,8 +203,20 @@ def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:
     except AllocationError as error:
         done.problems += [f"layout: {found.message}" for found in error.findings]
         return
+    _cluster(gpus, values, done)
+
+
+def _cluster(gpus: int, values: dict[str, Any], done: Migration) -> None:
+    """At least as many nodes as the layout needs; several are a Ray cluster that is there before the run."""
     per_node = values.setdefault("cluster.n_gpus_per_node", min(gpus, 8))
-    values.setdefault("cluster.n_nodes", -(-gpus // per_node) if isinstance(per_node, int) and per_node > 0 else 1)
+    needed = -(-gpus // per_node) if isinstance(per_node, int) and per_node > 0 else 1
+    nodes = values.setdefault("cluster.n_nodes", needed)
+    if isinstance(nodes, int) and nodes < needed:
+        values["cluster.n_nodes"] = nodes = needed
+        done.notes.append(f"cluster.n_nodes: {needed}, as the layout has {gpus} GPUs")
+    if isinstance(nodes, int) and nodes > 1 and values.get("scheduler.type") != "ray":
+        values["scheduler.type"] = "ray"
+        done.notes.append(f"scheduler.type: ray, as {nodes} nodes are a Ray cluster that is started before the run")
 
 
 def _two_roles(text: str, done: Migration) -> str:

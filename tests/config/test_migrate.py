@@ -1,5 +1,7 @@
 """Configurations of other systems become runs' YAML, and their keys are explained where they stand in a run's own."""
 
+import json
+
 import pytest
 import yaml
 
@@ -7,8 +9,11 @@ from allocation.convert.settings import Reading
 from areal_like.config.foreign import TABLES, known_elsewhere
 from areal_like.config.keys import all_keys, annotation_of, section_of
 from areal_like.config.load import load
+from areal_like.config.schema import InitModelConfig
 from areal_like.config.validate import unknown_key
+from areal_like.demo.init_model import write_init_model
 from areal_like.migrate import migrate
+from areal_like.preflight import preflight
 
 VERL = """
 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$HOME/data/train.parquet \\
@@ -106,17 +111,77 @@ RUNS = {
 }
 
 
+TWICE = {  # on two nodes
+    "verl": (("trainer.nnodes=1", "trainer.nnodes=2"),),
+    "siirl": (("trainer.nnodes=1", "trainer.nnodes=2"),),
+    "trinity": (("node_num: 1", "node_num: 2"), ("engine_num: 2", "engine_num: 10")),
+    "roll": (("range(0,4)", "range(0,8)"), ("range(4,8)", "range(8,16)")),
+    "slime": (("per-node 4", "per-node 8"), ("--rollout-num-gpus 4", "--rollout-num-gpus 8")),
+    "areal": (("n_nodes: 1", "n_nodes: 2"), ("sglang:d4p1t1", "sglang:d8"), ("megatron:d4p1t1", "megatron:d8")),
+}
+OWN_SERVERS = " actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=8\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    shape = InitModelConfig(
+        tokenizer="bytes", num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=16384
+    )
+    directory = tmp_path_factory.mktemp("models") / "model"
+    write_init_model(shape, directory, seed=0)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch):
+    """What an existing Ray cluster answers when it is asked what it has."""
+    answer = {"nodes": [{"CPU": 64.0}] * 2, "free": {}}
+    monkeypatch.setattr("areal_like.cluster.resources._ask", lambda address: answer)
+
+
+def checked(done, folder, model, **row):
+    """What the checks make of it on CPU, with a model and a row of data that are here."""
+    file, rows = folder / "run.yaml", folder / "rows.jsonl"
+    file.write_text(done.yaml)
+    config = load(file).config
+    fields = {config.train_dataset.prompt_field: "1 + 2", config.train_dataset.answer_field: "3"}
+    rows.write_text(f"{json.dumps(row or fields)}\n" * 1024)
+    here = {"device": "cpu", "actor.path": model, "train_dataset.path": rows, "cluster.fileroot": folder / "runs"}
+    here |= {"valid_dataset.path": rows} if config.valid_dataset else {}
+    found = preflight(load(file, [f"{key}={value}" for key, value in here.items()]), dry_run=True)
+    assert found.ok, "\n".join(map(str, found.findings))
+    return config
+
+
 @pytest.mark.parametrize("system", RUNS)
-def test_what_is_written_is_a_run(system, tmp_path):
+def test_what_is_written_is_a_run(system, tmp_path, model):
     text, layout = RUNS[system]
     done = migrate(text)
     assert (done.system, done.problems) == (system, [])
-    file = tmp_path / "run.yaml"
-    file.write_text(done.yaml)
-    config = load(file).config
+    config = checked(done, tmp_path, model)
     assert config.allocation_mode == layout
     assert config.actor.path and config.gconfig.n_samples > 1 and config.train_dataset.path
+    assert config.scheduler.type == "local"
     assert done.notes
+
+
+@pytest.mark.parametrize("system", TWICE)
+def test_a_run_on_several_nodes_joins_the_cluster_that_is_there(system, tmp_path, model):
+    text = RUNS[system][0]
+    for one, two in TWICE[system]:
+        assert one in text
+        text = text.replace(one, two)
+    done = migrate(text)
+    assert done.problems == []
+    config = checked(done, tmp_path, model)
+    assert (config.cluster.n_nodes, config.scheduler.type) == (2, "ray")
+    assert any("scheduler.type: ray" in note for note in done.notes)
+
+
+def test_servers_with_nodes_of_their_own_count(tmp_path, model):
+    done = migrate(RUNS["verl"][0].rstrip() + OWN_SERVERS)
+    config = checked(done, tmp_path, model)
+    assert (config.allocation_mode, config.cluster.n_nodes) == ("sglang:d4t2+megatron:d4t2", 2)
 
 
 def test_meanings_that_change_are_said():
@@ -149,6 +214,52 @@ def test_sequence_parallelism_under_fsdp_is_in_the_layout_and_recomputation_is_f
     assert made["allocation_mode"] == layout
     assert made["actor"]["fsdp"] == {"gradient_checkpointing": True}
     assert "recompute_granularity" not in made["actor"].get("megatron", {})
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ("data.filter_overlong_prompts=True", "drop"),
+        ("data.filter_overlong_prompts=True data.truncation=left", "drop"),  # nothing is left to be cut
+        ("data.filter_overlong_prompts=False data.truncation=left", "truncate"),
+        ("data.truncation=error data.filter_overlong_prompts=False", "refuse"),
+        ("data.truncation=right", "refuse"),
+        ("", "refuse"),
+    ],
+)
+def test_long_prompts_are_left_out_or_cut_as_they_were(own, wanted, tmp_path, model):
+    done = migrate(f"{RUNS['verl'][0].rstrip()} {own}\n")
+    assert checked(done, tmp_path, model).train_dataset.overlong_prompts == wanted
+    assert ("'right' is left out" in "\n".join(done.notes)) == ("right" in own)
+
+
+def test_rows_are_read_as_they_are_and_held_out_ones_likewise(tmp_path, model):
+    text = RUNS["verl"][0].replace("max_prompt_length=512", "max_prompt_length=2048 data.filter_overlong_prompts=True")
+    done = migrate(f"{text.rstrip()} data.val_files=/data/test.parquet\n")
+    row = {"data_source": "mine", "prompt": "1" * 1500, "reward_model": {"style": "rule", "ground_truth": "1"}}
+    held_out = checked(done, tmp_path, model, **row).valid_dataset
+    assert (held_out.max_prompt_length, held_out.overlong_prompts) == (2048, "drop")
+    own = yaml.safe_load(migrate(f"{text.rstrip()} data.prompt_key=messages\n").yaml)["train_dataset"]
+    assert own["prompt_field"] == "messages"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SLIME.rstrip() + " --eval-prompt-data aime /data/aime.jsonl\n",
+        TRINITY.replace("explorer_input:", "explorer_input:\n    eval_tasksets: [{path: /data/aime}]"),
+    ],
+    ids=["slime", "trinity"],
+)
+def test_held_out_prompts_that_are_left_out_are_told(text):
+    assert any("held-out prompts" in note and note.startswith(("eval", "buffer")) for note in migrate(text).notes)
+
+
+def test_a_critic_may_have_a_model_of_its_own():
+    own = " algorithm.adv_estimator=gae critic.model.path=/models/critic\n"
+    assert yaml.safe_load(migrate(RUNS["verl"][0].rstrip() + own).yaml)["critic"] == {"path": "/models/critic"}
+    text = TRINITY.replace("model: {", "model: {critic_model_path: /models/critic, ").replace(": grpo", ": ppo")
+    assert yaml.safe_load(migrate(text).yaml)["critic"] == {"path": "/models/critic"}
 
 
 def test_what_the_shell_alone_knows_is_asked_for():

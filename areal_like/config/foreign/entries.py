@@ -37,6 +37,7 @@ DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer
 NOWHERE = "it has no counterpart that a run needs"
 PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb"
 REPORT = unneeded("console, TensorBoard and a report are written (stats_logger)")
+HELD_OUT = "name held-out prompts in valid_dataset, or several sets in evaluator.datasets"
 CHECKED = "write a sequence classifier as reward.model.path and .backend, with reward.type=model"
 
 TRANSFORMER = (

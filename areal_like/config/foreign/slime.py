@@ -1,6 +1,6 @@
 """slime's options on the command line, without the dashes before them."""
 
-from areal_like.config.foreign.entries import LAYOUT, MEGATRON, TRANSFORMER, Table, lost, to, unneeded
+from areal_like.config.foreign.entries import HELD_OUT, LAYOUT, MEGATRON, TRANSFORMER, Table, lost, to, unneeded
 
 SLIME: Table = {
     "hf-checkpoint": to("actor.path"),
@@ -23,6 +23,7 @@ SLIME: Table = {
     "rollout-temperature": to("gconfig.temperature"),
     "rollout-top-p": to("gconfig.top_p"),
     "num-steps-per-rollout": to("actor.ppo_n_minibatches"),
+    "eval-prompt-data": lost(HELD_OUT),
     "eval-interval": to("evaluator.freq_steps"),
     "n-samples-per-eval-prompt": to("evaluator.n_samples"),
     "eval-max-response-len": to("evaluator.max_new_tokens"),

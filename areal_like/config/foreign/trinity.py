@@ -1,6 +1,6 @@
 """Trinity-RFT's keys; its trainer's are verl's."""
 
-from areal_like.config.foreign.entries import LAYOUT, NOWHERE, REPORT, Table, lost, to, unneeded
+from areal_like.config.foreign.entries import HELD_OUT, LAYOUT, NOWHERE, REPORT, Table, lost, to, unneeded
 from areal_like.config.foreign.verl import VERL
 
 TRINITY: Table = {
@@ -13,6 +13,7 @@ TRINITY: Table = {
     "algorithm.optimizer.lr": to("actor.optimizer.lr"),
     "algorithm": lost("the algorithm does without it"),
     "model.model_path": to("actor.path"),
+    "model.critic_model_path": to("critic.path"),
     "model.max_response_tokens": to("gconfig.max_new_tokens"),
     "model.max_prompt_tokens": to("train_dataset.max_prompt_length"),
     "model.max_model_len": to("sglang.context_length"),
@@ -21,6 +22,7 @@ TRINITY: Table = {
     "buffer.total_epochs": to("total_train_epochs"),
     "buffer.total_steps": to("total_train_steps"),
     "buffer.batch_size": to("train_dataset.batch_size"),
+    "buffer.explorer_input.eval_tasksets": lost(HELD_OUT),
     "buffer.explorer_input.taskset.path": to("train_dataset.path"),
     "buffer.explorer_input.taskset.split": to("train_dataset.split"),
     "buffer.explorer_input.taskset.subset_name": to("train_dataset.name"),
