@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
@@ -49,7 +50,8 @@ def main(
 
 def _describe_plan(job: Job) -> Table:
     """The layout as a table, one row per engine."""
-    table = Table(title=f"{job.plan.allocation} on {job.device}, {job.steps} steps", title_justify="left")
+    title = Text(f"{job.plan.allocation} on {job.device}, {job.steps} steps")  # of a string, [actor] would be markup
+    table = Table(title=title, title_justify="left")
     for column in ("role", "backend", "GPUs" if job.device == "cuda" else "slots", "dense grid", "expert grid"):
         table.add_column(column)
     for engine in job.plan.engines:

@@ -16,7 +16,7 @@ from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
 from areal_like.config.load import dump
 from areal_like.config.schema import RunConfig, TrainerRole
-from areal_like.data.dataset import fingerprint
+from areal_like.data.dataset import fingerprints
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.forget import forget
@@ -78,7 +78,7 @@ async def run_directory(
             raise PreparationError(f"{path} (cluster.fileroot) cannot be written: {reason}") from error
         try:
             yield opened
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, asyncio.CancelledError):  # whoever ends it by hand cancels its task
             if opened.store:
                 (path / DIRECTORY / INTERRUPTED).touch()
             raise
@@ -100,7 +100,7 @@ def _new(config: RunConfig, path: Path) -> None:
 def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[[int | None], Record]) -> RunDirectory:
     """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
     config, directory, existed = job.config, path / DIRECTORY, (path / CONFIG_FILE).exists()
-    journal = Journal(directory / JOURNAL, fingerprint(job.train_prompts))
+    journal = Journal(directory / JOURNAL, *fingerprints(job.train_prompts))
     found, complaints = newest(directory)
     complain(complaints)
     version = found.state.version if found else 0

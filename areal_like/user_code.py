@@ -7,6 +7,7 @@ or notebook has given to `train` has a name in its own process alone, and goes t
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -96,6 +97,44 @@ def _made_of(by_value: bytes) -> Any:
     return cloudpickle.loads(by_value)
 
 
+def user_modules(thing: Any) -> list[ModuleType]:
+    """Modules that another process may not be able to import, among those that a function or a class is from.
+
+    They are its own, and all that were imported from where that lies; none for what is installed. A partial is from
+    where its function is.
+    """
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    own = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if own is None or _is_installed(own):
+        return []
+    folders = {folder for folder in (_folder(own), _root(own)) if folder}
+    loaded = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    beside = [each for each in loaded if {_folder(each), _root(each)} & folders and not _is_installed(each)]
+    return [own, *(module for module in beside if module is not own)]
+
+
+def _folder(module: ModuleType) -> str:
+    """Where its file lies; "" where it has none."""
+    file = getattr(module, "__file__", None)
+    return os.path.dirname(os.path.abspath(file)) if file else ""
+
+
+def _root(module: ModuleType) -> str:
+    """The folder that it was imported from, which for a package's module is the one above the package."""
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    paths = list(getattr(top, "__path__", ()))
+    return os.path.dirname(os.path.abspath(paths[0])) if paths else _folder(top)
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether every process of a run can import it: this project, Python's own and what was installed."""
+    if module.__name__.partition(".")[0] in (*_OURS, *sys.builtin_module_names, *sys.stdlib_module_names):
+        return True
+    return bool({"site-packages", "dist-packages"} & set(Path(_folder(module)).parts))
+
+
+_OURS = ("areal_like", "allocation")
 _GIVEN = "given"
 _given: dict[str, Any] = {}
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
 
 from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
+from areal_like.user_code import user_modules
 
 Need = Literal["reference", "values", "policy", "proximal"]
 """A forward pass whose result is a field of the batch.
@@ -49,3 +51,14 @@ class Algorithm:
     keeps: Callable[[Sequence[Trajectory]], bool] | None = None
     weights: Callable[[Floats, Ints], Floats] | None = None
     skips_zero_advantages: bool = False
+
+    @property
+    def losses(self) -> list[LossSpec]:
+        """Those that travel to the ranks."""
+        return [spec for spec in (self.loss, self.critic) if spec is not None]
+
+    @property
+    def user_modules(self) -> list[ModuleType]:
+        """What goes to the ranks with the losses, by value: they may not be able to import it."""
+        parts = [part for spec in self.losses for part in (spec.function, type(spec.parameters))]
+        return [module for part in parts for module in user_modules(part)]

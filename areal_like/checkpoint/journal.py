@@ -35,17 +35,19 @@ class Step:
 class Journal:
     """The file of a run over the data with the fingerprint `data`, made if there is none.
 
+    `earlier` is what earlier versions have as the fingerprint of the same data.
+
     `run` is the run's own name, which its checkpoints have too. Raises CheckpointError where the file is not a journal,
     or that of a run over other data.
     """
 
-    def __init__(self, path: Path, data: str) -> None:
+    def __init__(self, path: Path, data: str, earlier: str | None = None) -> None:
         self._path = path
         if not path.exists():
             write_durably(path, json.dumps({"run": secrets.token_hex(8), "data": data}) + "\n")
         self._header = read_header(path)
         self.run = self._header["run"]
-        if self._header["data"] != data:
+        if self._header["data"] not in (data, earlier):
             raise CheckpointError(f"{path} is of a run over other training prompts; choose another trial_name")
 
     def steps(self) -> list[Step]:

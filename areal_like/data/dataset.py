@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -66,12 +67,20 @@ def tools_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
     return list(source.tools if own is None else own)
 
 
-def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """A text that is another one where any prompt, its answer or the order is."""
-    digest = hashlib.sha256()
+def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
+    """Two texts; the first is another one where any prompt, its answer, the order or a column that JSON has is.
+
+    The second is what runs of earlier versions have in its place, without columns.
+    """
+    now, earlier = hashlib.sha256(), hashlib.sha256()
     for prompt in prompts:
-        digest.update(repr((list(prompt.tokens), prompt.answer)).encode())
-    return digest.hexdigest()
+        known = repr((list(prompt.tokens), prompt.answer)).encode()
+        earlier.update(known)
+        now.update(known)
+        for name, value in sorted(prompt.row.items(), key=lambda column: str(column[0])):
+            with suppress(TypeError, ValueError, RecursionError):  # an object, whose text may be another in every run
+                now.update(json.dumps([str(name), value], sort_keys=True).encode())
+    return now.hexdigest(), earlier.hexdigest()
 
 
 def training_steps(config: RunConfig, n_prompts: int) -> int:

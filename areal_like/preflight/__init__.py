@@ -106,17 +106,19 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_roles(config, device, role_specs, plan),
         *check_sharing(config, device, plan),
         *check_workflow(config),
-        *check_resume(config, prompts["train_dataset"]),
+        *check_resume(config, prompts["train_dataset"], plan),
         *check_unused(config, device, plan),
     ]
     located, job = tuple(map(loaded.origins.locate, findings)), None
     if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):
         train = prompts["train_dataset"]
         evaluated = {
-            key.rpartition(".")[2]: of_it for key, of_it in prompts.items() if key != "train_dataset" and of_it
+            key.removeprefix("evaluator.datasets."): of_it
+            for key, of_it in prompts.items()
+            if key != "train_dataset" and of_it
         }
         steps = training_steps(config, len(train))
-        sharing = described(config, plan, spec) if device == "cuda" else None
+        sharing = described(config, plan, role_specs) if device == "cuda" else None
         models = {role: found for role, found in role_specs.items() if found is not None}
         job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located, sharing, models)
     return Preflight(located, job)

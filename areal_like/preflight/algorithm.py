@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from allocation import Finding
+from allocation.diagnostics import Severity
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
@@ -26,6 +27,7 @@ def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
     try:
         algorithm = make_algorithm(config)
         _try_targets(algorithm, name)
+        _try_sending(algorithm, name)
     except UserCodeError as error:
         return None, [finding(_CODE, "algorithm", str(error))]
     return algorithm, [*_models(config, algorithm), *_combinations(config)]
@@ -51,6 +53,26 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
                 f"the target {field!r} of {name} has shape {np.shape(values)} for {len(lengths)} trajectories of {tokens} "
                 "tokens in all: it needs a number for each trajectory or for each token"
             )
+
+
+def _try_sending(algorithm: Algorithm, name: str) -> None:
+    """The losses as they travel to the ranks; raises UserCodeError where they cannot."""
+    if not (modules := set(algorithm.user_modules)):
+        return
+    import cloudpickle
+
+    registered = [module for module in modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        for spec in algorithm.losses:
+            cloudpickle.dumps(spec)
+    except Exception as error:  # a user's objects pickle, or not, in any way they like
+        problem = f"{type(error).__name__}: {error}"
+        raise UserCodeError(f"the loss of {name} cannot be sent to the trainer's ranks: {problem}") from error
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _made_up_fields(tokens: int, lengths: np.ndarray[Any, np.dtype[np.int32]]) -> dict[str, Any]:
@@ -91,6 +113,10 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
         message = f"the penalty's {settings.overlong_tokens} tokens are more than a response has (max_new_tokens)"
         yield finding(_CODE, "actor.overlong_tokens", message, f"write actor.overlong_tokens={longest} or less")
+    if settings.overlong_penalty_factor and "workflow" in config.workflows:
+        key = "actor.overlong_penalty_factor"
+        message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
+        yield finding(_CODE, key, message, f"write {key}=0 where episodes have several", severity=Severity.WARNING)
     for key in ("reward_norm", "adv_norm"):
         norm = getattr(settings, key)
         if norm.mean_leave1out and norm.mean_level is None:

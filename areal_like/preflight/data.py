@@ -6,7 +6,7 @@ from functools import partial
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import SERVER_RESERVE, RunConfig
+from areal_like.config.schema import SERVER_RESERVE, ActorConfig, CriticConfig, RunConfig, TrainerRole
 from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
@@ -79,6 +79,9 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
     ):
         if not there and value is not None:
             yield finding("RUN-HELD-OUT", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null")
+    if config.valid_dataset is not None and "valid_dataset" in config.evaluator.datasets:
+        key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset has this name already"
+        yield finding("RUN-HELD-OUT", key, message, "choose another name for the set")
     for name, data in config.evaluations.items():
         if data.n_samples != 1 and data.temperature == 0:
             own = config.evaluator.datasets.get(name)
@@ -115,14 +118,35 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
         message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {longest}"
         help = f"write sglang.context_length={longest + SERVER_RESERVE} or more: SGLang keeps {SERVER_RESERVE}"
         yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
-    if longest <= positions < context:
-        message = f"a server's context of {context} tokens exceeds the model's {positions} positions"
-        if config.sglang.context_length is not None:
-            yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
+    if context <= positions or config.longest_sequence > positions:  # that, the layout's checks say
+        return
+    exceeds = "a server's context of {} tokens exceeds the model's {} positions"
+    if config.sglang.context_length is not None:
+        message = exceeds.format(context, positions)
+        yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
+    excess = longest + SERVER_RESERVE - positions
+    if excess > 0:
+        _, key, value = max(_lengths(config), key=lambda each: each[0])
+        message, fitting = exceeds.format(positions + excess, positions), value - excess
+        yield finding("RUN-CONTEXT", key, message, f"write {key}={fitting} or less" if fitting > 0 else None)
+
+
+def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
+    """What a server's context has to hold: its tokens, and the key that makes it so long, with its value."""
+    own, most = config.evaluator.datasets, config.gconfig.max_new_tokens
+    if config.workflows and config.episode.max_tokens is not None:
+        yield config.episode.max_tokens, "episode.max_tokens", config.episode.max_tokens
+    yield config.longest_sequence, "gconfig.max_new_tokens", most
+    for name, data in config.evaluations.items():
+        section = f"evaluator.datasets.{name}" if name in own else name
+        prompt, response = data.max_prompt_length, data.max_new_tokens or most
+        if prompt > response:
+            yield prompt + response, f"{section}.max_prompt_length", prompt
+        elif name in own and own[name].max_new_tokens is not None:
+            yield prompt + response, f"{section}.max_new_tokens", response
         else:
-            fitting = config.gconfig.max_new_tokens - (context - positions)
-            shorter = f"write gconfig.max_new_tokens={fitting} or less" if fitting > 0 else None
-            yield finding("RUN-CONTEXT", "gconfig.max_new_tokens", message, shorter)
+            key = "gconfig" if config.evaluator.max_new_tokens is None else "evaluator"
+            yield prompt + response, f"{key}.max_new_tokens", response
 
 
 def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
@@ -135,8 +159,13 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
     elif config.total_train_steps is not None and steps < config.total_train_steps:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
         yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
-    updates = steps * config.actor.ppo_n_minibatches
-    for role, section in (("actor", config.actor), ("critic", config.critic)):
+    if config.critic and 0 < steps <= config.critic.warmup_steps:
+        message = f"the run has {steps} steps, so that the actor would not be trained"
+        yield finding("RUN-STEPS", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less")
+    trained: Sequence[tuple[TrainerRole, ActorConfig | CriticConfig | None]]
+    trained = ("actor", config.actor), ("critic", config.critic)
+    for role, section in trained:
+        updates = config.updates(role, steps)
         if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
             key = f"{role}.optimizer.warmup_steps"
             message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"

@@ -2,22 +2,26 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from itertools import combinations
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 import allocation
-from allocation import Finding, Plan, RoleSettings, Source
+from allocation import Allocation, EnginePlan, Finding, Plan, RoleSettings, Severity, Source, parse
 from allocation.diagnostics import has_errors
 from allocation.language.reading import read
+from allocation.language.spelling import spell
+from allocation.language.syntax import Group, Member
 from allocation.model_spec import ModelSpec
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
 from areal_like.config.schema import SERVER_RESERVE, MegatronConfig, RunConfig, TrainerRole
-from areal_like.preflight.memory import memory_settings, with_keys
+from areal_like.preflight.machine import device_of
+from areal_like.preflight.memory import memory_settings, of_trainer, with_keys
 from areal_like.preflight.roles import as_actor, of_role
 from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recomputed
@@ -41,6 +45,12 @@ _KINDS = {"actor": "trainer", "rollout": "server", "ref": "trainer", "critic": "
 _BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
 
 
+class Compile(Protocol):
+    """`allocation.check` with what is known of a run; `colocated` other than its configuration says."""
+
+    def __call__(self, spec: str | Mapping[str, str], *, colocated: Mapping[str, str] = ...) -> allocation.Result: ...
+
+
 def find_plan(
     config: RunConfig, model: ModelSpec | None, role_models: Mapping[TrainerRole, ModelSpec | None] | None = None
 ) -> tuple[Plan | None, list[Finding]]:
@@ -51,7 +61,8 @@ def find_plan(
     if findings := list(_fields(config)):
         return None, findings
     settings, findings = _megatron(config)
-    own, of_roles = _own(config, role_models or dict.fromkeys(config.further_roles, model))
+    memory = memory_settings(config, model)
+    own, of_roles = _own(config, role_models or dict.fromkeys(config.further_roles, model), memory)
     findings += of_roles
     compile = partial(
         allocation.check,
@@ -62,14 +73,17 @@ def find_plan(
         megatron=settings,
         own=own,
         colocated=_colocated(config),
-        memory=memory_settings(config, model),
+        shared=dict.fromkeys(config.further_roles, "actor"),
+        memory=memory,
     )
     result = compile(config.allocation_mode or _backends(config))
-    findings += dict.fromkeys(_keyed(_of_reward(found), config, model) for found in result.findings)
+    found_here = dict.fromkeys(_keyed(_of_reward(found), config, model) for found in result.findings)
+    findings += [found if config.allocation_mode else _with_strategy(found, config, compile) for found in found_here]
     if result.plan is not None:
         findings += _roles(config, result.plan)
-        if spread := [found for found in _spread(config, result.plan) if not has_errors(findings)]:
-            findings += [replace(found, nearest=tuple(_narrower(config, result.plan, compile))) for found in spread]
+        if not has_errors(findings):
+            findings += [_spread(config, engine, compile) for engine in _spanning(result.plan)]
+            findings += _beside(config, result.plan, compile)
     if result.plan is None or has_errors(findings):
         return None, findings
     plan, of_shared = _with_shared(config, result.plan, own)
@@ -78,10 +92,16 @@ def find_plan(
     return None if has_errors(findings) else plan, findings
 
 
-def workload(config: RunConfig, model: ModelSpec) -> Workload:
-    """What the memory model is told of the actor and its servers."""
+def workloads(config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None]) -> dict[str, Workload]:
+    """What the memory model is told of each role whose model is known, and of the servers, which have the actor's."""
+    if (model := models["actor"]) is None:
+        return {}
     memory = memory_settings(config, model) or MemorySettings()
-    return Workload(model, _megatron(config)[0], memory, _batch(config))
+    own, _ = _own(config, models, memory)
+    actor = Workload(model, _megatron(config)[0], memory, _batch(config))
+    known = {role: (it, it.model) for role, it in own.items() if it.model is not None}
+    works = {role: Workload(of, it.megatron, it.memory or memory, it.batch) for role, (it, of) in known.items()}
+    return {"actor": actor, "rollout": actor, **works}
 
 
 def _backends(config: RunConfig) -> dict[str, str]:
@@ -92,14 +112,14 @@ def _backends(config: RunConfig) -> dict[str, str]:
     return {role: text for role, text in backends.items() if text is not None}
 
 
-def _colocated(config: RunConfig) -> dict[str, str]:
-    """Whose GPUs each role shares."""
+def _colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> dict[str, str]:
+    """Whose GPUs each role shares; with the other strategy for those that are `moved`."""
     strategies = {role: section.scheduling_strategy for role, section in config.further_roles.items()}
-    return {role: strategy.target for role, strategy in strategies.items() if strategy.type == "colocation"}
+    return {role: it.target for role, it in strategies.items() if (it.type == "colocation") != (role in moved)}
 
 
 def _own(
-    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None]
+    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], memory: MemorySettings | None
 ) -> tuple[dict[str, RoleSettings], list[Finding]]:
     """What each role beside the actor is judged by."""
     own: dict[str, RoleSettings] = {}
@@ -107,7 +127,7 @@ def _own(
     for role, section in config.further_roles.items():
         played = as_actor(config, role)
         settings, found = _megatron(played)
-        own[role] = RoleSettings(models[role], _batch(played), settings)
+        own[role] = RoleSettings(models[role], _batch(played), settings, memory and of_trainer(memory, played.actor))
         findings += [of_role(other, role, section) for other in found if section.megatron is not None]
     if config.reward.model is not None:
         own["reward"] = RoleSettings(None, None, MegatronSettings())  # SGLang judges it
@@ -179,15 +199,16 @@ def _of_reward(found: Finding) -> Finding:
 def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
     key, help = _KEYS.get(found.code), found.help
-    if found.code == "ALLOC-MEMORY" and help is not None:
-        return replace(found, help=with_keys(help))
+    if found.code == "ALLOC-MEMORY":
+        return with_keys(found, config)
     if key is None:
-        return found if config.allocation_mode else _with_strategy(found, config)
+        return found
     role = _role_of(found)
     if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
         help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
     if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
-        room = model.max_positions - (config.longest_sequence - config.gconfig.max_new_tokens) - SERVER_RESERVE
+        key, others = _longest(config)
+        room = model.max_positions - others - SERVER_RESERVE
         help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
     if found.code in _VALUES:
         help = f"write {key}={_VALUES[found.code]}"
@@ -196,13 +217,24 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     return of_role(found, role, section) if section else found
 
 
-def _with_strategy(found: Finding, config: RunConfig) -> Finding:
-    """The finding with the key that places a role, if it is about where roles are."""
+def _longest(config: RunConfig) -> tuple[str, int]:
+    """The key that bounds a sequence, and how many of its tokens that does not count."""
+    if config.workflow is not None and config.episode.max_tokens is not None:
+        return "episode.max_tokens", 0
+    return "gconfig.max_new_tokens", config.longest_sequence - config.gconfig.max_new_tokens
+
+
+def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Finding:
+    """The finding with the keys that place roles, if it is about where roles are: those of the fewest that will do."""
     present, other, first = _STRATEGIES.get(found.code, ("", "", ""))
-    for role, section in config.further_roles.items():
-        if section.backend and section.scheduling_strategy.type == present:
-            return replace(found, help=f"{first}, or write {role}.scheduling_strategy.type={other}")
-    return found
+    sections = config.further_roles.items()
+    able = [role for role, it in sections if it.backend and it.scheduling_strategy.type == present]
+    for moved in (some for n in range(1, len(able) + 1) for some in combinations(able, n)):
+        after = compile(_backends(config), colocated=_colocated(config, moved))
+        if not any(other.code in _STRATEGIES and other.severity == Severity.ERROR for other in after.findings):
+            said = " ".join(f"{role}.scheduling_strategy.type={other}" for role in moved)
+            return replace(found, help=f"{first}, or write {said}")
+    return replace(found, help=first) if able else found
 
 
 def _role_of(found: Finding) -> Any:
@@ -263,29 +295,65 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
 
 
-def _spread(config: RunConfig, plan: Plan) -> Iterator[Finding]:
-    """A server's GPUs lie on one node: nothing here starts its other half elsewhere."""
-    for server in (server for engine in plan.engines if engine.kind == "server" for server in engine.servers):
-        if len({device.node for device in server.devices}) > 1:
-            message = f"a server of {len(server.devices)} GPUs would span nodes, and every server runs on one"
-            yield _about(config, "rollout", message, "make more servers of fewer GPUs")
-            return
+def _spanning(plan: Plan) -> Iterator[EnginePlan]:
+    """Engines whose servers do not lie on one node each: nothing here starts a server's other half elsewhere."""
+    for engine in plan.engines:
+        if engine.kind == "server" and any(len({d.node for d in server.devices}) > 1 for server in engine.servers):
+            yield engine
 
 
-def _narrower(
-    config: RunConfig, plan: Plan, compile: Callable[[str | dict[str, str]], allocation.Result]
-) -> Iterator[str]:
-    """The same layout with the widest servers that fit in a node, on the same GPUs."""
-    text = config.allocation_mode or config.rollout.backend or ""
-    found = re.search(r"sglang(\[\w+\])?:[\w*]+", text)
-    total = plan.engine("rollout").sizes.dp * plan.engine("rollout").sizes.tp
+def _spread(config: RunConfig, engine: EnginePlan, compile: Compile) -> Finding:
+    gpus = len(engine.servers[0].devices)
+    message = f"a server of {gpus} GPUs would span nodes, and every server runs on one"
+    found = _about(config, engine.role, message, "make more servers of fewer GPUs")
+    return replace(found, nearest=tuple(_narrower(config, engine, compile)))
+
+
+def _narrower(config: RunConfig, engine: EnginePlan, compile: Compile) -> Iterator[str]:
+    """The same layout with the engine's widest servers that fit in a node, on the same GPUs."""
+    role, backends = engine.role, _backends(config)
+    text = config.allocation_mode or backends[role]
+    names = {f"[{role}]", *([None] if role == "rollout" or not config.allocation_mode else [])}
+    found = next((it for it in re.finditer(r"sglang(\[\w+\])?:[\w*]+", text) if it[1] in names), None)
+    total = engine.sizes.dp * engine.sizes.tp
     for gpus in range(config.cluster.n_gpus_per_node, 0, -1):
         if found and total % gpus == 0:
             other = f"{text[: found.start()]}sglang{found[1] or ''}:d{total // gpus}t{gpus}{text[found.end() :]}"
-            result = compile(other if config.allocation_mode else _backends(config) | {"rollout": other})
-            if result.plan is not None and not [*_roles(config, result.plan), *_spread(config, result.plan)]:
+            plan = compile(other if config.allocation_mode else backends | {role: other}).plan
+            if plan and not [*_roles(config, plan)] and role not in [it.role for it in _spanning(plan)]:
                 yield other
                 return
+
+
+def _beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding]:
+    """A reward model's servers take what memory a GPU has left, whatever other engines need there."""
+    if device_of(config.device) == "cuda" and (others := _with_reward(plan)):
+        message = f"the reward model's servers share GPUs with {' and '.join(others)}, and take the memory there"
+        found = _about(config, "reward", message, "give them GPUs of their own; other layouts may have to be smaller")
+        moved = compile(apart := _apart(config)).plan
+        offered = apart if isinstance(apart, str) else apart["reward"]
+        yield replace(found, nearest=(offered,) if moved and not _with_reward(moved) else ())
+
+
+def _with_reward(plan: Plan) -> list[str]:
+    """The roles that share GPUs with the reward model."""
+    gpus = {device for engine in plan.engines if engine.role == "reward" for device in engine.devices}
+    return [engine.role for engine in plan.engines if engine.role != "reward" and gpus & set(engine.devices)]
+
+
+def _apart(config: RunConfig) -> str | dict[str, str]:
+    """The layouts with the reward model on the next free GPUs."""
+    backends = _backends(config)
+    if not config.allocation_mode:
+        return backends | {"reward": backends["reward"].partition("@")[0]}
+    groups = [group.members for group in parse(config.allocation_mode).groups]
+    others = [tuple(it for it in group if _name(it) != "reward") for group in groups]
+    moved = [(replace(it, gpus=()),) for group in groups for it in group if _name(it) == "reward"]
+    return spell(Allocation(tuple(Group(group) for group in (*others, *moved) if group)))
+
+
+def _name(member: Member) -> str | None:
+    return member.name.text if member.name else None
 
 
 def _about(config: RunConfig, role: str, message: str, help: str) -> Finding:

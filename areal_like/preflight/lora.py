@@ -32,7 +32,8 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     actor = config.actor
     if not actor.use_lora or spec is None:
         return
-    problems = [*_names(actor, spec), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
+    attention = ATTENTION[3:] if plan is not None and _splits_groups(spec, plan) else ATTENTION
+    problems = [*_names(actor, spec, attention), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
     yield from problems
     if not problems:
         trained, total = trained_parameters(actor, spec), total_parameters(spec)
@@ -44,7 +45,8 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
         yield finding("RUN-LORA", "actor.init_model", message, help, severity=Severity.WARNING)
 
 
-def _names(actor: ActorConfig, spec: ModelSpec) -> Iterator[Finding]:
+def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Iterator[Finding]:
+    """Names of no layer, and of layers without adapters; `attention` has those that the layout allows."""
     known = _linear_layers(actor, spec)
     for name in actor.target_modules:
         if name not in (*known, ALL_LINEAR):
@@ -52,7 +54,7 @@ def _names(actor: ActorConfig, spec: ModelSpec) -> Iterator[Finding]:
             yield finding("RUN-LORA", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
     if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
         message = f"{', '.join(asked)}: there are no adapters for experts"
-        yield finding("RUN-LORA", _KEY, message, f"write {_KEY}=[{','.join(ATTENTION)}]")
+        yield finding("RUN-LORA", _KEY, message, f"write {_KEY}=[{','.join(attention)}]")
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
@@ -65,14 +67,21 @@ def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
         return actor.target_modules
 
 
+def _splits_groups(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether Megatron's TP splits query groups, whose three projections are one matrix there."""
+    engine = plan.engine("actor")
+    return engine.backend == "megatron" and engine.sizes.tp > spec.kv_heads
+
+
 def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Finding]:
     engine = plan.engine("actor")
     if engine.backend != "megatron":
         return
     tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])
-    if tp > spec.kv_heads and any(name in joined for name in actor.target_modules):
+    if _splits_groups(spec, plan) and any(name in joined for name in actor.target_modules):
         message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"
-        help = f"use t{spec.kv_heads} or less, or write {_KEY}=[o_proj,gate_proj,up_proj,down_proj]"
+        others = (*ATTENTION[3:], *(() if spec.experts else FEED_FORWARD))
+        help = f"use t{spec.kv_heads} or less, or write {_KEY}=[{','.join(others)}]"
         yield finding("RUN-LORA", _KEY, message, help)
     if actor.megatron.override_transformer_config.get(_FUSED):
         key = f"actor.megatron.override_transformer_config.{_FUSED}"

@@ -11,11 +11,12 @@ from typing import Literal
 from allocation import Plan
 from allocation.diagnostics import Finding, Severity
 from areal_like.checkpoint.store import DIRECTORY
-from areal_like.cluster.resources import check_existing
+from areal_like.cluster.resources import bundles, check_existing, names_gpus
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
+LARGEST_PORT = 65535
 Device = Literal["cpu", "cuda"]
 
 
@@ -34,7 +35,7 @@ def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_r
         yield from _existing(config, device, plan, dry_run=dry_run)
     else:
         yield from _private(config, device, plan)
-        yield from _ports(config, plan)
+    yield from _ports(config, plan)
 
 
 def gpu_count() -> int:
@@ -98,19 +99,22 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
 
 
 def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Only this host can be asked; the servers of other nodes find out when they start."""
+    """Only this host can be asked whether a port is free; the servers of other nodes find out when they start."""
     first = config.sglang.port
     if first is None or plan is None:
         return
     help = "choose another port, or write sglang.port=null for free ones"
-    for port in range(first, first + plan.engine("rollout").sizes.dp):
-        if problem := _port_problem(port):
-            yield finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
+    servers = max(plan.engine("rollout").sizes.dp, config.rollout.max_servers or 0)
+    if (last := first + servers - 1) > LARGEST_PORT:
+        message = f"port {last} cannot be used: the largest is {LARGEST_PORT}"
+        yield finding("RUN-PORT", "sglang.port", message, help)
+    elif config.scheduler.type == "local":
+        for port in range(first, last + 1):
+            if problem := _port_problem(port):
+                yield finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
 
 
 def _port_problem(port: int) -> str | None:
-    if port > 65535:
-        return "the largest port is 65535"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
         try:
@@ -134,9 +138,14 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
         yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
-    elif device == "cuda" and plan is not None and plan.n_gpus > (present := gpu_count()):
+    elif device == "cuda" and plan is not None:
+        asked, present = max(int(bundle["GPU"]) for bundle in bundles(plan, uses_gpus=True)), gpu_count()
+        if asked <= present:
+            return
         named = ["actor", "rollout", *(role for role, section in config.further_roles.items() if section.backend)]
         fields = " + ".join(f"{role}.backend" for role in named)
         key = "allocation_mode" if config.allocation_mode else fields
-        message = f"{plan.n_gpus} GPUs are asked for, this host has {present}"
-        yield finding("RUN-MACHINE", key, message, "use a smaller layout" if present else "write device=cpu")
+        counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
+        message = f"{asked} GPUs are asked for{counted}, this host has {present}"
+        help = f"use a smaller layout{lower}" if present else "write device=cpu"
+        yield finding("RUN-MACHINE", key, message, help)

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from allocation import Finding, ParallelSizes, Plan
 from allocation.model_spec import ModelSpec
@@ -47,6 +48,7 @@ def check_trainer_options(
     yield from _offloaded(config)
     if device == "cuda":
         yield from _attention(config)
+        yield from _fused(overrides)
 
 
 def about(code: str, section: str, problem: OptionProblem) -> Finding:
@@ -91,6 +93,14 @@ def _experts(megatron: MegatronConfig) -> Iterator[Finding]:
         yield finding(
             "RUN-MEGATRON", f"{_MEGATRON}.recompute_modules", message, f"write {_MEGATRON}.moe_grouped_gemm=true"
         )
+
+
+def _fused(overrides: Mapping[str, Any]) -> Iterator[Finding]:
+    """Megatron-core builds no output layer whose gradient a kernel of Apex would have to add, and Apex is not there."""
+    name, kernel = "gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"
+    if overrides.get(name) and importlib.util.find_spec(kernel) is None:
+        message = f"{name} needs Apex's extension {kernel}, which is not installed"
+        yield finding("RUN-PACKAGE", f"{_OVERRIDES}.{name}", message, f"write {_OVERRIDES}.{name}=false")
 
 
 def _recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:

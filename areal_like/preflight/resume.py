@@ -1,18 +1,21 @@
 """A run's directory that exists: may this command go on with it, and has what must not change stayed as it was."""
 
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from allocation import Plan
 from allocation.diagnostics import Finding
+from areal_like.checkpoint.distributed import CONFIG
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
-from areal_like.config.keys import is_below
+from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
 from areal_like.config.schema import RunConfig
-from areal_like.data.dataset import fingerprint, training_steps
+from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.types import Prompt
@@ -33,7 +36,7 @@ _MUST_STAY = (  # of megatron
 )
 
 
-def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
     """What keeps a command from going on with the run in its directory, if there is one."""
     path, help = config.run_dir, "choose another trial_name"
     if config.recover.mode == "off" or not (path / CONFIG_FILE).exists():
@@ -50,21 +53,58 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Findi
     except (CheckpointError, OSError, ValueError, yaml.YAMLError) as error:
         yield finding("RUN-RESUME", "trial_name", f"{path} cannot be gone on with: {error}", help)
         return
-    if prompts and data != fingerprint(prompts):
+    if prompts and data not in fingerprints(prompts):
         message = f"{path} is of a run over other training prompts"
         yield finding("RUN-RESUME", "train_dataset", message, f"give it the same data, or {help}")
-    yield from _changes(_flat(before), _flat(config.model_dump()), path)
+    yield from _changes(before, config.model_dump(mode="json"), path)
+    if found and plan is not None:
+        yield from _backends(config, plan, found.path, before)
     if found and prompts:
         yield from _ended(config, directory, found.state.version, training_steps(config, len(prompts)))
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:
-    for key, value in now.items():
+    for key, old, new in _different(before, now):
         stays = key.endswith(_MUST_STAY)
         may = key.endswith(_LIMITS) or (not stays and any(is_below([key], allowed) for allowed in MAY_CHANGE))
-        if not may and key in before and before[key] != value:
-            message = f"{_text(value)} is not what the run in {path} began with, {_text(before[key])}"
-            yield finding("RUN-RESUME", key, message, f"write {key}={_text(before[key])}, or choose another trial_name")
+        if not may:
+            message = f"{_text(new)} is not what the run in {path} began with, {_text(old)}"
+            yield finding("RUN-RESUME", key, message, f"{_back(key, old, path)}, or choose another trial_name")
+
+
+def _different(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key whose values differ, with both; a section that one side lacks is one key, and None there."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        section = section_of(annotation_of(key)) if key else RunConfig
+        if section is not None:  # a key of a newer version had its default, and one of an older version is gone
+            defaults = section.model_construct().model_dump(mode="json")
+            before = {name: before.get(name, defaults.get(name)) for name in now}
+        for name in {**before, **now}:
+            yield from _different(before.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif before != now:
+        yield key, before, now
+
+
+def _back(key: str, value: Any, path: Path) -> str:
+    """How to have the value that a run began with."""
+    if isinstance(value, Mapping):
+        return f"write it as in {path / CONFIG_FILE}"
+    if value is None and types.NoneType not in members(annotation_of(key)):
+        return "leave it out"
+    return f"write {key}={_text(value)}"
+
+
+def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[str, Any]) -> Iterator[Finding]:
+    """Roles whose checkpoint is of the other training backend; one without a layout of its own has the actor's."""
+    for role in [role for role, section in config.roles.items() if config.allocation_mode or section.backend]:
+        path, now = checkpoint / role, plan.engine(role).backend
+        backend = "megatron" if (path / CONFIG).exists() else "fsdp"
+        if path.exists() and now != backend:
+            key = "allocation_mode" if config.allocation_mode else f"{role}.backend"
+            old = value_at(before, key)
+            message = f"{path} is {backend}'s, which {now} does not read"
+            again = f"write {key}={old}" if old else f"give the layout as in {checkpoint.parents[1] / CONFIG_FILE}"
+            yield finding("RUN-RESUME", key, message, f"{again}, or choose another trial_name")
 
 
 def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
@@ -77,13 +117,7 @@ def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iter
         yield finding("RUN-RESUME", "recover.mode", message, "write recover.mode=auto to go on with it")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as values by dotted key."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-    return flat
-
-
 def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a section"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

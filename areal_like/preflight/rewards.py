@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from allocation import Finding
 from areal_like.config.findings import finding
 from areal_like.config.schema import JudgeConfig, RewardConfig, RunConfig
-from areal_like.rewards import REWARDS, Cause, Failure, RewardPool, functions
-from areal_like.rewards.pool import IMPORT_LIMIT_S
+from areal_like.rewards import functions
+from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
+from areal_like.rewards.verifiers import REWARDS
 from areal_like.types import AnswerCheck, Prompt
 from areal_like.user_code import Portable, UserCodeError
 

@@ -1,16 +1,16 @@
 """Trainer and servers on the same GPUs: whether they may take turns, and whether weights may go over the device."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from allocation import Finding, Plan
 from allocation.diagnostics import Severity
 from allocation.hardware import GIB
-from allocation.memory import footprints, needed
+from allocation.memory import footprint, needed
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import RunConfig
-from areal_like.preflight.layout import workload
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.preflight.layout import workloads
 from areal_like.preflight.machine import Device, gpu_count
 
 _KEY = "rollout.sharing"
@@ -55,21 +55,19 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
         yield finding("RUN-SHARING", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
-def described(config: RunConfig, plan: Plan, model: ModelSpec | None) -> str | None:
+def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:
     """How trainer and servers share GPUs, and what that needs of them; None where they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):
         return None
     how = "take turns on" if config.rollout.alternates else "stay together on"
     said = f"trainer and servers {how} the GPUs that they share ({_KEY}: {config.rollout.sharing})"
-    work = workload(config, model) if model else None
-    if work is None or work.memory.gpu_bytes is None:
+    works = workloads(config, models)
+    room = works["actor"].memory.gpu_bytes if works else None
+    if room is None:
         return said
     gpus = set(rollout.devices)
-    sharing = {engine.role for engine in plan.engines if gpus & set(engine.devices)} - {"reward"}  # of another model
-    together, apart = (
-        needed([each for each in footprints(plan, work) if each.role in sharing], offload=turns) / GIB
-        for turns in (False, True)
-    )
-    room = work.memory.gpu_bytes / GIB
-    return f"{said}: of {room:.0f} GiB they need about {together:.0f} together, {apart:.0f} in turns"
+    engines = [engine for engine in plan.engines if gpus & set(engine.devices) and engine.role in works]
+    prints = [footprint(engine, works[engine.role]) for engine in engines]
+    together, apart = (needed(prints, offload=turns) / GIB for turns in (False, True))
+    return f"{said}: of {room / GIB:.0f} GiB they need about {together:.0f} together, {apart:.0f} in turns"

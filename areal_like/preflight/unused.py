@@ -97,13 +97,21 @@ def _offloaded(role: TrainerRole) -> Rule:
 
 
 def rules_of(plan: Plan, device: Device) -> Iterator[Rule]:
-    """Keys of the backend that a role has not, and of FSDP that do nothing there."""
+    """Keys of the backend that a role has not, of FSDP that do nothing there, and of restarts where none can be."""
+    servers = len(plan.engine("rollout").servers)
+    yield Rule(
+        ("rollout.max_restarts",),
+        lambda run: servers <= run.rollout.min_servers and (run.rollout.max_servers or 0) <= servers,
+        "too few servers are left to go on when one dies (rollout.min_servers, rollout.backend)",
+    )
     for engine in plan.engines:
         if who := _WHO.get(engine.role):
             other, keys = ("megatron", _OF_MEGATRON) if engine.backend == "fsdp" else ("fsdp", FSDPConfig.model_fields)
             words = {"fsdp": "FSDP", "megatron": "Megatron"}[engine.backend]
             names = tuple(f"{engine.role}.{other}.{name}" for name in keys)
             yield Rule(names, lambda _: True, f"{who} is {words} ({engine.role}.backend)")
+        if engine.role == "ref" and engine.backend == "fsdp":
+            yield Rule(("ref.fsdp.gradient_checkpointing",), lambda _: True, "a reference has no backward pass")
     if plan.engine("actor").backend == "fsdp":
         why = "fsdp.offload_params keeps everything in host memory"
         yield Rule(("actor.offload",), lambda run: run.actor.fsdp.offload_params, why)

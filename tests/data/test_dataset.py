@@ -1,3 +1,4 @@
+import hashlib
 import itertools
 import json
 from dataclasses import replace
@@ -9,12 +10,12 @@ import pytest
 from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
-from areal_like.data.dataset import fingerprint, load_prompts
+from areal_like.data.dataset import fingerprints, load_prompts
 from areal_like.data.records import DatasetError
 from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.rewards import REWARDS
 from areal_like.rewards.gsm8k import verify
+from areal_like.rewards.verifiers import REWARDS
 from areal_like.types import Prompt
 
 BYTES = Tokenizer.make("bytes")
@@ -227,5 +228,19 @@ def test_a_place_gives_the_prompt_that_was_there_whatever_was_asked_before():
 
 def test_other_prompts_have_another_fingerprint():
     changed = [*PROMPTS[:-1], replace(PROMPTS[-1], answer="another")]
-    assert len({fingerprint(prompts) for prompts in (PROMPTS, PROMPTS[:3], PROMPTS[::-1], changed)}) == 4
-    assert fingerprint(PROMPTS) == fingerprint(list(PROMPTS))
+    rows = [replace(prompt, row={"tests": "assert f(1) == 1", "level": 1}) for prompt in PROMPTS]
+    other_rows = [*rows[:-1], replace(rows[-1], row={**rows[-1].row, "tests": "assert f(1) == 2"})]
+    different = (PROMPTS, PROMPTS[:3], PROMPTS[::-1], changed, rows, other_rows)
+    assert len({fingerprints(prompts)[0] for prompts in different}) == len(different)
+    assert fingerprints(rows) == fingerprints([replace(each, row=dict(reversed(each.row.items()))) for each in rows])
+
+
+def test_columns_that_json_does_not_have_do_not_change_a_fingerprint():
+    """Their text may have an address in it, which is another one in every process."""
+    first, second = ([Prompt(0, [1], row={"q": "x", 3: [object()], "f": lambda: 1})] for _ in range(2))
+    assert fingerprints(first) == fingerprints(second)
+
+
+def test_a_fingerprint_of_earlier_versions_is_still_known():
+    with_row = [replace(prompt, row={"level": 1}) for prompt in PROMPTS[:2]]
+    assert fingerprints(with_row)[1] == hashlib.sha256(b"([0], '')([1], '')").hexdigest()

@@ -13,7 +13,7 @@ from areal_like.data.dataset import load_prompts
 from areal_like.data.records import DatasetError
 from areal_like.data.stream import PromptStream, shares
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards import REWARDS
+from areal_like.rewards.verifiers import REWARDS
 from areal_like.types import Prompt
 
 BYTES = Tokenizer.make("bytes")

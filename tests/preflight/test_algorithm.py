@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from ray import cloudpickle as ray_pickle
 
 from areal_like.config.load import load
+from areal_like.engines import carry_user_code
 from areal_like.preflight import preflight
 from areal_like.preflight.algorithm import find_algorithm
 
@@ -29,6 +33,16 @@ def test_what_makes_sense_may_start(write, overrides):
     checked = preflight(load(write(), overrides))
     assert checked.ok, list(map(str, checked.findings))
     assert checked.job.algorithm is not None
+
+
+def test_a_penalty_for_length_and_episodes_of_several_turns_are_told_apart(write):
+    def warned(*overrides: str) -> bool:
+        found = preflight(load(write(), ["algorithm=dapo", *overrides])).findings
+        return any("several turns" in f.message and str(f.severity) == "warning" for f in found)
+
+    own = f"workflow={Path(__file__).parents[2]}/examples/workflows/calculator.py:run"
+    assert warned(own)
+    assert not warned() and not warned(own, "actor.overlong_penalty_factor=0")
 
 
 def test_a_misspelt_name_is_told_with_the_nearest_one(write):
@@ -71,3 +85,52 @@ def test_an_algorithm_of_a_user_is_asked_for_the_models_that_it_needs(write, tmp
     )
     _, findings = find_algorithm(load(write(), [f"algorithm={file}:make"]).config)
     assert [found.key for found in findings] == ["critic", "ref"]
+
+
+OWN = """
+import threading
+from functools import partial
+
+import {helper}
+from areal_like.algorithms.types import Algorithm
+from areal_like.types import LossSpec
+
+lock = threading.Lock()
+
+
+def targets(experience):
+    return {{"advantages": experience.rewards}}
+
+
+def loss(scale, inputs, parameters):
+    return {helper}.weigh(inputs) * scale, {{}}
+
+
+def locked(inputs, parameters):
+    with lock:
+        return inputs, {{}}
+
+
+def make(config):
+    return Algorithm(targets, LossSpec({loss}))
+"""
+
+
+def test_a_loss_that_cannot_be_sent_to_the_ranks_is_a_finding(write, tmp_path):
+    (tmp_path / "unsendable.py").write_text(OWN.format(loss="locked", helper="math"))
+    (message,) = errors(write(), f"algorithm={tmp_path}/unsendable.py:make")
+    assert "algorithm" in message and "cannot be sent to the trainer's ranks: TypeError" in message
+
+
+def test_a_loss_goes_to_processes_that_have_nothing_of_what_lies_beside_it(write, tmp_path):
+    (tmp_path / "own_weights.py").write_text("import own_deeper\n\ndef weigh(x):\n    return own_deeper.sign * x\n")
+    (tmp_path / "own_deeper").mkdir()
+    (tmp_path / "own_deeper/__init__.py").write_text("sign = -1\n")
+    (tmp_path / "partial_loss.py").write_text(OWN.format(loss="partial(loss, 2.0)", helper="own_weights"))
+    checked = preflight(load(write(), [f"algorithm={tmp_path}/partial_loss.py:make"]))
+    assert checked.job, list(map(str, checked.findings))
+    carry_user_code(checked.job.algorithm)
+    (sent := tmp_path / "loss.pickle").write_bytes(ray_pickle.dumps(checked.job.algorithm.loss))
+    use = f"import pickle; print(pickle.load(open({str(sent)!r}, 'rb')).function(3, None))"
+    ran = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, cwd="/", check=False)
+    assert ran.stdout == "(-6.0, {})\n", ran.stderr

@@ -11,6 +11,7 @@ from areal_like.preflight import machine as module
 from areal_like.preflight import preflight
 from areal_like.preflight.machine import CONFIG_FILE
 
+HELD_OUT = "evaluator.datasets.long"
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
 
@@ -34,6 +35,24 @@ def test_a_run_that_may_start_has_all_its_parts(write, tmp_path):
     assert checked.job.steps == 4
     assert checked.job.tokenizer.decode(checked.job.train_prompts[0].tokens).endswith("now?")
     assert list(tmp_path.iterdir()) == [tmp_path / "run.yaml"]  # nothing was written
+
+
+def test_held_out_sets_keep_their_names_and_prompts(write):
+    def data(size):
+        return f"{{path: arithmetic, max_prompt_length: 32, arithmetic: {{size: {size}}}}}"
+
+    checked = check(write(), f"evaluator.datasets={{aime.2024: {data(3)}, math.2024: {data(2)}}}")
+    assert checked.ok, list(map(str, checked.findings))
+    sizes = {name: len(prompts) for name, prompts in checked.job.evaluated.items()}
+    assert sizes == {"valid_dataset": 4, "aime.2024": 3, "math.2024": 2}
+    assert sizes.keys() == checked.job.config.evaluations.keys()
+
+
+def test_a_held_out_set_does_not_replace_another(write):
+    held_out = "evaluator.datasets={valid_dataset: {path: arithmetic, max_prompt_length: 32, arithmetic: {size: 3}}}"
+    (finding,) = errors(write(), held_out)
+    assert finding.where == "evaluator.datasets.valid_dataset (command line)"
+    assert check(write(), held_out, "valid_dataset=null").ok
 
 
 def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
@@ -89,6 +108,29 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["gconfig.max_new_tokens=60"], "gconfig.max_new_tokens", "64"),
         (["sglang.context_length=40"], "sglang.context_length", "40 tokens"),
         (["sglang.context_length=100"], "sglang.context_length", "64 positions"),
+        (
+            ["evaluator.max_new_tokens=200"],
+            "evaluator.max_new_tokens",
+            "of 240 tokens exceeds the model's 64 positions",
+        ),
+        (["valid_dataset.max_prompt_length=1024"], "valid_dataset.max_prompt_length", "of 1040 tokens exceeds"),
+        ([f"{HELD_OUT}.max_new_tokens=40"], f"{HELD_OUT}.max_new_tokens", "of 80 tokens exceeds"),
+        ([f"{HELD_OUT}.max_prompt_length=50"], f"{HELD_OUT}.max_prompt_length", "of 66 tokens exceeds"),
+        (
+            ["valid_dataset.workflow=my_workflow.py:run", "episode.max_tokens=60"],
+            "episode.max_tokens",
+            "of 68 tokens exceeds",
+        ),
+        (
+            ["sglang.context_length=240", "evaluator.max_new_tokens=200"],
+            "sglang.context_length",
+            "of 240 tokens exceeds",
+        ),
+        (
+            ["sglang.context_length=240", "evaluator.max_new_tokens=200"],
+            "evaluator.max_new_tokens",
+            "of 240 tokens exceeds",
+        ),
         (["actor.mb_spec.max_tokens_per_mb=39"], "actor.mb_spec.max_tokens_per_mb", "40"),
         (["actor.megatron.recompute_granularity=full"], "actor.megatron.recompute_granularity", "recompute_method"),
         (
@@ -105,6 +147,11 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
             ["actor.megatron.override_transformer_config.fp8=hybrid"],
             "actor.megatron.override_transformer_config.fp8",
             "GPU",
+        ),
+        (
+            ["device=cuda", "actor.megatron.override_transformer_config.gradient_accumulation_fusion=true"],
+            "actor.megatron.override_transformer_config.gradient_accumulation_fusion",
+            "needs Apex's extension",
         ),
         (["sglang.attention_backend=triton"], "sglang.attention_backend", "on CPU"),
         (["sglang.deterministic=true"], "sglang.deterministic", "on CPU"),
@@ -132,6 +179,8 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
 )
 def test_what_is_wrong_is_found_under_its_key(write, overrides, key, words):
     file = write()
+    if HELD_OUT in key:
+        overrides = ["evaluator={datasets: {long: {path: arithmetic, max_prompt_length: 32}}}", *overrides]
     found = errors(file, *(text.replace("FILE", str(file)) for text in overrides))
     assert any(f.where.startswith(f"{key} (") and words in f.message for f in found), list(map(str, found))
 
@@ -168,6 +217,19 @@ def test_a_busy_port_is_found(write):
         (finding,) = errors(write(), f"sglang.port={port}")
     assert finding.where == "sglang.port (command line)"
     assert str(port) in finding.message
+
+
+@pytest.mark.parametrize("type", ["local", "ray"])
+def test_every_server_has_a_port_that_there_is(write, type):
+    two = [f"scheduler.type={type}", "rollout.backend=sglang:d2", "cluster.n_gpus_per_node=4"]
+    (finding,) = errors(write(), *two, "sglang.port=65535")
+    assert finding.key == "sglang.port" and "port 65536 cannot be used: the largest is 65535" in finding.message
+    assert check(write(), *two, "sglang.port=65534").ok
+
+
+def test_a_server_that_comes_later_has_a_port_too(write):
+    (finding,) = errors(write(), "scheduler.type=ray", "rollout.max_servers=3", "sglang.port=65534")
+    assert "port 65536 cannot be used" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -266,6 +328,19 @@ def test_the_cluster_that_ray_address_names_has_to_answer(write, monkeypatch):
         assert check(write(), "scheduler.type=ray").ok
 
 
+def test_the_cluster_that_was_started_last_has_to_answer(write, existing, tmp_path):
+    """Ray asks a cluster that was killed for minutes."""
+    last = tmp_path / "ray/ray_current_cluster"
+    last.parent.mkdir()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        last.write_text(address := f"127.0.0.1:{listener.getsockname()[1]}")
+        (finding,) = errors(write(), "scheduler.type=ray")
+        assert f"nothing answers at {address} (`auto`, from {last})" in finding.message
+        listener.listen()
+        assert check(write(), "scheduler.type=ray").ok
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_an_existing_cluster_has_to_hold_the_plan(write, monkeypatch, existing, dry_run):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -351,6 +426,24 @@ def test_with_gpus_auto_means_cuda(write):
         assert "3 GPUs are asked for, this host has 2" in finding.message
 
 
+@pytest.mark.parametrize(("present", "ok"), [(4, False), (7, False), (8, True)])
+def test_gpus_that_are_named_have_to_be_there(write, present, ok):
+    named = ["rollout.backend=sglang:d1@6", "actor.backend=megatron:d1@7", "cluster.n_gpus_per_node=8"]
+    with mock.patch.multiple(module, gpu_count=lambda: present, _installed=lambda _: True):
+        checked = preflight(load(write(), [*named, "device=cuda", "actor.dtype=bfloat16"]), dry_run=True)
+        found = [f for f in checked.findings if f.severity != "note"]
+        assert [f.code for f in found] == ([] if ok else ["RUN-MACHINE"]), list(map(str, found))
+        if not ok:
+            assert f"8 GPUs are asked for, by the numbers after `@`, this host has {present}" in found[0].message
+            lower = [
+                "rollout.backend=sglang:d1@0",
+                "actor.backend=megatron:d1@1",
+                "device=cuda",
+                "actor.dtype=bfloat16",
+            ]
+            assert check(write(), *lower).ok
+
+
 def test_transformer_engine_is_needed_where_there_are_gpus(write):
     with (
         mock.patch.object(module, "gpu_count", return_value=3),
@@ -379,10 +472,47 @@ def test_a_warm_start_needs_answers_in_known_words(write, tmp_path):
     assert "row 1 has words in its answer that the tokenizer does not know" in finding.message
 
 
+def test_held_out_prompts_reach_the_trainer_in_a_warm_start_alone(write):
+    longer = ["valid_dataset.max_prompt_length=100", "actor.mb_spec.max_tokens_per_mb=64"]
+    longer.append("actor.init_model.max_position_embeddings=128")
+    assert check(write(), *longer).ok
+    finding, *_ = errors(write(), *longer, "warm_start.steps=1")
+    assert (finding.code, finding.key) == ("ALLOC-PACKED-LENGTH", "actor.mb_spec.max_tokens_per_mb")
+
+
+NODES = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray", "train_dataset.batch_size=16"]
+JUDGE = ["reward.type=model", "reward.model.path=/nowhere"]
+
+
 def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
-    nodes = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray"]
     model = ["actor.init_model.num_attention_heads=16", "actor.init_model.num_key_value_heads=16"]
-    layout = ["train_dataset.batch_size=16", "actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
-    (finding,) = [f for f in errors(write(), *nodes, *model, *layout) if f.code == "RUN-ROLE"]
+    layout = ["actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
+    (finding,) = [f for f in errors(write(), *NODES, *model, *layout) if f.code == "RUN-ROLE"]
     assert "span nodes" in finding.message
     assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")
+
+
+@pytest.mark.parametrize(
+    ("key", "layout", "nearest"),
+    [
+        (
+            "reward.model.backend",
+            [
+                "actor.backend=megatron:d8@0-7",
+                "rollout.backend=sglang:d8@8-15",
+                "reward.model.backend=sglang:d1t16@16-31",
+            ],
+            "sglang:d2t8@16-31",
+        ),
+        (
+            "allocation_mode",
+            ["allocation_mode=sglang[rollout]:d8@0-7+megatron[actor]:d8@8-15+sglang[reward]:d1t16@16-31"],
+            "sglang[rollout]:d8@0-7+megatron[actor]:d8@8-15+sglang[reward]:d2t8@16-31",
+        ),
+    ],
+)
+def test_of_a_reward_model_s_server_over_two_nodes_its_own_key_is_named(write, key, layout, nearest):
+    (finding,) = [f for f in errors(write(), *NODES, *JUDGE, *layout) if f.code == "RUN-ROLE"]
+    assert finding.key == key
+    assert "span nodes" in finding.message
+    assert finding.nearest == (nearest,)

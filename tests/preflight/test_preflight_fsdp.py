@@ -1,9 +1,12 @@
 """What the FSDP trainer cannot do is said before start."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from allocation.model_spec import FAMILIES, ModelError, from_config
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
@@ -70,3 +73,13 @@ def test_it_takes_dense_models(write):
 @pytest.mark.parametrize("critic", ["critic.backend=fsdp:d1c2", "critic.timeout_s=60", "critic.backend=megatron:d2"])
 def test_a_critic_has_either_backend(write, critic):
     assert "error" not in {str(f.severity) for f in preflight(load(write(), [FSDP, critic])).findings}
+
+
+def test_the_page_names_the_families_that_train_and_what_is_refused():
+    text = (Path(__file__).parents[2] / "docs/lora.md").read_text()
+    known, _, refused = text.partition("these dense families alone:")[2].partition("(`model_type`")
+    dense = {name for name, family in FAMILIES.items() if not family.experts and "_vl_" not in name}
+    assert set(re.findall(r"`(\w+)`", known)) == dense
+    for family in re.findall(r"`(\w+)`", refused.partition("is refused")[0]):
+        with pytest.raises(ModelError, match="unknown model_type"):
+            from_config({"model_type": family})

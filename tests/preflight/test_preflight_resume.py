@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 
 from areal_like.checkpoint.journal import Journal, Step
 from areal_like.checkpoint.state import RunState
+from areal_like.checkpoint.store import DIRECTORY, JOURNAL
 from areal_like.config.load import load
+from areal_like.data.dataset import fingerprints
 from areal_like.directory import run_directory
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
@@ -86,10 +90,73 @@ def test_another_key_is_refused_by_name(begun: Path, override: str, said: str) -
     assert said in findings[key]
 
 
+@pytest.mark.parametrize(
+    ("override", "key", "said"),
+    [
+        ("actor.adv_norm.mean_level=batch", "actor.adv_norm", "write actor.adv_norm=null, or"),
+        ("actor.reward_norm.mean_level=batch", "actor.reward_norm", "write actor.reward_norm=null, or"),
+        ("warm_start=null", "warm_start", "null is not what the run in"),
+        ("critic={}", "critic", "write critic=null, or"),
+        ("ref={}", "ref", "write ref=null, or"),
+        ("reward.parts.other.type=gsm8k", "reward.parts.other", "leave it out, or"),
+    ],
+)
+def test_a_section_or_an_entry_more_or_less_is_refused_by_name(begun: Path, override: str, key: str, said: str) -> None:
+    findings = found(begun.parents[1], override)
+    assert key in findings
+    assert said in findings[key]
+
+
+def test_what_is_gone_is_given_again_as_the_run_s_configuration_has_it(begun: Path) -> None:
+    again = json.dumps(yaml.safe_load((begun / "config.yaml").read_text())["warm_start"])
+    assert f"write it as in {begun}/config.yaml, or" in found(begun.parents[1], "warm_start=null")["warm_start"]
+    assert found(begun.parents[1], "warm_start=null", f"warm_start={again}") == {}
+
+
+def test_keys_of_another_version_are_no_change_while_they_have_their_default(begun: Path) -> None:
+    """The run's version may lack keys of this one, and have some that are gone."""
+    file = begun / "config.yaml"
+    values = yaml.safe_load(file.read_text())
+    del values["seed"], values["actor"]["adv_norm"], values["actor"]["optimizer"]["beta1"], values["episode"]
+    values["gconfig"]["gone"] = 3
+    file.write_text(yaml.safe_dump(values))
+    assert found(begun.parents[1]) == {}
+    assert found(begun.parents[1], "seed=2").keys() == {"seed"}
+    assert found(begun.parents[1], "episode.max_turns=3").keys() == {"episode.max_turns"}
+
+
+@pytest.mark.parametrize(
+    ("files", "other"),
+    [((".metadata", "metadata.json"), "actor.backend=fsdp:d1"), ((".metadata",), "actor.backend=megatron:d1")],
+)
+def test_a_checkpoint_of_the_other_backend_is_refused(begun: Path, files: tuple[str, ...], other: str) -> None:
+    role, settings = begun / "recover/step-3/actor", begun / "config.yaml"
+    role.mkdir()
+    for name in files:
+        (role / name).touch()
+    backend, to = ("megatron", "fsdp") if "metadata.json" in files else ("fsdp", "megatron")
+    settings.write_text(settings.read_text().replace("backend: megatron:d2", f"backend: {backend}:d2"))
+    assert found(begun.parents[1], f"actor.backend={backend}:d1") == {}
+    said = found(begun.parents[1], other)
+    assert said.keys() == {"actor.backend"}
+    assert f"is {backend}'s, which {to} does not read; write actor.backend={backend}:d2, or" in said["actor.backend"]
+    assert found(begun.parents[1], f"actor.backend={backend}:d2") == {}
+
+
 def test_other_data_is_refused(begun: Path) -> None:
     findings = found(begun.parents[1], "train_dataset.arithmetic.seed=3")
     assert findings.keys() == {"train_dataset", "train_dataset.arithmetic.seed"}
     assert "is of a run over other training prompts" in findings["train_dataset"]
+
+
+def test_a_run_begun_by_an_earlier_version_goes_on(begun: Path) -> None:
+    job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={begun.parents[1]}"])).job)
+    now, earlier = fingerprints(job.train_prompts)
+    text = (file := begun / DIRECTORY / JOURNAL).read_text()
+    assert now in text
+    file.write_text(text.replace(now, earlier))
+    assert found(begun.parents[1]) == {}
+    leave(job, 4)
 
 
 def test_a_run_without_checkpoints_is_not_entered(begun: Path) -> None:
@@ -103,7 +170,9 @@ def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
     assert "has all of its 3 steps; raise total_train_steps, or choose another" in findings["recover.mode"]
 
 
-def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_hand", [KeyboardInterrupt, asyncio.CancelledError])
+def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path, by_hand: type[BaseException]) -> None:
+    """Ctrl-C cancels the run's task, as does a notebook."""
     job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={tmp_path}"])).job)
     with pytest.raises(RuntimeError) as raised:
         leave(job, 3, RuntimeError)
@@ -111,8 +180,8 @@ def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path) -> None
         f"the last checkpoint is {job.config.run_dir}/recover/step-3: the same command goes on from there"
     ]
     assert found(tmp_path, "recover.mode=fault") == {}
-    with pytest.raises(KeyboardInterrupt):
-        leave(job, 4, KeyboardInterrupt)
+    with pytest.raises(by_hand):
+        leave(job, 4, by_hand)
     said = found(tmp_path, "recover.mode=fault")["recover.mode"]
     assert "was interrupted by hand, which is not a failure; write recover.mode=auto to go on with it" in said
     assert found(tmp_path) == {}

@@ -58,6 +58,12 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
         (["critic.path=/nowhere"], "critic.path", "no config.json"),
         (["ref.path=DIRECTORY"], "ref.path", "embedding 20 rows"),
         (["critic.optimizer.warmup_steps=4"], "critic.optimizer.warmup_steps", "4 optimizer steps"),
+        (["critic.warmup_steps=4"], "critic.warmup_steps", "the actor would not be trained"),
+        (
+            ["critic.warmup_steps=2", "actor.optimizer.warmup_steps=2"],
+            "actor.optimizer.warmup_steps",
+            "2 optimizer steps",
+        ),
         (
             [
                 *("actor.init_model.num_experts=4", "actor.init_model.num_attention_heads=4"),

@@ -44,3 +44,12 @@ def test_own_rewards_need_no_answers(write, tmp_path):
     rows.write_text('{"question": "How many?", "level": 3}\n' * 4)
     more = (f"train_dataset.path={rows}", "valid_dataset=null")
     assert found(write, tmp_path, "def score(response, row):\n    return row['level']\n", *more) == []
+
+
+@pytest.mark.parametrize("value", ["lambda: 1", "threading.Lock()"])
+def test_a_row_that_cannot_be_sent_to_a_worker_is_a_finding(write, tmp_path, value):
+    rows = f"import threading\n\nrows = [{{'question': '1?', 'answer': '1', 'more': {value}}}] * 4\n"
+    (tmp_path / "rows.py").write_text(rows)
+    more = (f"train_dataset.path={tmp_path}/rows.py:rows", "valid_dataset=null")
+    (finding,) = found(write, tmp_path, "def score(response, row):\n    return 1\n", *more)
+    assert "row 1: cannot be sent to or from a worker process" in finding

@@ -59,8 +59,21 @@ def test_a_dry_run_says_which_and_why(monkeypatch):
     config = load(EXAMPLE, ["device=cuda"]).config
     spec = find_model(config)[0]
     plan, _ = find_plan(config, spec)
-    assert "stay together" in described(config, plan, spec)
-    assert "of 80 GiB they need about" in described(config, plan, spec)
+    assert "stay together" in described(config, plan, {"actor": spec})
+    assert "of 80 GiB they need about" in described(config, plan, {"actor": spec})
+
+
+def test_a_dry_run_counts_a_role_by_its_own_keys(monkeypatch):
+    monkeypatch.setattr(memory, "gpu_bytes", lambda: 160 << 30)
+
+    def said(critic: str) -> str | None:
+        config = load(EXAMPLE, ["device=cuda", "algorithm=ppo", f"critic={critic}"]).config
+        spec = find_model(config)[0]
+        plan, found = find_plan(config, spec)
+        assert plan, found
+        return described(config, plan, {"actor": spec, "critic": spec})
+
+    assert said("{}") == said("{dtype: bfloat16}") != said("{dtype: float32}")
 
 
 def test_turns_are_proposed_where_both_do_not_fit(monkeypatch):

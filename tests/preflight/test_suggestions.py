@@ -7,16 +7,19 @@ import pytest
 from areal_like.config.findings import ConfigError
 from areal_like.config.keys import annotation_of
 from areal_like.config.load import load
-from areal_like.preflight import preflight
+from areal_like.preflight import machine, memory, preflight
 
 MEGATRON, SERVER = "actor.megatron.override_transformer_config", "sglang.extra_args"
-SETTING = re.compile(r"\b([a-z][\w.]+)=([^\s,;]+?)(?=[,;:]?(?:\s|$))")
+SETTING = re.compile(r"\b([a-z][\w.]+=(?:\[[^\]]*\]|[^\s,;]+?))(?=[,;:]?(?:\s|$))")
 BIG = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray", "train_dataset.batch_size=16"]
 ON_GPUS = ["device=cuda", "cluster.n_gpus_per_node=3"]
 EXPERTS = [
     "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
     "actor.megatron.bridge_type=megatron-bridge",
 ]
+REWARD = "reward.model.backend"
+ADAPTERS = [*EXPERTS, "actor.use_lora=true", "actor.backend=megatron:t4", "cluster.n_gpus_per_node=5"]
+ROLES = ["algorithm=ppo", "cluster.n_gpus_per_node=9", "actor.backend=megatron:d4", "actor.kl_ctl=0.1"]
 FULL = [f"actor.megatron.recompute_{name}" for name in ("granularity=full", "method=uniform", "num_layers=1")]
 
 BAD = [
@@ -40,10 +43,15 @@ BAD = [
     ["sglang.context_length=20"],
     ["sglang.context_length=100"],
     ["gconfig.max_new_tokens=30"],
+    ["evaluator.max_new_tokens=200"],
+    ["evaluator.max_new_tokens=200", "sglang.context_length=300"],
+    ["valid_dataset.max_prompt_length=1024"],
+    ["valid_dataset.workflow=examples/workflows/retry.py:run", "episode.max_tokens=60"],
     ["gconfig.max_new_tokens=60"],
     ["actor.mb_spec.max_tokens_per_mb=39"],
     ["train_dataset.batch_size=17"],
     ["actor.optimizer.warmup_steps=4"],
+    ["algorithm=ppo", "critic.warmup_steps=4"],
     ["valid_dataset=null", "evaluator.freq_steps=1"],
     ["valid_dataset=null", "warm_start.steps=1"],
     ["actor.init_model.num_key_value_heads=3"],
@@ -72,6 +80,7 @@ BAD = [
     [f"{MEGATRON}.moe_aux_loss_coeff=0.1"],
     [*ON_GPUS, f"{MEGATRON}.fp8=hybrid", "actor.mb_spec.max_tokens_per_mb=40"],
     [*ON_GPUS, f"{MEGATRON}.fp8_param=true"],
+    [*ON_GPUS, f"{MEGATRON}.gradient_accumulation_fusion=true"],
     [*ON_GPUS, f"{MEGATRON}.cuda_graph_impl=local", "actor.megatron.optimizer_offload=true"],
     [*ON_GPUS, f"{MEGATRON}.cuda_graph_impl=local", "actor.offload=true"],
     [*ON_GPUS, f"{MEGATRON}.attention_backend=fused", "actor.env_vars.NVTE_FLASH_ATTN=1"],
@@ -88,9 +97,35 @@ BAD = [
     ["actor.megatron.recompute_granularity=selective", "actor.megatron.recompute_modules=[layernorm]"],
     ["actor.megatron.overlap_param_gather=true", "actor.megatron.overlap_grad_reduce=false"],
     ["actor.megatron.overlap_param_gather=true", "actor.megatron.use_distributed_optimizer=false"],
+    ["workflow=areal_like.workflows.single_turn:SingleTurn", "episode.max_tokens=100"],
+    [*ROLES, "ref.backend=megatron:d4", "critic.backend=megatron:d2"],
+    [*ROLES, "ref.backend=megatron:d2", "critic.backend=megatron:d2"],
+    [*ROLES, "cluster.n_gpus_per_node=5", "ref={backend: 'megatron:d4', scheduling_strategy: {type: separation}}"],
+    [*ADAPTERS, "actor.target_modules=[gate_proj]"],
+    [*ADAPTERS, "actor.target_modules=[q_proj]"],
     [*BIG, "rollout.backend=sglang:d1t16@0-15", "actor.backend=megatron:d16@16-31"],
     [*BIG, "allocation_mode=sglang:d1t16@0-15+megatron:d16@16-31"],
 ]  # fmt: skip
+
+
+SHAPE = "hidden_size: 2048, num_hidden_layers: 28, num_attention_heads: 16, intermediate_size: 6144, vocab_size: 151936"
+SHAPE += ", max_position_embeddings: 32768"
+ALONE = "scheduling_strategy: {type: separation}"
+MANY = "mb_spec: {max_tokens_per_mb: 32768}"
+LARGE = ["device=cuda", "algorithm=ppo", "actor.dtype=bfloat16", "actor.backend=megatron:d1"]
+LARGE += [f"actor.init_model={{{SHAPE}}}", "actor.megatron.recompute_granularity=selective"]
+LONG = "gconfig.max_new_tokens=12000"  # leaves micro-batches of that many tokens
+SELECTED = "recompute_granularity: selective, recompute_modules: [core_attn]"
+TOO_LARGE = [
+    (40, ["algorithm=grpo"]),
+    (40, ["algorithm=grpo", LONG, "actor.megatron.recompute_modules=[core_attn]"]),
+    (48, [f"critic={{backend: 'megatron:d1', {ALONE}, {MANY}, megatron: {{}}}}"]),
+    (40, [LONG, f"critic={{backend: 'megatron:d1', {ALONE}, {MANY}, megatron: {{{SELECTED}}}}}"]),
+    (64, [f"critic={{{MANY}}}"]),
+    (60, [LONG, f"critic={{{MANY}, megatron: {{{SELECTED}}}}}", "actor.megatron.recompute_modules=[mlp]"]),
+    (64, ["actor.kl_ctl=0.1", "ref={dtype: float32, megatron: {}}", "critic={}"]),
+    (34, ["actor.backend=fsdp:d1", f"critic={{backend: 'fsdp:d1', {ALONE}, {MANY}, fsdp: {{}}}}"]),
+]
 
 
 def errors(file, overrides):
@@ -110,12 +145,43 @@ def suggestions(key, finding, overrides):
             yield [o for o in overrides if not o.startswith(f"{key}=")] + [f"{near}={value}"]
         else:
             yield [*overrides, f"{key}={near}"]
-    for name, value in SETTING.findall(finding.help or ""):
-        yield [*overrides, f"{name}={value}"]
+    for together in map(SETTING.findall, re.split(r"\bor\b", finding.help or "")):
+        if together:
+            yield [*overrides, *together]
 
 
 @pytest.mark.parametrize("overrides", BAD, ids=lambda overrides: overrides[-1][:60])
 def test_a_suggestion_works(write, overrides):
+    try_all(write, overrides)
+
+
+@pytest.mark.parametrize(("gib", "overrides"), TOO_LARGE)
+def test_what_would_fit_on_a_gpu_does(write, monkeypatch, gib, overrides):
+    monkeypatch.setattr(memory, "gpu_bytes", lambda: gib << 30)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    assert "ALLOC-MEMORY" in {code for _, code in try_all(write, [*LARGE, *overrides], elsewhere=True)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["allocation_mode=sglang[rollout]:d1|sglang[reward]:d1+megatron[actor]:d2"],
+        ["allocation_mode=sglang[rollout]:d1+megatron[actor]:d1|sglang[reward]:d1"],
+        ["allocation_mode=sglang[rollout]:d2@0-1|sglang[reward]:d1@1+megatron[actor]:d2@2-3"],
+        ["allocation_mode=null", "actor.backend=megatron:d2", "rollout.backend=sglang:d1@0", f"{REWARD}=sglang:d1@0"],
+    ],
+)
+def test_a_reward_model_has_gpus_of_its_own(write, monkeypatch, layout):
+    monkeypatch.setattr(machine, "gpu_count", lambda: 5)
+    where = ["actor.backend=null", "rollout.backend=null", "cluster.n_gpus_per_node=5"]
+    overrides = ["reward.type=model", "reward.model.path=/nowhere", *where, *layout]
+    key = REWARD if "allocation_mode=null" in layout else "allocation_mode"
+    assert (key, "RUN-ROLE") in try_all(write, ["device=cuda", *overrides], elsewhere=True)
+    assert (key, "RUN-ROLE") not in errors(write(), overrides)  # a slot on CPU takes what memory it needs
+
+
+def try_all(write, overrides, *, elsewhere=False):
+    """What is found, of which every suggestion was tried; with `elsewhere` it must lead to no other error at all."""
     found = errors(write(), overrides)
     tried = 0
     for (key, code), finding in found.items():
@@ -125,6 +191,8 @@ def test_a_suggestion_works(write, overrides):
             tried += 1
             after = errors(write(), changed)
             assert (key, code) not in after, (changed, str(after[key, code]))
-            new = [f for k, f in after.items() if k[0] == key and k not in found and str(f.severity) == "error"]
+            here = {k: f for k, f in after.items() if elsewhere or k[0] == key}
+            new = [f for k, f in here.items() if k not in found and str(f.severity) == "error"]
             assert not new, (changed, list(map(str, new)))
     assert tried, list(map(str, found.values()))
+    return found

@@ -55,7 +55,7 @@ def unused(file, *overrides, device="cpu"):
         (["actor.backend=fsdp:d2"], "actor.megatron.overlap_grad_reduce=true", MIXED),
         (MIXED, "critic.megatron.overlap_grad_reduce=true", ["critic.backend=megatron:d1"]),
         (["actor.backend=fsdp:d2"], "critic.megatron.overlap_grad_reduce=true", []),
-        (["ref={}"], "ref.fsdp.gradient_checkpointing=true", ["ref.backend=fsdp:d2"]),
+        (["critic={}"], "critic.fsdp.gradient_checkpointing=true", ["critic.backend=fsdp:d2"]),
         (["actor.backend=fsdp:d2"], "actor.fsdp.offload_params=true", []),
         ([], "actor.c_clip=3.0", ["actor.use_decoupled_loss=false"]),
         (["algorithm=cispo"], "actor.c_clip=3.0", ["actor.ppo_n_minibatches=2"]),
@@ -72,6 +72,8 @@ def unused(file, *overrides, device="cpu"):
         ([], "actor.dpo_beta=0.5", ["algorithm=dpo"]),
         (["reward.type=model"], "reward.timeout_s=20", ["reward.type=gsm8k"]),
         (["algorithm=dpo"], "actor.kl_ctl=0.5", ["algorithm=rloo"]),
+        ([], "rollout.max_restarts=7", ["cluster.n_gpus_per_node=4", "rollout.backend=sglang:d2"]),
+        ([], "rollout.max_restarts=7", ["scheduler.type=ray", "rollout.max_servers=2"]),
         (["weight_update.mode=disk"], "weight_update.bucket_mb=4", []),
         (["weight_update.mode=ipc"], "weight_update.bucket_mb=4", ["weight_update.ahead_mb=2"]),
         (["weight_update.mode=disk"], "weight_update.ahead_mb=4", []),
@@ -88,6 +90,13 @@ def test_a_key_that_does_nothing_is_named(write, without, setting, with_):
     key = setting.partition("=")[0]
     assert unused(write(), *without, setting) == [key]
     assert "offload" in key or not unused(write(), *with_, setting)
+
+
+@pytest.mark.parametrize("backend", ["megatron:d2", "fsdp:d2"])
+@pytest.mark.parametrize("setting", ["fsdp.gradient_checkpointing=true", "megatron.recompute_granularity=full"])
+def test_a_reference_has_nothing_to_recompute(write, backend, setting):
+    keys = unused(write(), "ref={}", f"ref.backend={backend}", f"ref.{setting}")
+    assert set(keys) == {f"ref.{setting.partition('=')[0]}"}
 
 
 def test_the_cache_of_a_server_on_cpu_is_no_share_of_a_gpu(write):

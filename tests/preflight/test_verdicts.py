@@ -68,3 +68,10 @@ def test_a_file_that_is_no_configuration_is_located(write, text):
 
 def test_what_was_checked_is_said(write):
     assert read(str(write()), []).checked_with == "cluster 1x3, model actor.init_model, batch 4x2"
+
+
+def test_a_dry_run_shows_the_layout_as_it_is_written(write):
+    layout = "sglang[rollout]:d1+megatron[actor]:d2"
+    overrides = [f"allocation_mode={layout}", "actor.backend=null", "rollout.backend=null"]
+    result = CliRunner().invoke(cli.app, ["--config", str(write()), *overrides, "--dry-run"])
+    assert f"{layout} on cpu, 4 steps" in result.stdout

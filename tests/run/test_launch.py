@@ -125,7 +125,7 @@ def test_an_interrupt_of_a_notebook_s_cell_ends_the_run(monkeypatch: pytest.Monk
 
 SCRIPT = """
 from areal_like import launch, train
-from areal_like.rewards import Rewards
+from areal_like.rewards.scoring import Rewards
 from areal_like.types import Prompt
 
 factor = 2.0

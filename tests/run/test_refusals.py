@@ -174,7 +174,7 @@ def test_a_dry_run_prints_plan_and_configuration() -> None:
     assert result.exit_code == 0, result.output
     printed, plan = result.stdout.split("\n\n")[0], result.stdout.split("\n\n")[1]
     assert yaml.safe_load(printed) == load(CONFIG, overrides).config.model_dump()
-    assert "sglang:d1+megatron:t2 on cpu, 7 steps" in plan
+    assert "sglang[rollout]:d1+megatron[actor]:t2 on cpu, 7 steps" in plan
     assert "everything was checked: the run may start" in result.stdout
 
 
@@ -197,5 +197,5 @@ def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.Monk
     data = ("train_dataset.path=train.jsonl", "valid_dataset.path=test.jsonl")
     result = call(*published.OVERRIDES, *data, "--dry-run", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
     assert result.exit_code == 0, result.output
-    assert "sglang:d4t4+megatron:(attn:d1p4t2c2|ffn:d1p4t1e4) on cuda" in result.stdout
+    assert "sglang[rollout]:d4t4+megatron[actor]:(attn:d1p4t2c2|ffn:d1p4t1e4) on cuda" in result.stdout
     assert "use_deterministic_algorithms: true" in result.stdout

@@ -123,13 +123,18 @@ class RunConfig(Section):
             return self.critic.optimizer or self.actor.optimizer
         return self.actor.optimizer if role == "actor" else None
 
+    def updates(self, role: TrainerRole, steps: int) -> int:
+        """A role's optimizer steps in so many training steps, in the first of which a critic is trained alone."""
+        without = self.critic.warmup_steps if role == "actor" and self.critic else 0
+        return max(0, steps - without) * self.actor.ppo_n_minibatches
+
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of a prompt and its response, or of a trajectory of `workflow`."""
+        """Most tokens of what is trained on: a prompt and its response, or a trajectory of `workflow`."""
         if self.workflow is not None and self.episode.max_tokens is not None:
             return self.episode.max_tokens
         prompts = [self.train_dataset.max_prompt_length]
-        if self.valid_dataset is not None:
+        if self.valid_dataset is not None and self.warm_start is not None:  # which ends by held-out answers
             prompts.append(self.valid_dataset.max_prompt_length)
         return max(prompts) + self.gconfig.max_new_tokens
 
