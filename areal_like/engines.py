@@ -1,7 +1,6 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
 import math
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -61,7 +60,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         sizes=plan.sizes,
         device=job.device,
         seed=job.config.seed,
-        total_steps=job.steps * job.config.actor.ppo_n_minibatches,
+        total_steps=job.config.updates(role, job.steps),
     )
 
 
@@ -80,10 +79,8 @@ def carry_user_code(algorithm: Algorithm) -> None:
     """Have Ray send a user's losses to the ranks by value: these cannot import the file that they come from."""
     from ray.cloudpickle import register_pickle_by_value
 
-    for spec in filter(None, (algorithm.loss, algorithm.critic)):
-        module = sys.modules[spec.function.__module__]
-        if module.__name__.partition(".")[0] != "areal_like":
-            register_pickle_by_value(module)
+    for module in algorithm.user_modules:
+        register_pickle_by_value(module)
 
 
 def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:

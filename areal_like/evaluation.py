@@ -64,7 +64,8 @@ class Evaluator:
             groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
         rewards = [_of_samples(group) for group in groups]
         trajectories = [item for group in groups for item in group]
-        self.tokens += await asyncio.to_thread(generated_in, trajectories)
+        generated = await asyncio.to_thread(generated_in, trajectories)
+        self.tokens += generated  # read after the wait: other sets count meanwhile
         judged = [values for values in rewards if values]
         if not judged:
             raise RewardsMissing(len(part.prompts), f"evaluation of {name}")

@@ -25,7 +25,7 @@ from areal_like.evaluation import Evaluator
 from areal_like.garbage import let_go
 from areal_like.gate import check_logprobs
 from areal_like.metrics.record import Record
-from areal_like.rewards import Rewards
+from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.sharing import RESIDENT, Sharing
 from areal_like.trainer.reference import Reference

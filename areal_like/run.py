@@ -42,8 +42,8 @@ from areal_like.opening import opening
 from areal_like.preflight import Job
 from areal_like.prepare import model_directories
 from areal_like.rehearsal import rehearse, rehearsing
-from areal_like.rewards import Rewards
 from areal_like.rewards.reward_model import RewardModel
+from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.clients import Clients
 from areal_like.rollout.collector import Collector
@@ -106,7 +106,7 @@ def _record(job: Job, view: View, void_from: int | None) -> Record:
         directory,
         f"{config.experiment_name} / {config.trial_name}",
         view,
-        [*make_sinks(config, directory, void_from), *_advice(job, view)],
+        [*make_sinks(config, directory, void_from), *advice(job, view)],
         about=_about(job),
         report=stats.report,
         decode=partial(job.tokenizer.decode, special=True),
@@ -130,16 +130,17 @@ class _Ready:
         return "ready: " + ", ".join(f"{part} after {seconds:.0f} s" for part, seconds in self._seconds.items())
 
 
-def _advice(job: Job, view: View) -> list[Advice]:
+def advice(job: Job, view: View) -> list[Advice]:
     """What says whether asynchrony pays, where trainer and servers are on GPUs of their own, and on no others later."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
     if job.device == "cpu" or job.further_servers or set(actor.devices) & set(rollout.devices):
         return []
+    together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
     layout = Layout(
         servers=len(rollout.devices),
         trainer=len(actor.devices),
         server_unit=len(rollout.devices) // rollout.sizes.dp,
-        trainer_unit=len(actor.devices) // actor.sizes.dp,
+        trainer_unit=math.lcm(*(engine.sizes.smallest_world for engine in together)),
         staleness=job.config.rollout.max_head_offpolicyness,
     )
     return [Advice(layout, view.say)]
@@ -166,7 +167,8 @@ async def _run_on(
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         trainers, reference, servers, urls = await _started(cluster, job, models, opened, view, tasks)
-        trainer = trainers["actor"]
+        trainer, spec = trainers["actor"], job.models.get("actor")
+        vocab_size = spec.vocab_size if spec else None
         async with (
             _clients(cluster, job, view) as clients,
             _pool(config, urls, cluster.token, clients) as pool,
@@ -174,7 +176,7 @@ async def _run_on(
             Rewards(
                 config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
             ) as rewards,
-            Workflows(config, pool, rewards.score, job.tokenizer, view.say) as workflows,
+            Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             if not config.workflows:  # which may score by themselves

@@ -66,7 +66,7 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 _temp_dir=str(directory / "ray"),
             )
         else:
-            ray.init(_named(scheduler.address), log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(_named(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this very class where its node is not up within 30 s
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
@@ -85,12 +85,12 @@ def _configure(settings: dict[str, str]) -> None:
 def address_problem(address: str) -> tuple[str, str] | None:
     """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it.
 
-    Ray itself would look for minutes, or start a cluster. What `auto` means without RAY_ADDRESS, Ray is left to find.
+    Ray itself would look for minutes, or start a cluster.
     """
-    named = _named(address)
+    named, source = _named(address)
     if named == "auto":
         return None
-    name = named + (" (`auto`, from RAY_ADDRESS)" if address == "auto" else "")
+    name = f"{named} (`auto`, from {source})" if source else named
     parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", named)
     if parts is None or int(parts["port"]) > 65535:
         return f"{name!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
@@ -102,8 +102,19 @@ def address_problem(address: str) -> tuple[str, str] | None:
     return None
 
 
-def _named(address: str) -> str:
-    return os.environ.get("RAY_ADDRESS") or address if address == "auto" else address
+def _named(address: str) -> tuple[str, str]:
+    """The address that is meant, and what says so if it is not this text. Ray asks the same two.
+
+    `ray start` writes the file, and it stays when that cluster is killed (Ray 2.60 `_common/utils.py`,
+    `get_ray_address_file`).
+    """
+    if address != "auto":
+        return address, ""
+    if named := os.environ.get("RAY_ADDRESS"):
+        return named, "RAY_ADDRESS"
+    temporary = os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp"
+    last = Path(os.environ.get("RAY_TMPDIR", temporary), "ray", "ray_current_cluster")
+    return (last.read_text().strip(), str(last)) if last.is_file() else (address, "")
 
 
 def _reason(error: BaseException) -> str:

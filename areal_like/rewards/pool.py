@@ -17,7 +17,9 @@ from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Literal, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
@@ -25,6 +27,8 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from areal_like.rewards import worker
 
 IMPORT_LIMIT_S = 60.0  # for a worker's first call to load what it calls, before its own limit begins
+_UNSENT = "cannot be sent to or from a worker process"
+_OF_RESULTS = (PicklingError, TypeError, AttributeError, ValueError)  # that a worker cannot send
 
 
 class Cause(StrEnum):
@@ -83,7 +87,9 @@ class RewardPool:
         """
         await asyncio.shield(self.begin())
         handed_in, future = time.monotonic(), self._schedule(load, arguments)
-        with suppress(FutureTimeoutError, ProcessExpired):
+        if isinstance(future, Failure):
+            return future
+        with suppress(FutureTimeoutError, ProcessExpired, *_OF_RESULTS):
             await asyncio.wrap_future(future)
         return self._outcome(future, handed_in)
 
@@ -91,6 +97,8 @@ class RewardPool:
         """As `call`, for code without an event loop."""
         self._start()
         handed_in, future = time.monotonic(), self._schedule(load, arguments)
+        if isinstance(future, Failure):
+            return future
         wait([future])
         return self._outcome(future, handed_in)
 
@@ -119,10 +127,17 @@ class RewardPool:
 
     def _start(self) -> None:
         """Start forkserver and workers."""
-        multiprocessing.set_forkserver_preload([*self._preload, "areal_like.rewards.functions"])
+        multiprocessing.set_forkserver_preload([*self._preload, "areal_like.rewards.functions", __name__])
         self._pool.schedule(os.getpid)  # the first task starts the workers
 
-    def _schedule(self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> ProcessFuture[Any]:
+    def _schedule(
+        self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]
+    ) -> ProcessFuture[Any] | Failure:
+        """A call under way; pickled here to try it, as pebble's thread ends with errors that it does not expect."""
+        try:
+            ForkingPickler.dumps((load, arguments))
+        except Exception as error:  # noqa: BLE001 - a user's objects pickle, or not, in any way they like
+            return Failure(Cause.RAISED, f"{_UNSENT}: {type(error).__name__}: {error}")
         task = (load, arguments, IMPORT_LIMIT_S, self._timeout_s)
         last_resort = IMPORT_LIMIT_S + self._timeout_s + 5  # the worker's own limits come first, unless it was stopped
         return self._pool.schedule(worker.work, args=task, timeout=last_resort)
@@ -140,8 +155,8 @@ class RewardPool:
                 return Failure(Cause.DIED, f"its process died ({_how(expired.exitcode)})")
             self._waits.append(max(0.0, now - self._timeout_s - handed_in))
             return Failure(Cause.TIMED_OUT, limit)
-        except (TypeError, AttributeError, ValueError) as unpicklable:  # `work` itself raises nothing
-            return Failure(Cause.RAISED, f"cannot be sent to or from a worker process: {unpicklable}")
+        except _OF_RESULTS as unpicklable:  # `work` itself raises nothing
+            return Failure(Cause.RAISED, f"{_UNSENT}: {unpicklable}")
         self._groups.add(group)
         self._waits.append(taken_up - handed_in)
         return value if error is None else Failure(Cause.RAISED, error)

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 from areal_like.config.schema import JudgeConfig, RewardConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards import functions
+from areal_like.rewards import functions, worker
 from areal_like.rewards.pool import Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS, Verifier
 from areal_like.types import Ints, Prompt, Reward
@@ -116,15 +115,10 @@ async def _verified(
     async def one(response: str) -> Reward | Failure:
         if (settled := verifier.quick(response, prompt.answer)) is not None:
             return Reward(settled)
-        outcome = await pool.call(functools.partial(_itself, verifier.verify), response, prompt.answer)
+        outcome = await pool.call(functools.partial(worker.itself, verifier.verify), response, prompt.answer)
         return outcome if isinstance(outcome, Failure) else Reward(outcome)
 
     return await asyncio.gather(*map(one, responses))
-
-
-def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a worker loads where a function is sent to it by name."""
-    return function
 
 
 class _OfFunction:

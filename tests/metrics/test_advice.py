@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from allocation import check, compile
 from areal_like.metrics.advice import STEPS, Advice, Layout, better
+from areal_like.run import advice
 
+SERVERS, ACTOR, CRITIC = "sglang[rollout]", "megatron[actor]", "megatron[critic]"
 EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
 
 
@@ -52,3 +58,21 @@ def test_it_is_said_once_and_without_the_first_step():
         "servers did nothing for 2% of the time, the trainer for 50%: servers on 5 GPUs and the trainer on 3 "
         "would take about 7.84 s a step, not 10"
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "without"),
+    [
+        ("sglang:d4+megatron:d4", 1, None),
+        ("sglang:d4+megatron:(attn:d4|ffn:e4)", 4, "sglang:d5+megatron:(attn:d3|ffn:e4)"),
+        ("sglang:d4+megatron:(attn:d4t2|ffn:e2t2)", 4, "sglang:d6+megatron:(attn:d3t2|ffn:e2t2)"),
+        (f"{SERVERS}:d4+{ACTOR}:d4|{CRITIC}:d2t2", 2, f"{SERVERS}:d5+{ACTOR}:d3|{CRITIC}:d1t2"),
+    ],
+)
+def test_the_trainer_has_gpus_by_as_many_as_its_layout_takes(text: str, unit: int, without: str | None):
+    settings = SimpleNamespace(rollout=SimpleNamespace(max_head_offpolicyness=2))
+    job: Any = SimpleNamespace(plan=compile(text), device="cuda", further_servers=range(0), config=settings)
+    view: Any = SimpleNamespace(say=print)
+    (made,) = advice(job, view)
+    assert made.layout.trainer_unit == unit
+    assert without is None or check(without).plan is None

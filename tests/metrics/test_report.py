@@ -178,6 +178,31 @@ def test_the_page_says_how_a_run_ended(tmp_path: Path, end: str | None, said: st
     assert said in drawn(record_run(tmp_path / "run", end=end) / "report.html")["page"]
 
 
+def test_the_page_tells_of_the_last_attempt(tmp_path: Path) -> None:
+    directory = record_run(tmp_path / "run", end="failed: a rank died")
+    again = Record(directory, "a title", View(False), about=ABOUT | {"started": time.time() + STEPS}, report=True)
+    page = drawn(directory / "report.html")["page"]
+    assert "failed: a rank died" not in page and "has not ended" in page
+    again.ended("finished")
+    again.close()
+    assert '<span class="good">finished</span>' in drawn(directory / "report.html")["page"]
+
+
+@pytest.mark.parametrize("end", ["failed: a rank died", None])
+def test_a_step_that_was_made_again_begins_where_that_began(tmp_path: Path, end: str | None) -> None:
+    directory = record_run(tmp_path / "run", end=end)
+    began = time.time() + 3600.0
+    again = Record(directory, "a title", View(False), about=ABOUT | {"started": began}, report=True)
+    for step in (12, 13) if end else (11, 12):
+        again._log.note("controller", "training", began + step, began + step + 1, step=step)
+    again.start()
+    again.close()
+    page = directory / "report.html"
+    last_two = 'document.getElementById("width0").value = "2"; document.getElementById("place0").value = "1"'
+    page.write_text(f"{page.read_text()}<script>{last_two}</script>")
+    assert ">2 s</text>" in drawn(page)["time0"]
+
+
 def test_the_page_made_from_the_files_is_the_one_written_by_the_run(finished: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.html"
     write_report([finished], again)

@@ -10,7 +10,8 @@ import pytest
 
 from areal_like.config.schema import RewardConfig, RewardPartConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards import Rewards, functions
+from areal_like.rewards import functions
+from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.worker import LOG_BYTES
 from areal_like.types import Prompt, Reward
 from areal_like.user_code import Portable, UserCodeError

@@ -168,7 +168,7 @@ def test_a_reference_answer_without_a_final_one_is_found():
 
 def test_quick_and_check_leave_the_symbolic_library_alone():
     code = (
-        "import sys; from areal_like.rewards import REWARDS; v = REWARDS['gsm8k'];"
+        "import sys; from areal_like.rewards.verifiers import REWARDS; v = REWARDS['gsm8k'];"
         "v.check('#### 2'); v.quick('#### x', '#### 2'); assert not {'sympy', 'math_verify'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

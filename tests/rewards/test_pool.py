@@ -1,8 +1,11 @@
 import asyncio
+import functools
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import forkserver
 
@@ -11,7 +14,10 @@ import pytest
 
 from areal_like.config.schema import RewardConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards import REWARDS, Cause, Failure, RewardPool, Rewards
+from areal_like.rewards import worker
+from areal_like.rewards.pool import Cause, Failure, RewardPool
+from areal_like.rewards.scoring import Rewards
+from areal_like.rewards.verifiers import REWARDS
 from areal_like.types import Prompt, Reward
 
 
@@ -55,6 +61,14 @@ def test_every_reward_type_of_the_schema_has_a_verifier():
     assert set(RewardConfig.model_fields["type"].annotation.__args__) == {*REWARDS, "model"}
 
 
+def test_what_judges_imports_neither_configuration_nor_tokenizers():
+    gsm8k, imported = REWARDS["gsm8k"], functools.partial(pkgutil.resolve_name, "sys:modules.__contains__")
+    with RewardPool(timeout_s=30, workers=1, preload=[gsm8k.preload]) as pool:
+        assert pool.call_and_wait(functools.partial(worker.itself, gsm8k.verify), "#### 1/2", "#### 0.5") == 1.0
+        found = {name: pool.call_and_wait(imported, name) for name in ("sympy", "pydantic", "omegaconf", "tokenizers")}
+    assert found == {"sympy": True, "pydantic": False, "omegaconf": False, "tokenizers": False}
+
+
 def test_a_hanging_or_dying_call_fails_and_its_neighbours_do_not():
     before = children()
 
@@ -65,6 +79,22 @@ def test_a_hanging_or_dying_call_fails_and_its_neighbours_do_not():
     hung, died = Cause.TIMED_OUT, Cause.DIED
     assert asyncio.run(run()) == [hung, 1.0, died, 0.0, hung, 1.0]
     assert children() <= before
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise KeyError("it fails in any way it likes")
+
+
+@pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), (i for i in ()), Unpicklable()])
+def test_what_cannot_be_sent_to_a_worker_is_a_failure_of_that_call(value):
+    async def main():
+        async with RewardPool(timeout_s=60, workers=1) as pool:
+            return await pool.call(load, "a", value), await pool.call(load, "a", "a")
+
+    failed, next_one = asyncio.run(main())
+    assert failed.cause is Cause.RAISED and "cannot be sent to or from a worker process" in failed.message
+    assert next_one == 1
 
 
 def test_closing_does_not_wait_for_a_hanging_call():
@@ -142,7 +172,7 @@ def load():
 
 COUNTING = """
 import asyncio
-from areal_like.rewards import Failure, RewardPool
+from areal_like.rewards.pool import Failure, RewardPool
 
 async def main():
     import library
@@ -169,7 +199,7 @@ def test_a_worker_that_replaces_another_imports_nothing_again(tmp_path):
 SCRIPT = """
 import asyncio, sys, time
 from pathlib import Path
-from areal_like.rewards import RewardPool
+from areal_like.rewards.pool import RewardPool
 
 def verify(file):
     Path(file).write_text("hanging")

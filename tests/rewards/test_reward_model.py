@@ -19,8 +19,9 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RewardConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards import Cause, Failure, Rewards
+from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.reward_model import RewardModel
+from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.sglang.options import classifier_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.types import Prompt, Reward

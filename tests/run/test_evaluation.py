@@ -49,6 +49,14 @@ def evaluate(rewards, n_samples, **settings):
     return asyncio.run(Evaluator(EvaluatorConfig(**settings), {"some": part}).evaluate())["some"]
 
 
+def test_sets_that_are_evaluated_side_by_side_all_count():
+    rewards = [[1.0, 0.0]] * 3
+    sets = {name: EvaluationSet([Prompt(n, [1]) for n in range(3)], answering(rewards), 2) for name in ("a", "b")}
+    evaluator = Evaluator(EvaluatorConfig(), sets)
+    asyncio.run(evaluator.evaluate())
+    assert evaluator.tokens == 2 * 3 * 2  # one token each
+
+
 def test_missing_rewards_do_not_count():
     result = evaluate([[1.0, 0.0], [None, 1.0], [None, None]], 2)
     assert result.scalars() == {"mean@2": 0.75, "pass@1": 0.75, "pass@2": 1.0}
