@@ -26,7 +26,7 @@ from areal_like.rollout.turns import Turns
 from areal_like.types import FinishReason, Ints
 
 PARTS, EVENTS = 2, 8  # parts of answers that are decoded in one turn of the event loop, and the events of each, 14 KB
-HANDED_OVER = 16  # answers of which something is handed on in one turn of the event loop
+HANDED_OVER = 4  # parts of answers, of as many events at most, that samples are given in one turn of the event loop
 EXCHANGE_S = 0.05  # for so long a client process gathers what comes
 HANGS_S = 60.0  # that an exchange may take, at most
 
@@ -160,7 +160,7 @@ class Clients:
         self._limit_s = min(HANGS_S, stall_s / 2)
         self._links: list[Link] = []
         self._numbers = itertools.count()
-        self._turn = Turns(PARTS)
+        self._turn, self._hand = Turns(PARTS), Turns(HANDED_OVER)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -172,7 +172,7 @@ class Clients:
         while self._tasks:  # the end of one may be the start of another
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait(self._tasks)  # gather would not let the event loop turn where all of them are done
         for link in self._links:
             link.group.kill()
 
@@ -210,10 +210,12 @@ class Clients:
                 raise RunError(f"no exchange within {self._limit_s:g} s") from error
             for call, *_ in calls:
                 self._hand_over(link, call, [()])
-            for some in itertools.batched(came.calls(), HANDED_OVER):
-                for call, parts, has_ended in some:
-                    self._hand_over(link, call, [parts, None] if has_ended else [parts])
-                await asyncio.sleep(0)
+            for call, parts, has_ended in came.calls():
+                for some in itertools.batched(parts, EVENTS):
+                    await self._hand()
+                    self._hand_over(link, call, [some])
+                if has_ended:
+                    self._hand_over(link, call, [None])
         link.is_busy = False
 
     def _hand_over(self, link: Link, call: int, news: Iterable[Parts | None]) -> None:

@@ -4,7 +4,7 @@
   once that is done.
 - A server is sent a little more than it runs at once, which is less than it could where its KV cache is full; the rest
   waits here, so the oldest work goes first everywhere.
-- Samples that share a prefix go to the server that has it: those of a session while it lives, those of a group unless
+- Samples that share a prefix go to the server that has it: those of a session until it fails, those of a group unless
   it has much more to do than another.
 - Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
 - A server that fails rests for a while and then has to answer something before it is sent a second sample.
@@ -111,7 +111,7 @@ class Member:
 
 @dataclass(eq=False)
 class Near:
-    """Samples that share a prefix, and the server that has it; while it lives, those that are `bound` stay there."""
+    """Samples that share a prefix, and the server that has it; those that are `bound` stay there until it fails."""
 
     bound: bool = False
     member: Member | None = None
@@ -241,6 +241,8 @@ class Fleet:
         except Unavailable as error:
             if error.fault != "client":
                 self._rest(member)
+                if near and near.member is member:
+                    near.member = None
             raise
         finally:
             self._leave(turn)
@@ -389,7 +391,7 @@ class Fleet:
     def _rest(self, member: Member) -> None:
         if member.resting:  # samples that fail together are one failure
             return
-        pause = min(PAUSE_S * 2**member.failures, LONGEST_PAUSE_S)
+        pause = min(PAUSE_S * 2 ** min(member.failures, 32), LONGEST_PAUSE_S)  # 2**1024 is more than a float
         member.resting = True
         member.failures += 1
 
@@ -418,7 +420,9 @@ class Fleet:
             done = await member.server.work_done(pause)
             if done != member.work_done:
                 member.work_done, member.progressed = done, time.monotonic()
-        if not self._excused and time.monotonic() - member.progressed >= self._stall_s:
+        now = time.monotonic()
+        if not self._excused and member in self._members and now - member.progressed >= self._stall_s:
+            member.progressed = now  # others may have asked meanwhile
             member.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", "stalled")
             self.hung(member.server)
 

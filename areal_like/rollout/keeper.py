@@ -123,6 +123,8 @@ class Keeper:
 
     async def _end(self, server: Server) -> None:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
+        if server not in self.pool.servers:  # another is in its place
+            return
         why = "did nothing although it had requests (rollout.request_timeout_s) or an update (weight_update.timeout_s)"
         self.say(f"{server.name} {why}, and is ended")
         if server.rank is None:

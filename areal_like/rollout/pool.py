@@ -63,7 +63,8 @@ class ServerPool:
         self._held: Sequence[Server] = ()
         self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
         self._holding = ExitStack()
-        self.pause_s = 0.0  # for how long the last update held the servers
+        self.pause_s = 0.0  # for how long requests last stood still
+        self._paused_since: float | None = None
         for rank, url in enumerate(urls):
             self.join(url, rank)
 
@@ -85,7 +86,7 @@ class ServerPool:
         return self._fleet.generated
 
     def statistics(self) -> dict[str, float]:
-        """How long the last update held requests; since the last call: how long they waited and ran, and faults."""
+        """How long requests last stood still; since the last call: how long they waited and ran, and faults."""
         waited, ran, faults, loads = self._fleet.waited or [0.0], self._fleet.ran, self._faults, self._fleet.loads
         self._fleet.waited, self._fleet.ran, self._faults = [], [], Counter()
         return {
@@ -182,7 +183,7 @@ class ServerPool:
         priority: int = 0,
         session: Hashable | None = None,
     ) -> Response:
-        """Generate one response; requests of one `session` go to one server while that lives, which keeps their prefix.
+        """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
         The smallest `priority` goes first. What fails is continued on another server or later; raises ServerError after
         MOST_TRIES in a row that brought no token.
@@ -232,14 +233,12 @@ class ServerPool:
         servers = self.servers if servers is None else servers
         if self._requests == "drain":
             await self._fleet.close(deadline)
-        started = time.monotonic()
         with self._fleet.excused(), span("weights", "pause", version=version):
             await self._pause([server for server in servers if server not in self._held], deadline)
             async with self.checking(servers, deadline):
                 yield servers
             self._fleet.version = version
             await self._continue([server for server in servers if server not in self._held], deadline)
-        self.pause_s = time.monotonic() - started
         await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
         await self._fleet.open(servers, deadline)
 
@@ -262,16 +261,19 @@ class ServerPool:
 
     async def release_hold(self, deadline: Deadline) -> None:
         """Give servers on hold, which were updated since, the rest of their memory, and go on."""
-        await _tell(self._held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
-        await self._continue(self._held, deadline)
+        held, self._held = [server for server in self._held if server in self.servers], ()
+        await _tell(held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
+        await self._continue(held, deadline)
         for server in self._fleet.busy:
             turn(server.name, "generating")
-        self._held, self._fleet.on_hold = (), False
+        self._fleet.on_hold = False
         self._holding.close()
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
         body = {"mode": "retract" if self._requests == "recompute" else "in_place"}
         limit_s = deadline.left * PAUSE_SHARE
+        if self._paused_since is None:
+            self._paused_since = time.monotonic()
 
         async def pause(server: Server) -> None:
             try:
@@ -292,6 +294,8 @@ class ServerPool:
 
     async def _continue(self, servers: Sequence[Server], deadline: Deadline) -> None:
         await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
+        if not self._held and self._paused_since is not None:
+            self.pause_s, self._paused_since = time.monotonic() - self._paused_since, None
 
     async def _acknowledge(self, server: Server, version: int, deadline: Deadline) -> None:
         """Have a server say that it holds `version`; raises ServerError where it holds another."""

@@ -114,10 +114,10 @@ class Sample:
         return tokens
 
     def _add(self, columns: Ints) -> None:
-        """Append a piece's columns; the array that holds them grows by half when it is full."""
+        """Append a piece's columns; the array that holds them is twice as large when it is full."""
         start, end = self.length, self.length + columns.shape[1]
         if end > self._held.shape[1]:
-            room = max(end, min(max(end + end // 2, ROOM), self.sampling.max_new_tokens))
+            room = max(end, min(max(2 * end, ROOM), self.sampling.max_new_tokens))
             grown = np.empty((3, room), np.int32)
             grown[:, :start] = self._held[:, :start]
             self._held = grown

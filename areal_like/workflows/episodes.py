@@ -5,6 +5,7 @@ only a whole batch of which more than `episode.max_failed_share` fails does. See
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,14 +16,13 @@ import numpy as np
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.functions import as_reward
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
-from areal_like.types import Ints, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.user_code import UserCodeError, where_it_failed
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.protocol import Score
 from areal_like.workflows.session import Limits, ParseTools, Session
-from areal_like.workflows.single_turn import sample_seeds
 from areal_like.workflows.user_loop import CancelledWithin, TimeLimit, UserLoop, in_loop
 
 
@@ -48,6 +48,7 @@ class Scene:
     parse_tools: ParseTools | None
     clients: Clients
     prefill_once: bool
+    vocab_size: int | None = None  # of the model, where its files are here
 
 
 class Prefills:
@@ -89,13 +90,12 @@ class UserWorkflow:
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
-        seeds = [None] * self.n_samples if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
         # what depends on a seed alone must not depend on what the cache holds
         prefills = Prefills(self.scene.pool, group_id) if self.scene.prefill_once and self.seed is None else None
         if self.per_group:
-            return await self._group(prompt, group_id, seeds[0], prefills)
+            return await self._group(prompt, group_id, prefills)
         made: list[Response] = []
-        sessions = [self._session(group_id, seed, prefills, made) for seed in seeds]
+        sessions = [self._session(group_id, number, prefills, made) for number in range(self.n_samples)]
         with self._broken_off(made):
             episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
         return [trajectory for episode in episodes for trajectory in episode]
@@ -116,16 +116,14 @@ class UserWorkflow:
         with self.scene.clients.of(session) as client:
             return await self.function(dict(prompt.row), client)
 
-    async def _group(
-        self, prompt: Prompt, group_id: int, seed: int | None, prefills: Prefills | None
-    ) -> list[Trajectory]:
+    async def _group(self, prompt: Prompt, group_id: int, prefills: Prefills | None) -> list[Trajectory]:
         sessions: list[Session] = []
         made: list[Response] = []
 
         main = asyncio.get_running_loop()
 
         def session() -> Session:
-            sessions.append(self._session(group_id, seed, prefills, made, main))
+            sessions.append(self._session(group_id, len(sessions), prefills, made, main))
             return sessions[-1]
 
         scene = self.scene
@@ -142,7 +140,7 @@ class UserWorkflow:
         try:
             with self._broken_off(made):
                 returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
-            trajectories = _trajectories(returned, group_id, scene.limits.max_tokens)
+            trajectories = _trajectories(returned, prompt, group_id, scene)
             self.scene.outcomes.add(None, episodes=self.n_samples)
             return trajectories
         except EpisodeError as error:
@@ -189,15 +187,15 @@ class UserWorkflow:
     def _session(
         self,
         group_id: int,
-        seed: int | None,
+        number: int,
         prefills: Prefills | None,
         made: list[Response],
         main: asyncio.AbstractEventLoop | None = None,
     ) -> Session:
-        """A session on the server of its group, whose episodes share what they begin with; adds to `made`."""
-        scene, home = self.scene, main or asyncio.get_running_loop()
+        """Session `number` on the server of its group, whose episodes share what they begin with; adds to `made`."""
+        scene, home, requests = self.scene, main or asyncio.get_running_loop(), itertools.count()
 
-        async def generate(tokens: Sequence[int], sampling: Sampling) -> Response:
+        async def generate(tokens: Sequence[int], sampling: Sampling, seed: int | None) -> Response:
             if prefills and not session.turns:
                 await prefills.of(tokens, sampling)
             made.append(await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id))
@@ -205,7 +203,9 @@ class UserWorkflow:
 
         session = Session(
             scene.tokenizer,
-            lambda tokens, sampling: in_loop(home, generate(tokens, sampling)),
+            lambda tokens, sampling: in_loop(
+                home, generate(tokens, sampling, self._request_seed(group_id, number, next(requests)))
+            ),
             self.sampling,
             scene.limits,
             trained=self.trained,
@@ -214,6 +214,10 @@ class UserWorkflow:
             parse = scene.parse_tools
             session.parse_tools = lambda text, tools: in_loop(home, parse(text, tools))
         return session
+
+    def _request_seed(self, *place: int) -> int | None:
+        """A seed for the request of a session of a group: of one seed, equal prompts would have equal responses."""
+        return None if self.seed is None else int(np.random.SeedSequence([self.seed, *place]).generate_state(1)[0])
 
     def _score(self, prompt: Prompt) -> Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]:
         main = asyncio.get_running_loop()
@@ -243,18 +247,45 @@ def _reward(returned: Any) -> Reward:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
 
 
-def _trajectories(returned: Any, group_id: int, max_tokens: int) -> list[Trajectory]:
+def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene) -> list[Trajectory]:
     """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
         raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
-    trajectories = []
-    for number, item in enumerate(returned):
-        worth, size = _reward(item.reward), len(item.tokens)
-        if size > max_tokens:
+    trajectories, max_tokens = [], scene.limits.max_tokens
+    for number, given in enumerate(returned):
+        worth, item = _reward(given.reward), _with_arrays(given, number, scene.vocab_size)
+        if (size := len(item.tokens)) > max_tokens:
             problem = f"it returned a trajectory of {size} tokens, more than {max_tokens} (episode.max_tokens)"
             raise EpisodeError("limit of tokens", problem)
         if not item.generated.any():
             raise EpisodeError("nothing generated", f"nothing in trajectory {number} was generated")
         parts = {**item.reward_parts, **worth.parts}
-        trajectories.append(replace(item, group_id=group_id, sample=number, reward=worth.value, reward_parts=parts))
+        own = replace(item, sample_id=prompt.sample_id, group_id=group_id, sample=number)
+        trajectories.append(replace(own, reward=worth.value, reward_parts=parts))
     return trajectories
+
+
+def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Trajectory:
+    """A trajectory as a batch takes it, whoever made it; raises EpisodeError for values that none can be made of."""
+    try:
+        ids = np.asarray(item.tokens)
+        tokens, versions = (np.asarray(each).astype(np.int32, casting="same_kind") for each in (ids, item.versions))
+        logprobs = np.asarray(item.logprobs).astype(np.float32, casting="same_kind")
+        ending = FinishReason(item.finish_reason)
+        parts = {str(name): float(part) for name, part in dict(item.reward_parts).items()}
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # the last is torch's, of what needs gradients
+        raise EpisodeError("not trajectories", f"trajectory {number} is not one: {error}") from error
+    shapes = tokens.shape, logprobs.shape, versions.shape
+    if set(shapes) != {(tokens.size,)}:
+        problem = "trajectory {} has tokens, logprobs and versions of shapes {}, {} and {}, not [tokens] each"
+        raise EpisodeError("not trajectories", problem.format(number, *shapes))
+    most = np.iinfo(np.int32).max if vocab_size is None else vocab_size
+    if wrong := ids[(ids < 0) | (ids >= most)].tolist():
+        problem = f"trajectory {number} has the token id {wrong[0]}, and the model knows 0 to {most - 1}"
+        raise EpisodeError("not trajectories", problem)
+    return replace(item, tokens=tokens, logprobs=logprobs, versions=versions, finish_reason=ending, reward_parts=parts)

@@ -54,10 +54,19 @@ def level_of(function: Any) -> Level:
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
-    """Makes the workflows of one run, for training and for evaluation; `say` is told what users should know."""
+    """Makes the workflows of one run, for training and for evaluation; `say` is told what users should know.
+
+    `vocab_size` is the model's, None where it is not known.
+    """
 
     def __init__(
-        self, config: RunConfig, pool: ServerPool, score: Score, tokenizer: Tokenizer, say: Callable[[str], None]
+        self,
+        config: RunConfig,
+        pool: ServerPool,
+        score: Score,
+        tokenizer: Tokenizer,
+        say: Callable[[str], None],
+        vocab_size: int | None = None,
     ) -> None:
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
         self._config = config
@@ -72,6 +81,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
             Clients(on_loopback=episode.endpoint),
             config.rollout.prefill_once,
+            vocab_size,
         )
 
     async def __aenter__(self) -> Self:

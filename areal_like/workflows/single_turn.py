@@ -11,6 +11,8 @@ from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.joining import given, joined
 from areal_like.workflows.protocol import Score
 
+TRAJECTORIES = 4  # that are made in one turn of the event loop; the memory for one of 16k tokens takes up to 1 ms
+
 
 @dataclass(frozen=True)
 class SingleTurn:
@@ -21,7 +23,7 @@ class SingleTurn:
     sampling: Sampling
     n_samples: int
     seed: int | None = None
-    turn: Turns = field(default_factory=lambda: Turns(1))  # to make the trajectories of a group, some ms where long
+    turn: Turns = field(default_factory=lambda: Turns(TRAJECTORIES))
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
@@ -30,16 +32,14 @@ class SingleTurn:
         responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id)
         try:
             rewards = await self.score(prompt, [response.tokens for response in responses])
-            await self.turn()
+            start, trajectories = given(tokens), list[Trajectory]()
+            for sample, (response, reward) in enumerate(zip(responses, rewards, strict=True)):
+                await self.turn()
+                trajectories.append(joined(prompt, group_id, [start, response], reward, sample))
+            return trajectories
         except asyncio.CancelledError:
             self.pool.cancel(responses)
             raise
-        pairs = zip(responses, rewards, strict=True)
-        start = given(tokens)
-        return [
-            joined(prompt, group_id, [start, response], reward, sample)
-            for sample, (response, reward) in enumerate(pairs)
-        ]
 
 
 def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:

@@ -14,7 +14,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": opera
 def calculate(arguments):
     try:
         given = json.loads(arguments)
-        return str(OPERATORS[given["operator"]](given["a"], given["b"]))
+        return f"{OPERATORS[given['operator']](float(given['a']), float(given['b'])):.12g}"
     except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         return f"error: {error}"
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, InThisProcess, clients_of, event, output, serving
@@ -18,10 +19,10 @@ from fake_server import Body, FakeServer, InThisProcess, clients_of, event, outp
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, WorkerError
 from areal_like.rollout import clients as module
-from areal_like.rollout.clients import Clients
+from areal_like.rollout.clients import EVENTS, HANDED_OVER, Call, Clients, News
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang.answers import Part
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.answers import Part, Piece
+from areal_like.rollout.sglang.http import Deadline, Server
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
@@ -154,6 +155,40 @@ def test_what_is_cancelled_at_once_is_aborted_after_the_server_had_it():
             assert paths.index("/generate") < paths.index("/abort_request")
             assert pool._fleet.busy
             asking[0].cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_what_has_come_of_many_samples_is_taken_in_pieces_between_which_the_event_loop_turns():
+    calls, samples = 3, 10 * EVENTS * HANDED_OVER
+
+    class Full(InThisProcess):
+        """A client process that has everything at the first exchange."""
+
+        async def call_one(self, rank: int, method: str, *args: Any, phase: str) -> Any:
+            new: list[Call] = args[0]
+            await asyncio.sleep(0)
+            pieces: list[Part] = [(place, Piece(np.full((3, 1), place, np.int32), None)) for place in range(samples)]
+            return News.of({call: [*pieces, None] for call, *_ in new})
+
+    async def start(rank: int) -> WorkerGroup:
+        return cast(WorkerGroup, Full())
+
+    async def run() -> None:
+        taken: list[list[int]] = [[] for _ in range(calls)]
+
+        async def take(call: int) -> None:
+            async for parts in clients.read(Server("server 0", "", cast(Any, None)), b""):
+                taken[call] += [piece.columns.item(0, 0) for _, piece in parts if isinstance(piece, Piece)]
+
+        async with Clients(1, start, print, stall_s=60) as clients:
+            taking = asyncio.gather(*map(take, range(calls)))
+            counts = [0]
+            while not taking.done():
+                await asyncio.sleep(0)
+                counts.append(sum(map(len, taken)))
+        assert taken == [list(range(samples))] * calls
+        assert max(np.diff(counts)) <= EVENTS * HANDED_OVER
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

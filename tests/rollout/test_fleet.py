@@ -270,6 +270,50 @@ def test_what_a_server_that_stands_still_has_goes_on_elsewhere():
     assert len(good.bodies("/generate")) == 30
 
 
+def test_a_server_may_fail_as_often_as_it_likes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleet, "LONGEST_PAUSE_S", 0.02)
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        return await (error if len(server.bodies("/generate")) == 1 else answer)(server, body)
+
+    async def run() -> None:
+        async with pool_of(FakeServer(generate)) as pool:
+            pool._fleet._members[0].failures = 5000
+            assert (await pool.sample([20], SAMPLING)).tokens.tolist() == [3, 20, STOP]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: pytest.MonkeyPatch):
+    """Although two of its requests ask at the same time what it did, and both hear that it was nothing."""
+    asking, told = 0, []
+
+    async def work_done(server: http.Server, limit_s: float) -> None:
+        nonlocal asking
+        asking += 1
+        while asking < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+
+    async def run() -> None:
+        async with pool_of(FakeServer(silence), FakeServer(answer), timeout_s=0.2) as pool:
+            stuck = pool.servers[0]
+
+            def tell(server: http.Server) -> None:
+                told.append(server is stuck)
+                if leaves:
+                    pool.leave(server)
+
+            pool.on_hang(tell)
+            await asyncio.gather(*(pool.sample([prompt], SAMPLING) for prompt in range(20, 24)))
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(http.Server, "work_done", work_done)
+    asyncio.run(run())
+    assert told == [True]
+
+
 @pytest.mark.parametrize("clients", [0, 2])
 def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more(clients: int):
     leaving, staying = FakeServer(silence), FakeServer(answer)

@@ -154,6 +154,26 @@ def test_a_server_that_hangs_is_ended_and_started_again():
     asyncio.run(run())
 
 
+def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
+    """Who said it asked before the server was ended, and heard nothing until another one was started in its place."""
+
+    async def run() -> None:
+        hanging, other, again = FakeServer(generate), FakeServer(generate), FakeServer(generate)
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 60) as pool:
+            await opened(pool, 0)
+            actors, (first, _) = Actors(urls[2]), pool.servers
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+            await asyncio.sleep(0.02)
+            pool._fleet.hung(first)
+            await until(lambda: actors.starts == 1)
+            pool._fleet.hung(first)
+            await asyncio.sleep(0.05)
+            assert (actors.ended, len(pool.servers)) == ([0], 2)
+            watching.cancel()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("restarts", "least"), [(0, 1), (3, 2)], ids=["no restarts are allowed", "two servers are needed"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,62 @@ def test_a_session_stays_on_its_server_until_that_leaves():
             assert later[0] == homes[0]
             assert later[1] >= homes[1]
             assert later[2] >= homes[2]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", [1, 3], ids=["one turn", "turns at the same time"])
+def test_a_session_leaves_a_server_that_answers_errors(turns: int):
+    broken: list[FakeServer] = []
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        if server in broken:
+            return web.Response(status=500, text="CUDA error: an illegal memory access was encountered")
+        return [output([STOP]) for _ in body["input_ids"]]
+
+    async def run() -> None:
+        servers = [FakeServer(generate) for _ in range(2)]
+        async with serving(*servers) as urls, ServerPool(urls, "token", 300) as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            await pool.sample([20], SAMPLING, session=1)
+            (home,) = (server for server in servers if server.bodies("/generate"))
+            broken.append(home)
+            await asyncio.gather(*(pool.sample([20, turn], SAMPLING, session=1) for turn in range(turns)))
+            broken.clear()
+            before = len(home.bodies("/generate"))
+            await pool.sample([20, 9], SAMPLING, session=1)
+            assert len(home.bodies("/generate")) == before, "its prefix is on the other one"
+
+    asyncio.run(run())
+
+
+def test_requests_stand_still_from_the_first_pause_until_they_go_on():
+    """Through a weight update's second attempt, and through all of a trainer's turn."""
+
+    async def run() -> None:
+        async with serving(FakeServer()) as urls, ServerPool(urls, "token", 300) as pool:
+            with suppress(ServerError):
+                async with pool.interrupted(0, Deadline(300)):
+                    await asyncio.sleep(0.2)
+                    raise ServerError("lost")
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            attempts = pool.statistics()["rollout/pause_seconds"]
+            assert attempts >= 0.2
+
+            await pool.hold(Deadline(300))
+            await asyncio.sleep(1)
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            assert pool.statistics()["rollout/pause_seconds"] == attempts, "they do not go on yet"
+            await asyncio.sleep(0.1)
+            await pool.release_hold(Deadline(300))
+            assert (turn := pool.statistics()["rollout/pause_seconds"]) >= 1.1
+
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            assert pool.statistics()["rollout/pause_seconds"] < turn
 
     asyncio.run(run())
 

@@ -37,6 +37,7 @@ class Pool(Model):
         super().__init__(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
         self.failure = failure
         self.sessions: list[Any] = []
+        self.seeds: list[int | None] = []
         self.prefilled: list[list[int]] = []
         self.cancelled: list[Response] = []
 
@@ -45,6 +46,7 @@ class Pool(Model):
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling, **more: Any) -> Any:
         self.sessions.append(more["session"])
+        self.seeds.append(more.get("seed"))
         await asyncio.sleep(0)
         if self.failure:
             raise self.failure
@@ -62,7 +64,14 @@ async def score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
 def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
     """Runs a workflow's source for some groups; gives their trajectories, what was said, and the counts of outcomes."""
 
-    def play(source: str, *overrides: str, groups: int = 1, pool: Pool | None = None, n: int = 2) -> Any:
+    def play(
+        source: str,
+        *overrides: str,
+        groups: int = 1,
+        pool: Pool | None = None,
+        n: int = 2,
+        seed: int | None = None,
+    ) -> Any:
         file = tmp_path / f"workflow_{time.monotonic_ns()}.py"
         file.write_text("import asyncio, sys, time\n" + source)
         config = load(write(), [f"workflow={file}:run", *overrides]).config
@@ -70,8 +79,8 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         own = tokenizer("plain")
 
         async def main() -> Any:
-            async with Workflows(config, pool or Pool(), score, own, said.append) as workflows:  # type: ignore[arg-type]
-                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n)
+            async with Workflows(config, pool or Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
+                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n, seed)
                 prompts = [Prompt(group, [], row=ROW) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
                 ended = {
@@ -144,6 +153,18 @@ def test_a_group_is_a_coroutine_that_returns_trajectories(play):
     generated = group[0].generated.tolist()
     assert generated[-6:] == [True, True, False, False, True, True] and not any(generated[:-6])
     assert (said, counts) == ([], {"done": 3})
+
+
+@pytest.mark.parametrize(
+    "source", [GROUP, f"async def run(row, client):\n    await {ASK}\n    await {ASK}\n    return 1.0"]
+)
+def test_every_request_of_a_seeded_group_has_a_seed_of_its_own_and_again_the_same(play, source):
+    """SGLang hashes seed and position alone: equal prompts of equal seeds have equal responses, which teach nothing."""
+    first, again, other = Pool(), Pool(), Pool()
+    for pool, seed in ((first, 17), (again, 17), (other, 18)):
+        play(source, groups=2, pool=pool, n=4, seed=seed)
+    assert len(set(first.seeds)) == len(first.seeds) >= 10 and None not in first.seeds
+    assert set(first.seeds) == set(again.seeds) and not set(first.seeds) & set(other.seeds)
 
 
 @pytest.mark.parametrize(("example", "given"), [("preferences", [("ab", 1.0), ("b", 0.0)]), ("answers", [("2", 1.0)])])
@@ -330,6 +351,47 @@ def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(pla
     long = "return [rollout.trajectory([[5] * 9999, responses[0]], 1.0)]"
     (group,), (said,), counts = play(GROUP.replace("return result + agent.trajectories(-1.0)", long))
     assert (group, counts) == ([], {"limit_of_tokens": 2}) and "episode.max_tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ("logprobs=np.zeros(2, np.float32), versions=np.array([0, 0])", r"shapes \(3,\), \(2,\) and \(2,\)"),
+        ("tokens=np.zeros((3, 1), int)", r"shapes \(3, 1\)"),
+        ("tokens=[1, 2, 10**6]", "token id 1000000, and the model knows 0 to 999"),
+        ("tokens=[1, 2, -5]", "token id -5"),
+        ("tokens=np.array([1, 2, 10**12])", "token id 1000000000000"),
+        ("tokens=[1.5, 2, 3]", "trajectory 0 is not one"),
+        ("tokens='abc'", "trajectory 0 is not one"),
+        ("versions=None", "trajectory 0 is not one"),
+        ("logprobs=[0, 'x', 0]", "trajectory 0 is not one"),
+        ("finish_reason='tired'", "'tired' is not a valid FinishReason"),
+        ("reward_parts=None", "trajectory 0 is not one"),
+    ],
+)
+def test_a_trajectory_made_by_hand_is_one_or_its_group_has_failed(play, changes, words):
+    (group,), said, counts = play(BY_HAND.format(changes=changes))
+    assert (group, counts) == ([], {"not_trajectories": 2})
+    assert re.search(words, said[0]), said
+
+
+def test_lists_of_a_trajectory_made_by_hand_become_arrays(play):
+    (group,), said, counts = play(BY_HAND.format(changes="sample_id=77"))
+    assert (said, counts) == ([], {"done": 2}) and group[0].sample_id == 0
+    assert [each.dtype for each in (group[0].tokens, group[0].logprobs, group[0].versions)] == ["i4", "f4", "i4"]
+    assert group[0].generated.tolist() == [False, True, True]
+
+
+BY_HAND = """
+import numpy as np
+from dataclasses import replace
+from areal_like.types import Trajectory
+
+
+async def run(prompt, n, rollout):
+    made = Trajectory(0, 0, [1, 2, 3], [0.0, -1, -1], [-1, 0, 0], "stop", 1.0)
+    return [replace(made, {changes})]
+"""
 
 
 class Parser:

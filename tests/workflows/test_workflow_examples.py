@@ -19,6 +19,7 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.user_code import load_object
 from areal_like.workflows.make import Workflows
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def call(arguments: Any) -> str:
     ("first", "result"),
     [
         (call({"a": 4, "operator": "*", "b": 5}), "20"),
-        (call({"a": 4, "operator": "/", "b": 0}), "error: division by zero"),
+        (call({"a": 4, "operator": "/", "b": 0}), "error: float division by zero"),
         (call({"a": 4}), "error: 'operator'"),
         ('<tool_call>\n{"name": "calculate", "arguments": \n</tool_call>', None),
         (call({"a": 4}).replace("calculate", "unheard_of"), None),
@@ -122,6 +123,21 @@ def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_serv
     else:
         assert f"tool: {result}\n" in text and item.reward == 1
     assert tokenizer.decode(item.tokens[item.generated].tolist()) == "ok " + first + ("#### 20" if result else "")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "result"),
+    [
+        (4, 5, "20"),
+        (0.5, "3", "1.5"),
+        ("12", 20000000, "240000000"),
+        ("twelve", 2, "error: could not convert string to float: 'twelve'"),
+        ([1], 2, "error: float() argument must be a string or a real number, not 'list'"),
+    ],
+)
+def test_what_the_model_gives_the_calculator_are_numbers_or_an_error(a, b, result):
+    arguments = json.dumps({"a": a, "operator": "*", "b": b})
+    assert load_object(f"{EXAMPLES}/calculator.py:calculate")(arguments) == result
 
 
 def test_the_tool_agent_is_short():
