@@ -10,9 +10,9 @@ is half of these groups, or `--batch`, at η = 1. `--tokens 16384 --batch 512 --
 core of its own, as each server and the controller do.
 
 Figures, for each number in flight: response tokens per second of the controller's CPU time (all of its threads, Ray's
-too, but not the client processes), and of wall time; the
-longest time between two turns of a task that asks for one every 5 ms: in wall time, during which other processes may
-have had the core, and of CPU time of the event loop's thread, during which this process itself was at work there.
+too, but not the client processes), and of wall time; the longest time between two turns of a task that asks for one
+every 5 ms: in wall time; without that in which the event loop's thread was ready and had no core, as other processes
+had them; and of CPU time of that thread, during which it was at work itself.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ async def measure(
         "tokens_per_cpu_second": round(total / cpu_s["controller"]),
         "tokens_per_second": round(total / wall_s),
         "longest_block_wall_ms": round(1e3 * watch.wall_s, 1),
+        "longest_block_with_a_core_ms": round(1e3 * watch.with_a_core_s, 1),
         "longest_block_cpu_ms": round(1e3 * watch.cpu_s, 1),
     }
     print(row, flush=True)
@@ -193,17 +194,25 @@ class Watch:
 
     pool: ServerPool
     wall_s: float = 0.0
+    with_a_core_s: float = 0.0
     cpu_s: float = 0.0
     in_flight: int = 0
 
     async def look(self) -> None:
         """Look on until cancelled."""
         while True:
-            wall, cpu = time.perf_counter(), time.thread_time()
+            wall, without, cpu = time.perf_counter(), without_a_core_s(), time.thread_time()
             await asyncio.sleep(TICK_S)
-            self.wall_s = max(self.wall_s, time.perf_counter() - wall - TICK_S)
+            wall, without = time.perf_counter() - wall, without_a_core_s() - without
+            self.wall_s = max(self.wall_s, wall - TICK_S)
+            self.with_a_core_s = max(self.with_a_core_s, wall - max(TICK_S, without))
             self.cpu_s = max(self.cpu_s, time.thread_time() - cpu)
             self.in_flight = max(self.in_flight, sum(member.in_flight for member in self.pool._fleet._members))
+
+
+def without_a_core_s() -> float:
+    """How long this thread was ready to run so far and had no core (Linux: Documentation/scheduler/sched-stats.rst)."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 # The servers.

@@ -50,6 +50,7 @@ def main(
 ) -> None:
     if not (trl_packages / "trl").is_dir():
         raise typer.BadParameter(f"{trl_packages} holds no TRL; benchmarks/requirements-trl.txt says how to install it")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # both read compiled modules, as every run but the first does
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             compare(

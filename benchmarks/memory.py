@@ -211,17 +211,20 @@ def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     adapters = adapter_parameters(model, rank, lambda _: True) if (rank := result.get("lora_rank")) else None
     trained = adapters / total_parameters(model) if adapters else 1.0
     memory = MemorySettings(trained=trained, ahead_bytes=0)  # it was measured a bucket at a time
-    at_that_time = {} if "trained" in result else {"_head": _head_with_all_logits, "_read": _all_logits}
-    with patch.multiple(megatron, **at_that_time) if at_that_time else nullcontext():
+    at_that_time = {"_LOGITS_AT_ONCE": 1 << 62, "_deeper": _deeper_with_all_logits, "_read": _all_logits}
+    with nullcontext() if "trained" in result else patch.multiple(megatron, **at_that_time):
         phases = megatron.trainer("actor", sizes, Workload(model, settings, memory, batch)).phases
     return {p.name: sum(item.bytes for item in p.items if item.name not in (CUDA, NCCL, RESERVE)) for p in phases}
 
 
-def _head_with_all_logits(logits: int, head_gradient: int, ends: int) -> list[Item]:
-    return [Item("logits", logits), Item("their gradient", max(logits, head_gradient)), Item("head", ends)]
+def _deeper_with_all_logits(
+    logits: int, table: int, ends: int, in_layer: list[Item], *, tied: bool, alone: bool
+) -> list[Item]:
+    at_head = [Item("logits", logits), Item("their gradient", max(logits, table)), Item("head", ends)]
+    return max(at_head, [*in_layer, Item("head's gradient", tied * table)], key=megatron._sum)
 
 
-def _all_logits(logits: int, tokens: int, inside: int) -> Item:
+def _all_logits(logits: int, inside: int) -> Item:
     return Item("logits of two micro-batches", 2 * logits) if logits >= inside else Item("inside a layer", inside)
 
 
