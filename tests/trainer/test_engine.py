@@ -5,17 +5,19 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainer_jobs import (
     Machine,
     Setting,
     bad_steps,
     complaints,
+    initial_weights,
     learning_rates,
     store_addresses,
     threads_left,
     three_steps,
 )
-from transformers import get_scheduler
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, get_scheduler
 
 from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
@@ -127,3 +129,17 @@ def test_an_engine_takes_its_threads_with_it(ranks, models, model, dtype, sizes)
 def test_mbridge_names_the_layout_that_it_cannot_export(ranks, models):
     with pytest.raises(AssertionError, match="bridge_type=megatron-bridge"):
         ranks.run(three_steps, 2, Setting(models["moe"], ParallelSizes(tp=2, edp=2)))
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+def test_what_chooses_experts_is_not_rounded_beside_weights_in_bfloat16(ranks, tmp_path, bridge):
+    """Checkpoints and servers have these numbers in float32; a rounded one sends tokens to other experts."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 101, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts, tie_word_embeddings=False))
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).copy_(torch.tensor([0.1, 0.2, 8.03, 8.04]))
+    model.save_pretrained(tmp_path)
+    (weights,) = ranks.run(initial_weights, 1, Setting(tmp_path, bridge=bridge, machine=Machine("cpu", "bfloat16")))
+    np.testing.assert_array_equal(weights[name], load_file(tmp_path / "model.safetensors")[name].numpy())

@@ -26,7 +26,7 @@ def wrap_models(
     `overlap` is what `overlap_grad_reduce: null` means: whether gradients are sent while more are computed.
     """
     config = get_model_config(models[0])
-    chunks = [Float16Module(config, model) if engine.dtype == "bfloat16" else model for model in models]
+    chunks = [_in_bfloat16(config, model) if engine.dtype == "bfloat16" else model for model in models]
     if not trained:
         return [chunk.requires_grad_(False) for chunk in chunks]
     megatron = engine.megatron
@@ -39,6 +39,16 @@ def wrap_models(
         bucket_size=BUCKET_SIZE if overlap else None,
     )
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
+
+
+def _in_bfloat16(config: Any, model: torch.nn.Module) -> torch.nn.Module:
+    """Megatron's wrapper, which would round buffers too: routers' biases are float32 in checkpoints and in servers."""
+    before = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
+    wrapped = Float16Module(config, model)
+    for module, buffers in before:
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer)
+    return wrapped
 
 
 def sends_early(model: torch.nn.Module) -> bool:
