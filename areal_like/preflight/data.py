@@ -6,7 +6,7 @@ from functools import partial
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import SERVER_RESERVE, ActorConfig, CriticConfig, RunConfig, TrainerRole
+from areal_like.config.schema import SERVER_RESERVE, SINGLE_TURN, ActorConfig, CriticConfig, RunConfig, TrainerRole
 from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
@@ -15,6 +15,7 @@ from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
+_IMITATED = ("train_dataset", "valid_dataset")  # by a warm start, which ends by the latter
 
 
 def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompts, list[Finding]]:
@@ -27,13 +28,16 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     def note(key: str, field: str, text: str) -> None:
         findings.append(finding("RUN-DATASET", f"{key}.{field}", text, severity=Severity.WARNING))
 
-    check_answer, on_answers = answer_check(config), config.warm_start is not None
+    played = {"train_dataset": config.workflow} | {
+        _section(name): it.workflow for name, it in config.evaluations.items()
+    }
+    imitated = _IMITATED if config.warm_start else ()
     for key, dataset in datasets.items():
-        check = None if f"{key}.workflow" in config.workflows else check_answer
+        check = answer_check(config.reward) if played.get(key) in (None, SINGLE_TURN) else None
         try:
             if dataset is not None:
                 prompts[key] = load_prompts(
-                    dataset, tokenizer, check, train_on_answers=on_answers, note=partial(note, key)
+                    dataset, tokenizer, check, train_on_answers=key in imitated, note=partial(note, key)
                 )
         except DatasetError as error:
             findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
@@ -52,7 +56,7 @@ def check_data(
     yield from _steps(config, len(prompts["train_dataset"]))
     if config.warm_start is not None and tokenizer is not None and plan is not None:
         actor = plan.engine("actor")
-        for key in ("train_dataset", "valid_dataset"):
+        for key in _IMITATED:
             rows = row_multiple(config.actor.megatron.override_transformer_config) or 1
             alignment = alignment_of(actor.backend, actor.sizes, rows)
             yield from _warm_start(config, key, prompts[key], tokenizer, alignment)
@@ -112,19 +116,19 @@ def _warm_start(
 
 def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
     """A server's context holds the longest prompt and response, and the model's positions hold the context."""
-    longest, context = config.longest_generated, config.context_length
-    positions = spec.max_positions if spec else 0
-    if context < longest + SERVER_RESERVE:
-        message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {longest}"
-        help = f"write sglang.context_length={longest + SERVER_RESERVE} or more: SGLang keeps {SERVER_RESERVE}"
+    needed, context = config.longest_generated + SERVER_RESERVE, config.context_length
+    positions = spec.max_positions if spec else max(context, needed)
+    if context < needed <= positions:
+        message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
+        help = f"write sglang.context_length={needed} or more: SGLang keeps {SERVER_RESERVE}"
         yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
-    if context <= positions or config.longest_sequence > positions:  # that, the layout's checks say
+    if max(context, needed) <= positions or config.longest_sequence > positions:  # that, the layout's checks say
         return
     exceeds = "a server's context of {} tokens exceeds the model's {} positions"
-    if config.sglang.context_length is not None:
+    if config.sglang.context_length is not None and context > positions:
         message = exceeds.format(context, positions)
         yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
-    excess = longest + SERVER_RESERVE - positions
+    excess = needed - positions
     if excess > 0:
         _, key, value = max(_lengths(config), key=lambda each: each[0])
         message, fitting = exceeds.format(positions + excess, positions), value - excess
@@ -138,7 +142,7 @@ def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
         yield config.episode.max_tokens, "episode.max_tokens", config.episode.max_tokens
     yield config.longest_sequence, "gconfig.max_new_tokens", most
     for name, data in config.evaluations.items():
-        section = f"evaluator.datasets.{name}" if name in own else name
+        section = _section(name)
         prompt, response = data.max_prompt_length, data.max_new_tokens or most
         if prompt > response:
             yield prompt + response, f"{section}.max_prompt_length", prompt
@@ -147,6 +151,11 @@ def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
         else:
             key = "gconfig" if config.evaluator.max_new_tokens is None else "evaluator"
             yield prompt + response, f"{key}.max_new_tokens", response
+
+
+def _section(name: str) -> str:
+    """The key of a held-out set."""
+    return name if name == "valid_dataset" else f"evaluator.datasets.{name}"
 
 
 def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:

@@ -22,10 +22,10 @@ def judges(config: RewardConfig) -> Mapping[str, JudgeConfig]:
     return parts or {"reward": config}
 
 
-def answer_check(config: RunConfig) -> AnswerCheck | None:
+def answer_check(config: RewardConfig) -> AnswerCheck | None:
     """What a reference answer has to be; None where only a user's own code judges, which may do without one."""
-    types = [judge.type for judge in judges(config.reward).values() if judge.function is None and judge.type in REWARDS]
-    return REWARDS[types[0]].check if types and config.workflow is None else None
+    types = [judge.type for judge in judges(config).values() if judge.function is None and judge.type in REWARDS]
+    return REWARDS[types[0]].check if types else None
 
 
 def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:

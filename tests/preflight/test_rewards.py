@@ -46,6 +46,31 @@ def test_own_rewards_need_no_answers(write, tmp_path):
     assert found(write, tmp_path, "def score(response, row):\n    return row['level']\n", *more) == []
 
 
+@pytest.mark.parametrize("run", ["single_turn", "own.py:run"])
+def test_a_held_out_set_that_the_verifier_judges_needs_answers_whatever_plays_the_run(write, tmp_path, run):
+    (tmp_path / "own.py").write_text("async def run(row, client):\n    return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"question": "1?"}\n')
+    overrides = [f"workflow={run.replace('own.py', f'{tmp_path}/own.py')}", f"valid_dataset.path={tmp_path}/rows.jsonl"]
+    unknown = "actor.init_model={tokenizer: bytes, max_position_embeddings: 512}", "train_dataset.max_prompt_length=99"
+
+    def refused(*more: str) -> list[str | None]:
+        checked = preflight(load(write(), [*overrides, *unknown, *more]))
+        return [finding.key for finding in checked.findings if str(finding.severity) == "error"]
+
+    assert refused("valid_dataset.workflow=single_turn") == ["valid_dataset.answer_field"]
+    assert refused() == (["valid_dataset.answer_field"] if run == "single_turn" else [])
+
+
+def test_a_warm_start_needs_no_answers_of_a_set_that_it_does_not_imitate(write, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(
+        '{"question": "Tom has 1 apples and buys 2 more. How many apples does Tom have now?"}\n'
+    )
+    more = "warm_start.steps=1", f"evaluator.datasets.other={{path: {tmp_path}/rows.jsonl, max_prompt_length: 32}}"
+    (tmp_path / "own.py").write_text("def score(response, row):\n    return 1\n")
+    checked = preflight(load(write(), [f"reward.function={tmp_path}/own.py:score", *more]))
+    assert checked.ok, list(map(str, checked.findings))
+
+
 @pytest.mark.parametrize("value", ["lambda: 1", "threading.Lock()"])
 def test_a_row_that_cannot_be_sent_to_a_worker_is_a_finding(write, tmp_path, value):
     rows = f"import threading\n\nrows = [{{'question': '1?', 'answer': '1', 'more': {value}}}] * 4\n"

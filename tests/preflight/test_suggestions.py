@@ -45,6 +45,7 @@ BAD = [
     ["gconfig.max_new_tokens=30"],
     ["evaluator.max_new_tokens=200"],
     ["evaluator.max_new_tokens=200", "sglang.context_length=300"],
+    ["evaluator.max_new_tokens=200", "sglang.context_length=60"],
     ["valid_dataset.max_prompt_length=1024"],
     ["valid_dataset.workflow=examples/workflows/retry.py:run", "episode.max_tokens=60"],
     ["gconfig.max_new_tokens=60"],
