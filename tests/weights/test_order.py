@@ -187,6 +187,31 @@ def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
     assert sender.lend(0, tmp_path, {0})
 
 
+def test_a_server_that_joins_while_weights_are_gathered_waits_for_the_next_ones(tmp_path: Path):
+    """Nobody beside it lends yet, so that it would refuse weights, and the run would end."""
+    trainer, joining = Lender(), FakeServer()
+    transfers = trainer.transfers
+
+    async def run() -> None:
+        async with serving(FakeServer(), joining) as urls, ServerPool(urls[:1], "token", 60) as pool:
+
+            async def gathered(step: str, *arguments: Any, timeout_s: float) -> list[Any]:
+                if len(pool.servers) == 1:
+                    pool.join(urls[1], 1)
+                return await transfers(step, *arguments, timeout_s=timeout_s)
+
+            trainer.transfers = gathered
+            bound = make_sync("ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, lenders=[{0}, {1}]))
+            await bound.connect()
+            await publish(bound, 0, 20)
+            assert joining.requests == []
+            assert len(pool.serving) == 1
+            await publish(bound, 1, 20)
+            assert len(pool.serving) == 2
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])
 @pytest.mark.parametrize("mode", ["disk", "collective"])
 def test_no_update_asks_a_server_that_may_have_requests_to_flush_its_cache(mode: str, requests: Requests):

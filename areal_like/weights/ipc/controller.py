@@ -8,7 +8,7 @@ from typing import Any
 
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang import LOAN_LAYOUT
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.http import Deadline, Server
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_left
 
@@ -39,28 +39,29 @@ class IpcSync:
         await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
 
     async def _send(self, version: int, deadline: Deadline) -> None:
-        body = await self._lend(0, version, deadline)
-        async with self.pool.interrupted(version, deadline) as servers:
+        servers = self.pool.servers  # who joins from here on has no lender yet
+        body = await self._lend(0, version, servers, deadline)
+        async with self.pool.interrupted(version, deadline, servers):
             for following in range(1, len(self._buckets) + 1):
                 await asyncio.gather(
                     *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers)
                 )
                 if following < len(self._buckets):
-                    body = await self._lend(following, version, deadline)
+                    body = await self._lend(following, version, servers, deadline)
         await self.trainer.transfer("end", timeout_s=deadline.left)
 
-    async def _lend(self, number: int, version: int, deadline: Deadline) -> dict[str, Any]:
-        """What tells servers of a bucket, which the trainer gathers and lends from now on, and no other."""
-        ranks, directory = self._lenders(), self.spec.directory / "ipc"
+    async def _lend(self, number: int, version: int, servers: Sequence[Server], deadline: Deadline) -> dict[str, Any]:
+        """What tells servers of a bucket, which the trainer gathers and lends them from now on, and no other."""
+        ranks, directory = self._lenders(servers), self.spec.directory / "ipc"
         loans = await self.trainer.transfers("lend", number, directory, ranks, timeout_s=deadline.left)
         layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]]
         handles = {LOAN_LAYOUT: json.dumps(layout), **dict(filter(None, loans))}
         last = number + 1 == len(self._buckets)
         return {"zmq_handles": handles, "flush_cache": False, "weight_version": str(version) if last else None}
 
-    def _lenders(self) -> Collection[int] | None:
+    def _lenders(self, servers: Sequence[Server]) -> Collection[int] | None:
         """The trainer's ranks beside a server that is there to borrow: memory that nobody takes is kept for ever."""
         by_server = self.spec.lenders
         if not by_server:
             return None
-        return {rank for server in self.pool.servers if server.rank is not None for rank in by_server[server.rank]}
+        return {rank for server in servers if server.rank is not None for rank in by_server[server.rank]}
