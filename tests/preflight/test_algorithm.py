@@ -35,6 +35,18 @@ def test_what_makes_sense_may_start(write, overrides):
     assert checked.job.algorithm is not None
 
 
+@pytest.mark.parametrize(
+    ("section", "asked"),
+    [("ref", "actor.kl_ctl=0.1"), ("ref", "actor.kl_loss_coef=0.1"), ("critic", "algorithm=ppo")],
+)
+def test_a_model_that_nothing_asks_is_told(write, section, asked):
+    def told(*overrides: str) -> list[str | None]:
+        return [f.key for f in preflight(load(write(), overrides)).findings if f.message.startswith("does nothing")]
+
+    assert told(f"{section}={{}}") == [section]
+    assert told(f"{section}={{}}", asked) == told(f"{section}={{}}", f"{section}=null") == []
+
+
 def test_a_penalty_for_length_and_episodes_of_several_turns_are_told_apart(write):
     def warned(*overrides: str) -> bool:
         found = preflight(load(write(), ["algorithm=dapo", *overrides])).findings

@@ -16,7 +16,7 @@ def devices(plan, role):
 def test_a_role_without_a_layout_has_the_actors_on_its_gpus(write):
     file = write()
     file.write_text(file.read_text() + "ref: {}\ncritic: {}\n")
-    checked = check(file)
+    checked = check(file, "algorithm=ppo", "actor.kl_ctl=0.1")
     assert not checked.findings
     plan = checked.job.plan
     assert plan.engine("ref").sizes == plan.engine("critic").sizes == plan.engine("actor").sizes
@@ -134,6 +134,7 @@ def test_the_actors_keys_are_named_where_a_role_has_them_from_the_actor(write):
     ],
 )
 def test_a_roles_key_that_does_nothing_is_said(write, overrides, key):
-    checked = check(write(), *overrides)
+    asks = "algorithm=ppo" if key.startswith("critic") else "actor.kl_ctl=0.1"
+    checked = check(write(), asks, *overrides)
     assert checked.ok
     assert [(f.code, f.key) for f in checked.findings] == [("RUN-UNUSED", key)]
