@@ -86,8 +86,8 @@ class Trajectory:
 
 
 def generated_in(trajectories: Sequence[Trajectory]) -> int:
-    """How many tokens of trajectories a model generated."""
-    return sum(int(np.count_nonzero(item.generated)) for item in trajectories)
+    """How many tokens of trajectories the servers generated: those of data have no log-prob (Rollout.given)."""
+    return sum(int(np.count_nonzero(item.generated & ~np.isnan(item.logprobs))) for item in trajectories)
 
 
 @dataclass(frozen=True)

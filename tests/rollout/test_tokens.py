@@ -22,7 +22,8 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.tokens import token_account
-from areal_like.types import Ints, Prompt, Reward
+from areal_like.types import Ints, Prompt, Reward, Trajectory
+from areal_like.workflows.group import Rollout
 from areal_like.workflows.single_turn import SingleTurn
 
 STOP, ENDLESS = 7, 50
@@ -114,3 +115,22 @@ def test_generated_is_the_sum_of_the_others_at_every_step(spare: int, monkeypatc
     assert min(end.trained, end.dropped, end.evaluated, end.cancelled) > 0
     assert end.evaluated == STEPS * 4 * sum(2 + row for row in range(3))
     assert end.generated <= sum(answered)
+
+
+def test_tokens_of_a_dataset_are_trained_and_were_generated_by_nobody():
+    async def data(prompt: Prompt, group_id: int) -> list[Trajectory]:
+        unused: Any = None
+        rollout = Rollout(prompt, group_id, unused, Sampling(9), unused, 0, unused, unused)
+        return [rollout.given(prompt.tokens, [1, 2, STOP], 1.0)]
+
+    async def run() -> dict[str, float]:
+        async with ServerPool([], "token", 30) as nobody, asyncio.TaskGroup() as tasks:
+            prompts = PromptStream([Prompt(0, [5])], shuffle=False, seed=0)
+            collector = Collector(
+                prompts=prompts, groups=3, workflow=data, admission=Admission(2, 1), max_groups=None, tasks=tasks
+            )
+            collector.publish(0)
+            assert len(await collector.next_batch()) == 2
+            return dict(token_account(nobody, collector, 0))
+
+    assert set(asyncio.run(run()).values()) == {0}
