@@ -84,7 +84,7 @@ async def run_directory(
             raise
         except Exception as error:
             if opened.store:
-                error.add_note(_way_on(opened.store))
+                error.add_note(_way_on(opened.store, job.config.trial_name))
             raise
 
 
@@ -140,7 +140,7 @@ async def _lock(directory: Path, view: View) -> int:
             await asyncio.sleep(0.2)
 
 
-def _way_on(store: Store) -> str:
+def _way_on(store: Store, name: str) -> str:
     if store.last is None:
         return "no checkpoint was complete: the same command begins the run anew"
-    return f"the last checkpoint is {store.last}: the same command goes on from there"
+    return f"the last checkpoint is {store.last}: the same command with trial_name={name} goes on from there"

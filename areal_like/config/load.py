@@ -20,6 +20,7 @@ from areal_like.config.validate import first_causes, unknown_key, validate, wron
 
 COMMAND_LINE = "command line"
 PYTHON = "given from Python"
+THE_TIME = "the time of the start"
 _ALTERNATIVES = (
     ("actor.path", "actor.init_model"),
     ("allocation_mode", "actor.backend"),
@@ -52,7 +53,8 @@ def load(
     origins = Origins(places)
     findings += wrong_keys(data)
     values = _resolve(data, findings)
-    values["trial_name"] = values.get("trial_name") or time.strftime("%Y%m%d-%H%M%S")
+    if not values.get("trial_name"):
+        values["trial_name"], places["trial_name"] = time.strftime("%Y%m%d-%H%M%S"), THE_TIME
     config, objections = validate(values)
     findings = first_causes([*findings, *objections], data)
     if findings or config is None:

@@ -24,7 +24,7 @@ from areal_like.preflight.lora import check_lora
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
-from areal_like.preflight.resume import check_resume
+from areal_like.preflight.resume import check_name, check_resume
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
@@ -106,6 +106,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_roles(config, device, role_specs, plan),
         *check_sharing(config, device, plan),
         *check_workflow(config),
+        *check_name(loaded),
         *check_resume(config, prompts["train_dataset"], plan),
         *check_unused(config, device, plan),
     ]

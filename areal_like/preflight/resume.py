@@ -8,12 +8,13 @@ from typing import Any
 import yaml
 
 from allocation import Plan
-from allocation.diagnostics import Finding
+from allocation.diagnostics import Finding, Severity
 from areal_like.checkpoint.distributed import CONFIG
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
+from areal_like.config.load import THE_TIME, LoadedConfig
 from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
@@ -34,6 +35,14 @@ _MUST_STAY = (  # of megatron
     *("use_dist_checkpointing", "dist_checkpointing_path"),  # of a reference, which is loaded anew
     "use_distributed_optimizer",  # each form of its state is its own
 )
+
+
+def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
+    """A run that is to be gone on with has a name by which the same command finds it."""
+    if loaded.config.recover.mode != "off" and loaded.origins.of("trial_name") == THE_TIME:
+        message = "it is another one at each start, so that the same command goes on with nothing (recover.mode)"
+        help = "write trial_name=first, for example"
+        yield finding("RUN-RESUME", "trial_name", message, help, severity=Severity.WARNING)
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:

@@ -163,6 +163,12 @@ def test_a_run_without_checkpoints_is_not_entered(begun: Path) -> None:
     assert "holds the results of another run" in found(begun.parents[1], "recover.mode=off")["trial_name"]
 
 
+def test_a_run_named_by_the_time_is_said_not_to_be_found_again(tmp_path: Path) -> None:
+    (said,) = found(tmp_path, "trial_name=").values()
+    assert "another one at each start" in said and "write trial_name=" in said
+    assert found(tmp_path, "trial_name=", "recover.mode=off") == {}
+
+
 def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
     (begun / "summary.json").write_text("{}")
     assert found(begun.parents[1]) == {}  # of 5 steps it has 3
@@ -177,7 +183,7 @@ def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path, by_hand
     with pytest.raises(RuntimeError) as raised:
         leave(job, 3, RuntimeError)
     assert raised.value.__notes__ == [
-        f"the last checkpoint is {job.config.run_dir}/recover/step-3: the same command goes on from there"
+        f"the last checkpoint is {job.config.run_dir}/recover/step-3: the same command with trial_name=t goes on from there"
     ]
     assert found(tmp_path, "recover.mode=fault") == {}
     with pytest.raises(by_hand):
