@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from areal_like.rollout.sglang import process
 from areal_like.rollout.sglang.process import ServerDied, ServerSpec, SGLangServer
 
+HUNG_S = 60
 LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"
 
 
@@ -42,6 +44,20 @@ def test_a_server_that_is_late_is_told_with_how_far_it_came(server, tmp_path):
         ServerDied, match=r"(?s)within 1 s .rollout.startup_timeout_s.; it last loaded the weights; .*Symm"
     ):
         asyncio.run(server("hang", limit_s=1).start())
+
+
+def test_a_server_that_is_late_does_not_stay(server):
+    """Another is started in its place, on the same GPUs and perhaps the same port."""
+    late = server("hang", limit_s=0.5)
+    with pytest.raises(ServerDied, match="was not ready"):
+        asyncio.run(late.start())
+    assert late._process.wait(HUNG_S) == -signal.SIGKILL
+
+
+def test_a_server_that_takes_a_request_and_never_answers_is_late_all_the_same(server):
+    """Whoever started it waits 10 s longer at most, and would not have its last words."""
+    with pytest.raises(ServerDied, match=r"within 3 s .*it last loaded the weights"):
+        asyncio.run(asyncio.wait_for(server("mute", limit_s=3).start(), process.ANSWER_S))
 
 
 def test_a_server_that_ends_early_is_told_with_its_last_words(server):

@@ -13,6 +13,7 @@ from areal_like.cluster.lifetime import local_interface, reserve_port, spawn
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 
 POLL_S = 0.2
+ANSWER_S = 30.0  # that a server has for its first token; then it is asked again
 ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 # what SGLang writes in its log on the way, in order
 STAGES = {
@@ -74,10 +75,11 @@ class SGLangServer:
         url = f"http://{self._host}:{port}"
         deadline = time.monotonic() + spec.startup_timeout_s
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:
-            while not await _answers(session, url + spec.answers):
+            while not await _answers(session, url + spec.answers, deadline - time.monotonic()):
                 if self._process.poll() is not None:
                     raise self._death("ended before it was ready")
                 if time.monotonic() > deadline:
+                    await self.end()
                     stage = reached(spec.log_file.read_text(errors="replace"))
                     raise self._death(
                         f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s); it last {stage}"
@@ -101,10 +103,11 @@ class SGLangServer:
         return ServerDied(f"{self._spec.name} {what}; the end of {self._spec.log_file}:\n  {last}")
 
 
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+async def _answers(session: aiohttp.ClientSession, url: str, left_s: float) -> bool:
     """Whether this very server, which knows the token, computes. SGLang's /health_generate takes a second to say so."""
+    limit = aiohttp.ClientTimeout(total=min(max(left_s, POLL_S), ANSWER_S))
     try:
-        async with session.post(url, json=ONE_TOKEN, timeout=aiohttp.ClientTimeout(total=30)) as answer:
+        async with session.post(url, json=ONE_TOKEN, timeout=limit) as answer:
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
