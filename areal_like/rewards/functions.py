@@ -64,7 +64,7 @@ def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     try:
         given = function(*arguments)
         return _loop().run(given) if inspect.iscoroutine(given) else given
-    except (Exception, SystemExit) as error:  # a user's function fails in any way it likes
+    except BaseException as error:  # a user's function fails in any way it likes
         code = getattr(inspect.unwrap(function), "__code__", None)
         reason = where_it_failed(error, code.co_filename) if code else f"{type(error).__name__}: {error}"
         raise UserCodeError(f"{name}, {_one_line(reason, 500)}") from error

@@ -27,7 +27,6 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from areal_like.rewards import worker
 
 IMPORT_LIMIT_S = 60.0  # for a worker's first call to load what it calls, before its own limit begins
-_UNSENT = "cannot be sent to or from a worker process"
 _OF_RESULTS = (PicklingError, TypeError, AttributeError, ValueError)  # that a worker cannot send
 
 
@@ -133,12 +132,12 @@ class RewardPool:
     def _schedule(
         self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]
     ) -> ProcessFuture[Any] | Failure:
-        """A call under way; pickled here to try it, as pebble's thread ends with errors that it does not expect."""
+        """A call under way; as bytes, since pebble's threads and workers end with errors that they do not expect."""
         try:
-            ForkingPickler.dumps((load, arguments))
+            call = bytes(ForkingPickler.dumps((load, arguments)))
         except Exception as error:  # noqa: BLE001 - a user's objects pickle, or not, in any way they like
-            return Failure(Cause.RAISED, f"{_UNSENT}: {type(error).__name__}: {error}")
-        task = (load, arguments, IMPORT_LIMIT_S, self._timeout_s)
+            return Failure(Cause.RAISED, f"{worker.UNSENT}: {type(error).__name__}: {error}")
+        task = (call, IMPORT_LIMIT_S, self._timeout_s)
         last_resort = IMPORT_LIMIT_S + self._timeout_s + 5  # the worker's own limits come first, unless it was stopped
         return self._pool.schedule(worker.work, args=task, timeout=last_resort)
 
@@ -156,7 +155,7 @@ class RewardPool:
             self._waits.append(max(0.0, now - self._timeout_s - handed_in))
             return Failure(Cause.TIMED_OUT, limit)
         except _OF_RESULTS as unpicklable:  # `work` itself raises nothing
-            return Failure(Cause.RAISED, f"{_UNSENT}: {unpicklable}")
+            return Failure(Cause.RAISED, f"{worker.UNSENT}: {unpicklable}")
         self._groups.add(group)
         self._waits.append(taken_up - handed_in)
         return value if error is None else Failure(Cause.RAISED, error)

@@ -7,21 +7,24 @@ that never returns ends too, with its traceback in the log.
 import ctypes
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from multiprocessing import connection, parent_process
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 from areal_like.user_code import UserCodeError
 
 TIMED_OUT = 1  # faulthandler's exit code
+UNSENT = "cannot be sent to or from a worker process"
 LOG_BYTES = 8 << 20  # beyond it, what calls print is lost
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -34,6 +37,8 @@ def start(log: Path | None) -> None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a call's own children start comes to this process
+    # as in a program of the user's own; a forkserver of this process would end with the call that starts it
+    multiprocessing.set_start_method("fork", force=True)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
@@ -41,29 +46,38 @@ def start(log: Path | None) -> None:
     _outputs.append(sys.stderr)  # where faulthandler writes, whatever a call makes of sys.stderr
 
 
-def work(
-    load: Callable[[], Callable[..., Any]], arguments: Sequence[Any], import_limit_s: float, limit_s: float
-) -> tuple[int, float, Any, str | None]:
+def work(call: bytes, import_limit_s: float, limit_s: float) -> tuple[int, float, Any, str | None]:
     """Process group, time at which the call was taken up, what it returned, and the error instead, if any.
 
-    The time is of the clock that all processes of a host share.
+    `call` is pickled: what loads the function, and its arguments. The time is of the clock that all processes of a host
+    share. What loading has started stays for later calls, what the call has started ends here.
     """
     group, taken_up = os.getpid(), time.monotonic()
-    value, error = None, None
+    value, error, kept = None, None, set[int]()
     try:
         _limit(import_limit_s)
+        load, arguments = _received(call)
         function = load()
+        kept = _children()
         _limit(limit_s)
         value = function(*arguments)
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - around a user's code
+    except BaseException as raised:  # noqa: BLE001 - a user's code fails in any way it likes, as pytest.fail does
         traceback.print_exc()
         error = str(raised) if isinstance(raised, UserCodeError) else f"{type(raised).__name__}: {raised}"
     finally:
         if os.getpid() != group:  # it forked, and this is the child
             os._exit(0)
         faulthandler.cancel_dump_traceback_later()
-        _end_children()
+        _end_children(kept)
     return group, taken_up, value, error
+
+
+def _received(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[Any]]:
+    """Raises UserCodeError where the call has objects of modules that this process cannot import."""
+    try:
+        return ForkingPickler.loads(call)
+    except Exception as error:  # a user's objects are made, or not, in any way they like
+        raise UserCodeError(f"{UNSENT}: {type(error).__name__}: {error}") from error
 
 
 def itself(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,13 +117,18 @@ def _limit(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=_outputs[0])
 
 
-def _end_children() -> None:
-    """End what a call has started; its orphans are children of this process too."""
+def _end_children(kept: Set[int]) -> None:
+    """End what a call has started, but not `kept`; its orphans are children of this process too."""
     with suppress(ChildProcessError, ProcessLookupError):
-        while children := [pid for file in Path("/proc/self/task").glob("*/children") for pid in _numbers(file)]:
+        while children := _children() - kept:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    """Process ids of this process's children."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in _numbers(file)}
 
 
 def _numbers(children: Path) -> list[int]:

@@ -14,7 +14,7 @@ from areal_like.rewards import functions
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.worker import LOG_BYTES
 from areal_like.types import Prompt, Reward
-from areal_like.user_code import Portable, UserCodeError
+from areal_like.user_code import Portable, UserCodeError, load_object
 
 OWN = """
 import asyncio, math, os, subprocess, time
@@ -48,6 +48,8 @@ def misbehave(response, row):
             print("x" * 1_000_000)
         os.write(1, b"y" * 1_000_000)
         return 0.25
+    if response in ("odd", "cancelled", "interrupted"):
+        raise {"odd": Odd, "cancelled": asyncio.CancelledError, "interrupted": KeyboardInterrupt}[response]
     return {"nan": math.nan, "none": None, "text": "1.0", "dict": {"score": 1.0}, "part": {"reward": 1, "b": "x"}}[response]
 
 def too_few(responses, row):
@@ -63,6 +65,21 @@ def unclear(a, b):
     return 1.0
 
 number = 5
+
+class Odd(BaseException):
+    pass
+"""
+
+WITH_PROCESSES = """
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+
+server = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+def score(response, row):
+    print(response, file=server.stdin)
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(len, server.stdout.readline()).result()
 """
 
 
@@ -111,17 +128,36 @@ def test_several_are_added_with_their_weights_and_recorded_by_name(own):
 def test_what_misbehaves_is_missing_and_counted_and_disturbs_nobody(own, tmp_path):
     said, log = [], tmp_path / "rewards.log"
     config = RewardConfig(function=f"{own}:misbehave", workers=2, timeout_s=2.0)
-    wrong = ["raise", "exit", "nan", "none", "text", "dict", "part"]
+    wrong = ["raise", "exit", "nan", "none", "text", "dict", "part", "odd", "cancelled", "interrupted"]
     start = time.monotonic()
     rewards, statistics = judged(config, [*wrong, "hang", "fork", "print"], log=log, say=said.append)
-    assert [reward.value for reward in rewards] == [None] * 8 + [0.5, 0.25]
-    assert statistics["reward_missing/raised"] == 7 and statistics["reward_missing/timed_out"] == 1
+    assert [reward.value for reward in rewards] == [None] * 11 + [0.5, 0.25]
+    assert statistics["reward_missing/raised"] == 10 and statistics["reward_missing/timed_out"] == 1
     assert time.monotonic() - start < 200
     assert len(said) == 2 and "my_rewards.py:misbehave, line 17: KeyError: 'missing column'" in said[0]
     assert "more than 2 s" in said[1]
     assert "Timeout" in log.read_text() and "KeyError" in log.read_text()
     assert log.stat().st_size < 4 * LOG_BYTES
     assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4321"]] == []
+
+
+def test_every_call_may_use_processes_and_one_that_was_started_with_the_module_stays(tmp_path):
+    (file := tmp_path / "with_processes.py").write_text(WITH_PROCESSES)
+    rewards, _ = judged(RewardConfig(function=f"{file}:score", workers=1), ["a", "ab", "abc"])
+    assert [reward.value for reward in rewards] == [2.0, 3.0, 4.0]
+    assert [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["cat"]] == []
+
+
+def test_a_row_that_a_worker_cannot_make_is_missing_and_disturbs_nobody(own, tmp_path):
+    (file := tmp_path / "rows.py").write_text("import enum\nKind = enum.Enum('Kind', 'A', module=__name__)\n")
+    kind, said = load_object(f"{file}:Kind"), []
+
+    async def run():
+        async with Rewards(RewardConfig(function=f"{own}:score"), Tokenizer.make("bytes"), say=said.append) as rewards:
+            return [await rewards.score_texts(Prompt(0, [], row={"goal": goal}), ["b"]) for goal in (kind.A, "b")]
+
+    assert [reward.value for (reward,) in asyncio.run(run())] == [None, 1.0]
+    assert "cannot be sent to or from a worker process: ModuleNotFoundError" in said[0]
 
 
 def test_a_log_that_cannot_be_written_costs_no_reward(own, tmp_path):
