@@ -1,4 +1,4 @@
-"""What a test starts in place of SGLang: says what FAKE_LOG holds, then serves, ends, hangs or is mute as FAKE_END says."""
+"""What a test starts in place of SGLang: says what FAKE_LOG holds, then serves, ends, hangs or is mute (FAKE_END)."""
 
 from __future__ import annotations
 

@@ -246,6 +246,18 @@ def test_no_update_asks_a_server_that_may_have_requests_to_flush_its_cache(mode:
     assert not server.bodies("/flush_cache")
 
 
+def test_a_checkpoint_is_read_by_servers_that_began_without_weights():
+    """By default SGLang loads it as it loaded the first weights: not at all where these were made up."""
+
+    async def run(server: FakeServer) -> None:
+        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+            await publish(make_sync("disk", FakeTrainer(), pool, SyncSpec(20, Path("nowhere"), 1, "gloo", 1)), 0, 20)
+
+    server = FakeServer()
+    asyncio.run(run(server))
+    assert [body["load_format"] for body in server.bodies("/update_weights_from_disk")] == ["auto"]
+
+
 @pytest.mark.parametrize("bucket", [0, 1])
 def test_a_trainer_that_hangs_in_the_export_is_named_and_no_server(bucket: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sync, "MARGIN_S", 5)

@@ -32,7 +32,12 @@ class DiskSync:
         path = self.spec.directory / str(version)
         try:
             await self._write(path, version, deadline)
-            body = {"model_path": str(path), "weight_version": str(version), "flush_cache": False}
+            body = {
+                "model_path": str(path),
+                "load_format": "auto",  # by default the one that the server began with, perhaps without weights
+                "weight_version": str(version),
+                "flush_cache": False,
+            }
 
             async def load() -> None:
                 async with self.pool.interrupted(version, deadline) as servers:
