@@ -1,6 +1,6 @@
 """Keys that a run would accept and never read, as another key decides: said as warnings."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,13 @@ from areal_like.config.findings import unused
 from areal_like.config.schema import (
     PRECISIONS,
     ArithmeticConfig,
-    DatasetConfig,
     EpisodeConfig,
     FSDPConfig,
     MegatronConfig,
     RecoverConfig,
     RunConfig,
+    Section,
+    SourceConfig,
     TrainerRole,
 )
 from areal_like.preflight.machine import Device
@@ -25,10 +26,10 @@ from areal_like.preflight.rewards import judges
 
 @dataclass(frozen=True)
 class Rule:
-    """Keys that nothing reads while `unread` holds, and why."""
+    """Keys of a configuration, or of a section, that nothing reads while `unread` holds of that, and why."""
 
     keys: tuple[str, ...]
-    unread: Callable[[RunConfig], bool]
+    unread: Callable[[Any], bool]
     why: str
 
 
@@ -38,9 +39,14 @@ def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterat
         for key in rule.keys:
             if _is_set(config, key) and rule.unread(config):
                 yield unused(key, rule.why)
+    for place, data in _sets(config).items():
+        for of_set in _OF_SETS:
+            for key in of_set.keys:
+                if _is_set(data, key) and of_set.unread(data):
+                    yield unused(f"{place}.{key}", of_set.why)
 
 
-def _is_set(config: RunConfig, key: str) -> bool:
+def _is_set(config: Section, key: str) -> bool:
     """Whether a key is there, with another value than its default."""
     *sections, name = key.split(".")
     section: Any = config
@@ -54,17 +60,19 @@ def _in(section: str, unread: Callable[[Any], bool]) -> Callable[[RunConfig], bo
     return lambda run: unread(getattr(run, section))
 
 
-def _datasets(names: Iterable[str], unread: Callable[[DatasetConfig], bool], why: str) -> Iterator[Rule]:
-    """The rules about keys of each dataset."""
-    for data in ("train_dataset", "valid_dataset"):
-        yield Rule(tuple(f"{data}.{name}" for name in names), _in(data, unread), why)
+def _sets(run: RunConfig) -> Mapping[str, SourceConfig]:
+    """Each set of prompts by its key."""
+    further = {f"train_dataset.mixture.{name}": data for name, data in run.train_dataset.mixture.items()}
+    held_out = {f"evaluator.datasets.{name}": data for name, data in run.evaluator.datasets.items()}
+    valid = {"valid_dataset": run.valid_dataset} if run.valid_dataset else {}
+    return {"train_dataset": run.train_dataset, **valid, **further, **held_out}
 
 
-def _is_file(data: DatasetConfig) -> bool:
+def _is_file(data: SourceConfig) -> bool:
     return data.path.endswith((".jsonl", ".parquet")) or ":" in data.path  # or an object: my_data.py:rows
 
 
-def _is_made(data: DatasetConfig) -> bool:
+def _is_made(data: SourceConfig) -> bool:
     return data.path == "arithmetic"
 
 
@@ -188,7 +196,15 @@ _ALGORITHM = (
         "a response without advantages counts too (critic, entropy_coeff, kl_loss_coef)",
     ),
 )
-_ARITHMETIC_KEYS = [f"arithmetic.{name}" for name in ArithmeticConfig.model_fields]
+_OF_SETS = (
+    Rule(("split",), _is_file, "a file has no splits"),
+    Rule(("name",), lambda data: _is_file(data) or _is_made(data), "only datasets of the hub have configurations"),
+    Rule(
+        tuple(f"arithmetic.{name}" for name in ArithmeticConfig.model_fields),
+        lambda data: not _is_made(data),
+        "path is not arithmetic",
+    ),
+)
 _EVALUATOR_KEYS = tuple(f"evaluator.{name}" for name in ("n_samples", "temperature", "max_new_tokens", "pass_reward"))
 _EXPERT_KEYS = ("actor.init_model.num_experts_per_tok", "actor.init_model.moe_intermediate_size")
 RULES = (
@@ -197,9 +213,6 @@ RULES = (
         lambda run: run.recover.mode == "off",
         "no checkpoints are written (recover.mode: off)",
     ),
-    *_datasets(["split"], _is_file, "a file has no splits"),
-    *_datasets(["name"], lambda it: _is_file(it) or _is_made(it), "only datasets of the hub have configurations"),
-    *_datasets(_ARITHMETIC_KEYS, lambda it: not _is_made(it), "path is not arithmetic"),
     Rule(("scheduler.address",), lambda run: run.scheduler.type == "local", "a private cluster (type: local) has none"),
     Rule(
         ("actor.optimizer.min_lr_ratio",),
@@ -218,7 +231,8 @@ RULES = (
         "there are no adapters (actor.use_lora)",
     ),
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
-    Rule(("reward.function",), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
+    Rule(("reward.function", "reward.type"), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
+    Rule(("reward.type",), lambda run: run.reward.function is not None, "reward.function judges"),
     Rule(
         ("actor.megatron.dist_checkpointing_path",),
         lambda run: not run.actor.megatron.use_dist_checkpointing,
@@ -276,6 +290,7 @@ RULES = (
         "stats_logger.mlflow.tracking_uri names no server",
     ),
     Rule(("stats_logger.console_samples",), lambda run: run.stats_logger.samples == 0, "no samples are kept"),
+    Rule(("stats_logger.console_samples",), lambda run: not run.stats_logger.console, "nothing is printed (console)"),
     Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
 )
 _ON_CPU = (

@@ -11,12 +11,13 @@ from areal_like.config.load import dump, load
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.options import check_options
-from areal_like.preflight.unused import RULES, check_unused, rules_of
+from areal_like.preflight.unused import _OF_SETS, RULES, check_unused, rules_of
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
 FILE = ["train_dataset.path=data.jsonl", "valid_dataset.path=data.parquet"]
 HUB = ["train_dataset.path=openai/gsm8k", "valid_dataset.path=openai/gsm8k"]
+SET = "evaluator.datasets.a.path=a.jsonl"
 ON_GPUS = ["device=cuda"]
 EXPERTS_OF_A_BRIDGE = [
     "actor.init_model={num_experts: 4, tie_word_embeddings: false, max_position_embeddings: 64}",
@@ -45,6 +46,16 @@ def unused(file, *overrides, device="cpu"):
         ([], "valid_dataset.name=main", HUB),
         (FILE, "train_dataset.arithmetic.size=5", []),
         (HUB, "valid_dataset.arithmetic.seed=3", []),
+        ([SET], "evaluator.datasets.a.split=train", ["evaluator.datasets.a.path=openai/gsm8k"]),
+        ([SET], "evaluator.datasets.a.name=main", ["evaluator.datasets.a.path=openai/gsm8k"]),
+        (
+            ["train_dataset.mixture.a.path=x.jsonl"],
+            "train_dataset.mixture.a.arithmetic.size=3",
+            ["train_dataset.mixture.a.path=arithmetic"],
+        ),
+        (["reward.parts.a.type=gsm8k"], "reward.type=model", []),
+        (["reward.function=my.py:score"], "reward.type=model", []),
+        (["stats_logger.console=false"], "stats_logger.console_samples=3", []),
         ([], "scheduler.address=10.0.0.1:6379", ["scheduler.type=ray"]),
         ([], "actor.optimizer.min_lr_ratio=0.1", ["actor.optimizer.lr_scheduler_type=cosine"]),
         ([], "actor.eps_clip=0.1", ["actor.ppo_n_minibatches=2"]),
@@ -124,7 +135,11 @@ def test_a_run_with_such_keys_starts(write):
 def test_keys_exist():
     plans = [compile("sglang:d1+fsdp[actor]:d1"), compile("sglang[rollout]:d1+megatron[actor]:d1+megatron[ref]:d1")]
     rules = [*RULES, *(rule for plan in plans for rule in rules_of(plan, "cpu"))]
-    assert all(annotation_of(key) is not None for rule in rules for key in rule.keys)
+    keys = [
+        *(key for rule in rules for key in rule.keys),
+        *(f"train_dataset.{key}" for rule in _OF_SETS for key in rule.keys),
+    ]
+    assert all(annotation_of(key) is not None for key in keys)
     assert all(re.fullmatch(r"[^A-Z].*[^.]", rule.why) for rule in rules)
 
 
