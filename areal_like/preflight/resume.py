@@ -25,7 +25,7 @@ from areal_like.types import Prompt
 MAY_CHANGE = (
     *("allocation_mode", "cluster", "scheduler", "device", "total_train_epochs", "total_train_steps"),
     *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("backend", "mb_spec", "megatron", "env_vars")),
-    *("actor.offload", "ref.offload", "critic.offload"),
+    *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("offload", "fsdp.gradient_checkpointing")),
     *("actor.optimizer.max_skipped_steps", "critic.optimizer.max_skipped_steps"),
     *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches", "reward.model.backend"),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),

@@ -65,6 +65,7 @@ def test_the_same_command_goes_on(begun: Path) -> None:
     "override",
     [
         *("actor.backend=megatron:t2", "total_train_steps=9", "evaluator.freq_steps=2", "recover.keep=7"),
+        "actor.fsdp.gradient_checkpointing=true",
         *("actor.timeout_s=77", "reward.timeout_s=3", "rollout.max_head_offpolicyness=2", "saver.freq_steps=1"),
     ],
 )
