@@ -126,7 +126,8 @@ def _port_problem(port: int) -> str | None:
 
 def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
     """An existing cluster answers and holds the plan."""
-    for key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda"):
+    guessed = config.device == "auto"
+    for key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
         elsewhere = dry_run and key == "scheduler.address" and config.scheduler.address == "auto"
         severity = Severity.WARNING if elsewhere else Severity.ERROR
         yield finding("RUN-MACHINE", key, message, help, severity=severity)

@@ -350,6 +350,16 @@ def test_an_existing_cluster_has_to_hold_the_plan(write, monkeypatch, existing, 
     assert "asks for 1 node with 3 CPU\n  the cluster has 1 node with 2 CPU" in finding.message
 
 
+def test_auto_is_no_answer_on_a_host_without_gpus_of_a_cluster_that_has_some(write, existing):
+    with mock.patch.object(module, "gpu_count", return_value=0):
+        (finding,) = errors(write(), "scheduler.type=ray", "device=auto")
+        assert (finding.key, finding.help) == ("device", "write device=cuda, or device=cpu")
+        assert "this host has no GPU" in finding.message
+        assert check(write(), "scheduler.type=ray", "device=cpu").ok
+        existing["nodes"] = [{"CPU": 64.0}]
+        assert check(write(), "scheduler.type=ray", "device=auto").ok
+
+
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "local"])
 def test_a_ray_address_that_is_none_is_refused(write, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -45,7 +45,9 @@ class RunConfig(Section):
         description="Second part of the run's directory; empty: the time at which the run starts.",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of weights, data order and sampling.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA where present, else CPU.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="`auto`: CUDA where this host has a GPU, else CPU."
+    )
     allocation_mode: str | None = Field(
         None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."
     )
