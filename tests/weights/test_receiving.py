@@ -46,3 +46,17 @@ def test_a_rank_that_cannot_load_a_bucket_receives_the_others(group, monkeypatch
     assert (done, told) == (False, "rank 0 failed to load: RuntimeError: out of memory")
     assert loaded == [["a"], ["b"]]
     assert received == [8, 12, 36, 24]
+
+
+@pytest.mark.parametrize(("fails", "told"), [(None, "loaded"), (0, "rank 0 {}"), (1, "rank 1 {}")])
+def test_a_checkpoint_that_one_rank_cannot_read_is_no_update(group, monkeypatch, fails, told):
+    """SGLang answers as rank 0 does."""
+
+    def gathered(problems, problem, group):
+        problems[:] = [problem, "failed to load: RuntimeError: no such file" if fails == 1 else ""]
+
+    monkeypatch.setattr(distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(distributed, "all_gather_object", gathered)
+    answer = SimpleNamespace(success=fails != 0, message="no such file")
+    done, said = receiving.receive_checkpoint(lambda: answer, group)
+    assert (done, said) == (fails is None, told.format("failed to load: RuntimeError: no such file"))

@@ -39,6 +39,17 @@ def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]
     return _on_each(group, lambda: _load_buckets(runner, request))
 
 
+def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
+    """Have every rank of a server (`group`) `read` a checkpoint, SGLang's own way, whose answer is one rank's alone."""
+
+    def work() -> None:
+        answer = read()
+        if not answer.success:
+            raise RuntimeError(answer.message)
+
+    return _on_each(group, work)
+
+
 def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
     problem = ""
     try:

@@ -14,6 +14,7 @@ on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `to
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,12 +108,12 @@ def labelling_scheduler() -> type:
 
 def labelling_updater() -> type:
     """SGLang's weight updater, which tells the scheduler of a new version once all of its weights are there."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqOutput, UpdateWeightsFromIPCReqOutput
+    from sglang.srt.managers import io_struct
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
     from areal_like.rollout.sglang.loading import renew_copies
     from areal_like.rollout.sglang.memory import as_if_idle, keep
-    from areal_like.rollout.sglang.receiving import receive_broadcast, receive_loans
+    from areal_like.rollout.sglang.receiving import receive_broadcast, receive_checkpoint, receive_loans
 
     class LabellingUpdater(SchedulerWeightUpdaterManager):
         bring_back: Any = None  # of `keep`, while the memory is given back
@@ -130,17 +131,21 @@ def labelling_updater() -> type:
                 self.bring_back = None
             return answer
 
+        def update_weights_from_disk(self, request: Any) -> Any:
+            done, told = receive_checkpoint(partial(super().update_weights_from_disk, request), self.tp_cpu_group)
+            return io_struct.UpdateWeightFromDiskReqOutput(success=done, message=told, num_paused_requests=0)
+
         def update_weights_from_ipc(self, request: Any) -> Any:
             done, told = receive_loans(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
             if done:
                 self.flush_cache_after_weight_update(request)
-            return UpdateWeightsFromIPCReqOutput(success=done, message=told)
+            return io_struct.UpdateWeightsFromIPCReqOutput(success=done, message=told)
 
         def update_weights_from_distributed(self, request: Any) -> Any:
             done, told = receive_broadcast(self.tp_worker.model_runner, request, self.tp_cpu_group)
             if done:
                 self.flush_cache_after_weight_update(request)
-            return UpdateWeightsFromDistributedReqOutput(success=done, message=told)
+            return io_struct.UpdateWeightsFromDistributedReqOutput(success=done, message=told)
 
         def flush_cache_after_weight_update(self, request: Any) -> None:
             super().flush_cache_after_weight_update(request)
