@@ -105,6 +105,12 @@ def test_mlflow(write, tmp_path: Path, calls: Calls) -> None:
     ]
 
 
+def test_names_of_a_users_parts_are_such_as_mlflow_takes(write, tmp_path: Path, calls: Calls) -> None:
+    config = load(write(), ["stats_logger.tensorboard=false", "stats_logger.mlflow.tracking_uri=sqlite:///m.db"]).config
+    make_sinks(config, tmp_path)[-1].log(1, {"reward_parts/form & length (%)": 1.0, "reward_parts/größe": 2.0})
+    assert calls[-1] == ("log", {"data": {"reward_parts/form _ length ___": 1.0, "reward_parts/größe": 2.0}, "step": 1})
+
+
 def test_a_logger_that_refuses_is_named(write, tmp_path: Path, calls: Calls) -> None:
     calls.refuse = sys.modules["wandb"].Error("no API key")
     with pytest.raises(RecordError, match=r"Weights & Biases \(stats_logger\.wandb\) cannot be used: no API key"):

@@ -1,14 +1,17 @@
 """Scalars to MLflow."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from areal_like.config.schema import MLflowConfig
 from areal_like.errors import RecordError
 
+_REFUSED = re.compile(r"[^/\w.\- ]")  # mlflow/utils/validation.py; one such name, and a step's numbers are all lost
+
 
 class MLflow:
-    """One run of the experiment there. Names have `_at_` for `@`, which MLflow refuses."""
+    """One run of the experiment there. Names have `_at_` for `@`, and `_` for what else MLflow refuses in them."""
 
     def __init__(self, config: MLflowConfig, experiment: str, trial: str, about: Mapping[str, Any]) -> None:
         import mlflow
@@ -24,7 +27,7 @@ class MLflow:
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """See StatsSink; a thread of mlflow's own sends it."""
-        named = {name.replace("@", "_at_"): value for name, value in scalars.items()}
+        named = {_REFUSED.sub("_", name.replace("@", "_at_")): value for name, value in scalars.items()}
         self._mlflow.log_metrics(named, step=step, synchronous=False)
 
     def close(self) -> None:
