@@ -26,10 +26,18 @@ _KL_SWITCHES = {
     "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
 }
+_ROLES = ("ref", "critic")
 _FILTER = "data.filter_overlong_prompts"  # verl's, which filters first and cuts what is left
 _OVERLONG = {True: "drop", "left": "truncate", "error": "refuse"}
 _ROWS = {"prompt_field": "prompt", "answer_field": "reward_model.ground_truth"}  # of verl's data, unless told
 _READ = ("prompt_field", "answer_field", "max_prompt_length", "overlong_prompts")  # of held-out prompts as of others
+_RECOVER = {True: "auto", "on": "auto", "resume": "auto", False: "off", "disabled": "off"}
+_MODULES = {  # Megatron's linear layers
+    "linear_qkv": ["q_proj", "k_proj", "v_proj"],
+    "linear_proj": ["o_proj"],
+    "linear_fc1": ["gate_proj", "up_proj"],
+    "linear_fc2": ["down_proj"],
+}
 _BY_NAME = "env_vars"  # a mapping whose keys are a user's own
 
 
@@ -99,6 +107,14 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
         target = found.ours
         if target.endswith(_BY_NAME) and key.rpartition(".")[2] != _BY_NAME:
             target = f"{target}.{key.rpartition('.')[2]}"
+        if target.startswith(_ROLES) and setting.value == f"${{actor.{key.partition('.')[2]}}}":
+            done.notes.append(f"{key}: not needed: where it is not set it is the actor's")
+            continue
+        if target == "workflow" and ":" not in setting.value:
+            done.notes.append(
+                f"workflow: lost: {setting.value} is no function here; write one, and workflow=my_file.py:run"
+            )
+            continue
         if "$" in setting.value:
             done.notes.append(f"{key}: {setting.value} is known to the shell only; write {target} yourself")
             continue
@@ -134,6 +150,10 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
     elif target.endswith("overlong_prompts"):
         yield from [(target, _OVERLONG.get(value, value))] if value is not False else []
+    elif target == "recover.mode":
+        yield target, _RECOVER.get(value, value)
+    elif target == "actor.target_modules":
+        yield target, [name for module in value for name in _MODULES.get(module, [module])]
     elif target == "algorithm":
         yield target, _ALGORITHMS.get(str(value), value)
     elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
@@ -146,7 +166,7 @@ def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> Non
         if values.get(coefficient) and (reading.value(switch) or "").lower() == "false":
             del values[coefficient]
             done.notes.append(f"{coefficient}: left out, as {switch} is false")
-    if done.system in ("verl", "siirl", "trinity") and not any(values.get(key) for key in _KL_SWITCHES.values()):
+    if values.get("algorithm") != "dpo" and not any(values.get(key) for key in _KL_SWITCHES.values()):
         for key in [key for key in values if key.startswith("ref.")]:
             done.notes.append(f"{key}: {values.pop(key)!r} is left out: nothing asks for a reference")
 
@@ -154,6 +174,9 @@ def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> Non
 def _critic(values: dict[str, Any], done: Migration) -> None:
     """What estimates values is there if the algorithm needs it."""
     own = [key for key in values if key.startswith("critic.")]
+    if done.system == "areal" and own and "algorithm" not in values:
+        values["algorithm"] = "ppo"
+        done.notes.append("algorithm: ppo, as a critic is there")
     if values.get("algorithm") == "ppo" and not own:
         values["critic"] = {}
         done.notes.append("critic: the actor's model with a value head, as algorithm=ppo needs values")
@@ -199,11 +222,28 @@ def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:
         done.notes.append("layout: servers are SGLang's, where vLLM's were")
     try:
         values["allocation_mode"] = allocation = _two_roles(text.replace("vllm", "sglang"), done)
-        gpus = compile(allocation).n_gpus
+        plan = compile(allocation)
+        _role_layouts(parse(allocation), values, done)
     except AllocationError as error:
         done.problems += [f"layout: {found.message}" for found in error.findings]
         return
-    _cluster(gpus, values, done)
+    if not any(engine.servers for engine in plan.engines):
+        done.problems.append(f"layout: no servers are in {allocation}, and every run here has some: add sglang:d1+")
+    _cluster(plan.n_gpus, values, done)
+
+
+def _role_layouts(allocation: Allocation, values: dict[str, Any], done: Migration) -> None:
+    """A role on the actor's GPUs has its layout without a word; others are said beside the actor's own."""
+    texts = {it.backend.text: spell(Allocation((Group((it,)),))) for group in allocation.groups for it in group.members}
+    actor = next((text for backend, text in texts.items() if backend in ("megatron", "fsdp")), None)
+    for role in [role for role in _ROLES if f"{role}.backend" in values]:
+        own, _ = read("areal", written := str(values.pop(f"{role}.backend")))  # whose key it is
+        where = {name: values.pop(f"{role}.scheduling_strategy.{name}", "") for name in ("type", "target")}
+        if own == actor and where["type"] != "separation" and where["target"] in ("", "actor"):
+            done.notes.append(f"{role}.backend: not needed: it has the actor's layout, on its GPUs")
+        else:
+            keys = f"actor.backend={actor}, rollout.backend={texts.get('sglang')} and {role}.backend={own or written}"
+            done.problems.append(f"layout: {role}.backend is not the actor's: write {keys} in place of allocation_mode")
 
 
 def _cluster(gpus: int, values: dict[str, Any], done: Migration) -> None:

@@ -12,7 +12,7 @@ from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.config.validate import unknown_key
 from areal_like.demo.init_model import write_init_model
-from areal_like.migrate import migrate
+from areal_like.migrate import Migration, migrate
 from areal_like.preflight import preflight
 
 VERL = """
@@ -332,6 +332,52 @@ def test_a_reference_is_there_where_something_asks_for_it(switched, wanted):
     made = yaml.safe_load(done.yaml)
     assert made.get("ref") == wanted
     assert ("kl_loss_coef" in made["actor"]) == (wanted is not None)
+
+
+ROLE = """
+NAME:
+  backend: ${actor.backend}
+  path: ${actor.path}
+  dtype: bfloat16
+  optimizer: ${actor.optimizer}
+  scheduling_strategy: {type: colocation, target: actor}
+"""
+
+
+def test_areals_reference_and_critic_are_those_that_it_would_start(tmp_path, model):
+    """Its files have a `ref` whether or not kl_ctl is 0; a critic is what makes it PPO."""
+    ref, critic = ROLE.replace("NAME", "ref"), ROLE.replace("NAME", "critic")
+    done = migrate(AREAL + ref)
+    config = checked(done, tmp_path, model)
+    assert (config.ref, config.critic, config.algorithm) == (None, None, "grpo")
+    assert any(note.startswith("ref.path") and "nothing asks for a reference" in note for note in done.notes)
+    done = migrate(
+        AREAL.replace("eps_clip: 0.4", "kl_ctl: 0.1") + ref.replace("  optimizer: ${actor.optimizer}\n", "") + critic
+    )
+    assert done.problems == []
+    here = done.yaml.replace("path: Qwen/Qwen2.5-1.5B-Instruct", f"path: {model}")
+    config = checked(Migration("areal", here), tmp_path, model)
+    assert config.algorithm == "ppo" and config.ref.path == config.critic.path == config.actor.path
+    assert (config.ref.backend, config.critic.backend, config.critic.optimizer) == (None, None, None)
+    assert any("critic.optimizer" in note and "the actor's" in note for note in done.notes)
+
+
+def test_a_role_with_a_layout_of_its_own_is_told():
+    done = migrate(AREAL.replace("eps_clip: 0.4", "kl_ctl: 0.1") + "\nref: {backend: 'megatron:d2t2'}\n")
+    (problem,) = done.problems
+    assert "ref.backend" in problem and "megatron:d2t2" in problem and "actor.backend=megatron:d4" in problem
+
+
+def test_what_only_areal_can_read_is_told_or_translated(tmp_path, model):
+    lora = "use_lora: true\n  target_modules: [linear_qkv, linear_fc2]\n  eps_clip"
+    own = "\nworkflow: areal.workflow.openai.math_agent.MathAgent\nrecover: {mode: on, freq_secs: 60}\n"
+    done = migrate(AREAL.replace("eps_clip", lora) + own)
+    config = checked(done, tmp_path, model)
+    assert config.actor.target_modules == ["q_proj", "k_proj", "v_proj", "down_proj"]
+    assert config.workflow is None and any("MathAgent" in note for note in done.notes)
+    assert config.recover.mode == "auto"
+    made = migrate(AREAL.replace("megatron:d4p1t1", "megatron:d4").replace('backend: "sglang:d4p1t1", ', ""))
+    assert any("no servers" in problem for problem in made.problems)
 
 
 def test_words_behind_an_option_are_none_of_its_values():
