@@ -5,7 +5,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ type Requests = Literal["in_place", "recompute", "drain"]
 MOST_TRIES = 4  # of a sample, in a row
 LONG_PROMPT = 64  # tokens; to wait for another's prefill of less costs more than to do it again
 PAUSE_SHARE = 1 / 3  # of an update's time: the rest is for sending the weights to the others once more
-HANGS_S = 0.5  # that a server has to have had for a pause before it is said to hang
+HANGS_S = 0.5  # that a server has to have had for an update before it is said to hang
 POLL_S = 0.1
 GROUPS = 2  # that start in one turn of the event loop
 MOST_SESSIONS = 100_000  # that are remembered
@@ -234,9 +234,10 @@ class ServerPool:
         if self._requests == "drain":
             await self._fleet.close(deadline)
         with self._fleet.excused(), span("weights", "pause", version=version):
-            await self._pause([server for server in servers if server not in self._held], deadline)
-            async with self.checking(servers, deadline):
-                yield servers
+            async with self._without_hung(servers, deadline):
+                await self._pause([server for server in servers if server not in self._held], deadline)
+                async with self.checking(servers, deadline):
+                    yield servers
             self._fleet.version = version
             await self._continue([server for server in servers if server not in self._held], deadline)
         await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
@@ -274,16 +275,31 @@ class ServerPool:
         limit_s = deadline.left * PAUSE_SHARE
         if self._paused_since is None:
             self._paused_since = time.monotonic()
+        await asyncio.gather(*(server.post("/pause_generation", body, limit_s) for server in servers))
 
-        async def pause(server: Server) -> None:
-            try:
-                await server.post("/pause_generation", body, limit_s)
-            except Unavailable as error:
-                if error.fault == "late" and limit_s >= HANGS_S:
-                    await self._end(server)
-                raise
+    @asynccontextmanager
+    async def _without_hung(self, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
+        """Have servers ended that hang, if one of them is late in the body: those that do not answer for as long.
 
-        await asyncio.gather(*map(pause, servers))
+        One that loads for too long has answered before.
+        """
+        silent, limit_s = set(servers), deadline.left
+
+        async def ask(server: Server) -> None:
+            with suppress(ServerError):
+                await server.most_running(limit_s)  # which SGLang's scheduler says, unlike that it pauses
+                silent.discard(server)
+
+        asking = [asyncio.create_task(ask(server)) for server in servers]
+        try:
+            yield
+        except Unavailable as error:
+            if error.fault == "late" and limit_s >= HANGS_S:
+                await asyncio.gather(*map(self._end, silent))
+            raise
+        finally:
+            for task in asking:
+                task.cancel()
 
     async def _end(self, server: Server) -> None:
         """Tell whoever keeps the servers that one hangs, and wait until it has left, if it does."""

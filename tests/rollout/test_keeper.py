@@ -260,6 +260,13 @@ def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_
     asyncio.run(run())
 
 
+UPDATE = "/update_weights_from_disk"
+
+
+async def hang() -> Any:
+    await asyncio.sleep(600)
+
+
 class Disk:
     """A trainer that has written its weights."""
 
@@ -286,8 +293,12 @@ def test_a_full_disk_is_told_with_what_helps(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("hangs", [False, True], ids=["dies", "hangs"])
-def test_an_update_goes_on_without_a_server_that(hangs: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+    "silent", [(), ("/pause_generation",), (UPDATE,)], ids=["dies", "hangs", "has a scheduler that hangs"]
+)
+def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_path: Path):
+    """SGLang answers a pause without its scheduler."""
+
     async def run() -> None:
         dying, other = FakeServer(generate), FakeServer(generate)
         async with serving(dying, other) as urls, ServerPool(urls, "token", 60) as pool:
@@ -300,15 +311,9 @@ def test_an_update_goes_on_without_a_server_that(hangs: bool, tmp_path: Path):
                 await asyncio.sleep(0.1)
                 raise ConnectionResetError
 
-            async def hang() -> Any:
-                await asyncio.sleep(600)
-
-            if hangs:
-                dying.answers["/pause_generation"] = hang
-            else:
-                dying.answers["/update_weights_from_disk"] = die
+            dying.answers |= dict.fromkeys((*silent, "/server_info"), hang) if silent else {UPDATE: die}
             await publish(DiskSync(Disk(), pool, SyncSpec(3, tmp_path, 1, "gloo", 1)), 1, 3)
-            assert actors.ended == ([0] if hangs else [])
+            assert actors.ended == ([0] if silent else [])
             assert pool.version == 1
             assert [server.url for server in pool.serving] == [other.url]
             assert other.version == "1"
@@ -322,13 +327,6 @@ def test_an_update_goes_on_without_a_server_that(hangs: bool, tmp_path: Path):
 
 async def refuse() -> Any:
     return {"success": False, "message": "no such directory"}
-
-
-async def hang() -> Any:
-    await asyncio.sleep(600)
-
-
-UPDATE = "/update_weights_from_disk"
 
 
 @pytest.mark.parametrize(
@@ -387,6 +385,22 @@ def test_a_server_that_is_lost_without_a_word_is_not_waited_for(path: str, tmp_p
             assert [server.url for server in pool.serving] == [other.url]
             assert (other.version, actors.ended) == ("1", [])
             watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_loads_for_too_long_is_not_said_to_hang(tmp_path: Path):
+    """Another limit would help it, a restart would not."""
+
+    async def run() -> None:
+        slow = FakeServer(generate)
+        slow.answers[UPDATE] = hang
+        async with serving(slow, FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+            hung: list[Any] = []
+            pool.on_hang(hung.append)
+            with pytest.raises(WeightUpdateError, match=f"{UPDATE} did not answer within"):
+                await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
+            assert hung == []
 
     asyncio.run(run())
 
