@@ -115,17 +115,26 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
                 f"workflow: lost: {setting.value} is no function here; write one, and workflow=my_file.py:run"
             )
             continue
-        if "$" in setting.value:
-            done.notes.append(f"{key}: {setting.value} is known to the shell only; write {target} yourself")
+        text = re.sub(r"\$(HOME|\{HOME\})(?=/)", "~", setting.value)
+        if "$" in text:
+            done.notes.append(f"{key}: {text} is known to the shell only; write {target} yourself")
             continue
         if key == "data.truncation" and (reading.value(_FILTER) or "").lower() == "true":
             done.notes.append(f"{key}: not needed: {_FILTER} leaves nothing to cut")
             continue
         if target != key:
             done.notes.append(f"{key}: now {target}")
-        value = setting.value if f".{_BY_NAME}." in target else _plain(setting.value, listed=target.endswith(_LISTS))
+        value = text if f".{_BY_NAME}." in target else _plain(text, listed=target.endswith(_LISTS))
+        if not isinstance(value, list) and len(several := _listed(text)) > 1:
+            done.notes.append(f"{key}: the first alone, without {', '.join(map(str, several[1:]))}")
         yield from _value(target, value, key)
     done.notes += [f"{', '.join(keys)}: {why}" for why, keys in left.items()]
+
+
+def _listed(text: str) -> list[Any]:
+    """The items of a list, none of another value."""
+    value = _plain(text, listed=True) if text.startswith("[") else []
+    return value if isinstance(value, list) else []
 
 
 def _plain(text: str, *, listed: bool = False) -> Any:

@@ -263,9 +263,22 @@ def test_a_critic_may_have_a_model_of_its_own():
 
 
 def test_what_the_shell_alone_knows_is_asked_for():
-    done = migrate(VERL)
-    assert any("$HOME" in note and "train_dataset.path" in note for note in done.notes)
+    done = migrate(VERL.replace("$HOME", "$DATA"))
+    assert any("$DATA" in note and "train_dataset.path" in note for note in done.notes)
     assert done.problems
+
+
+@pytest.mark.parametrize("home", ["$HOME", "${HOME}"])
+def test_a_path_below_home_is_one_here(home):
+    done = migrate(VERL.replace("$HOME", home))
+    assert done.problems == []
+    assert yaml.safe_load(done.yaml)["train_dataset"]["path"] == "~/data/train.parquet"
+
+
+def test_files_beside_the_first_are_told():
+    done = migrate(VERL.replace("$HOME/data/train.parquet", "\"['/data/a.parquet','/data/b.parquet']\""))
+    assert yaml.safe_load(done.yaml)["train_dataset"]["path"] == "/data/a.parquet"
+    assert any("data.train_files" in note and "/data/b.parquet" in note for note in done.notes)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "a: 1", "actor_rollout_ref: [", "!!python/object/apply:os.system [ls]"])
