@@ -13,6 +13,7 @@ from allocation.convert.settings import NULL, Reading, dump
 from allocation.diagnostics import Severity
 from allocation.language.spelling import normalised, spell
 from allocation.language.syntax import Allocation, Group
+from areal_like.algorithms.presets import ALGORITHMS
 from areal_like.config.findings import ConfigError
 from areal_like.config.foreign import TITLES, entry
 from areal_like.config.foreign.entries import to
@@ -21,7 +22,11 @@ from areal_like.config.load import load
 
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _LISTS = ("target_modules", "recompute_modules")
-_ALGORITHMS = {"gae": "ppo", "reinforce_plus_plus": "reinforce_pp"}  # by verl's, ROLL's and slime's estimators
+_ALGORITHMS = {
+    "gae": "ppo",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp",
+}  # by verl's, ROLL's and slime's estimators
 _KL_SWITCHES = {
     "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
@@ -63,6 +68,8 @@ def migrate(text: str, system: str | None = None) -> Migration:
         done.problems += [str(found) for found in reading.findings] or ["no settings are in it"]
         return done
     values = dict(_values(reading, done))
+    if (algorithm := values.get("algorithm", "grpo")) not in ALGORITHMS:
+        done.problems.append(f"algorithm: {algorithm!r} is none of those that are here: {', '.join(ALGORITHMS)}")
     _reference(reading, values, done)
     _critic(values, done)
     _layout(reading, values, done)
@@ -165,6 +172,7 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield target, [name for module in value for name in _MODULES.get(module, [module])]
     elif target == "algorithm":
         yield target, _ALGORITHMS.get(str(value), value)
+        yield from [("actor.reward_norm.mean_level", "group")] if value == "reinforce_plus_plus_baseline" else []
     elif not (target.endswith(("freq_steps", "total_train_steps")) and isinstance(value, int) and value <= 0):
         yield target, value
 
@@ -175,8 +183,13 @@ def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> Non
         if values.get(coefficient) and (reading.value(switch) or "").lower() == "false":
             del values[coefficient]
             done.notes.append(f"{coefficient}: left out, as {switch} is false")
-    if values.get("algorithm") != "dpo" and not any(values.get(key) for key in _KL_SWITCHES.values()):
-        for key in [key for key in values if key.startswith("ref.")]:
+    own = [key for key in values if key.startswith("ref.")]
+    if any(values.get(key) for key in _KL_SWITCHES.values()):
+        if not own:
+            values["ref"] = {}
+            done.notes.append("ref: the model that the run starts from, as a divergence from it is asked for")
+    elif values.get("algorithm") != "dpo":
+        for key in own:
             done.notes.append(f"{key}: {values.pop(key)!r} is left out: nothing asks for a reference")
 
 

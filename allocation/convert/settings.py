@@ -30,7 +30,7 @@ _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
 _OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
 _SEVERAL = ("recompute-modules", "target-modules")  # options with several values
 _FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")
-_REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
+_REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
 _ONES = ParallelSizes()
 NULL = ("", "null", "Null", "NULL", "~", "None", "none")
@@ -107,8 +107,8 @@ class Reading:
         """The first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
         for key in keys:
             setting = self.settings.get(key)
-            if setting and setting.value not in NULL:
-                return Setting(setting.key, self._filled(setting.value), setting.source, setting.span)
+            if setting and (value := self._filled(setting.value)) not in NULL:
+                return Setting(setting.key, value, setting.source, setting.span)
         return None
 
     def value(self, *keys: str) -> str | None:

@@ -275,6 +275,31 @@ def test_a_path_below_home_is_one_here(home):
     assert yaml.safe_load(done.yaml)["train_dataset"]["path"] == "~/data/train.parquet"
 
 
+def test_an_argument_of_the_script_has_its_default_and_null_is_nothing(tmp_path, model):
+    settings = "actor_rollout_ref.rollout.name=$ENGINE"
+    text = "ENGINE=${1:-vllm}\nVPP=null\n" + RUNS["verl"][0].replace("actor_rollout_ref.rollout.name=vllm", settings)
+    vpp = "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=$VPP"
+    done = migrate(f"{text.rstrip()} {vpp}\n")
+    assert done.problems == []
+    assert checked(done, tmp_path, model).allocation_mode == "sglang:d4t2|megatron:d4t2"
+
+
+def test_a_divergence_brings_its_reference(tmp_path, model):
+    own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001\n"
+    done = migrate(f"{RUNS['verl'][0].rstrip()} {own}")
+    assert checked(done, tmp_path, model).ref is not None
+    assert any(note.startswith("ref: ") for note in done.notes)
+
+
+def test_an_algorithm_that_is_not_here_is_a_problem(tmp_path, model):
+    text = RUNS["verl"][0]
+    (problem,) = migrate(text.replace("adv_estimator=grpo", "adv_estimator=remax")).problems
+    assert "'remax'" in problem
+    done = migrate(text.replace("adv_estimator=grpo", "adv_estimator=reinforce_plus_plus_baseline"))
+    config = checked(done, tmp_path, model)
+    assert (config.algorithm, config.actor.reward_norm.mean_level) == ("reinforce_pp", "group")
+
+
 def test_files_beside_the_first_are_told():
     done = migrate(VERL.replace("$HOME/data/train.parquet", "\"['/data/a.parquet','/data/b.parquet']\""))
     assert yaml.safe_load(done.yaml)["train_dataset"]["path"] == "/data/a.parquet"
