@@ -179,7 +179,7 @@ class Fleet:
     async def close(self, deadline: Deadline) -> None:
         """Send no further sample, and wait for those on their way.
 
-        Raises ServerError, which names the servers that are late.
+        Raises Unavailable, which names the servers that are late.
         """
         self._is_open = False
         try:
@@ -187,7 +187,7 @@ class Fleet:
         except TimeoutError:
             names = ", ".join(server.name for server in self.busy)
             late = f"{names} did not give back the requests in flight within {deadline.seconds:g} s"
-            raise ServerError(late, servers=[server.name for server in self.busy]) from None
+            raise Unavailable(late, "late", [server.name for server in self.busy]) from None
 
     @contextmanager
     def excused(self) -> Iterator[None]:

@@ -231,15 +231,15 @@ class ServerPool:
         `drain`, give back its requests in time, or does not say afterwards that it holds `version`.
         """
         servers = self.servers if servers is None else servers
-        if self._requests == "drain":
-            await self._fleet.close(deadline)
-        with self._fleet.excused(), span("weights", "pause", version=version):
-            async with self._without_hung(servers, deadline):
+        async with self._without_hung(servers, deadline):
+            if self._requests == "drain":
+                await self._fleet.close(deadline)
+            with self._fleet.excused(), span("weights", "pause", version=version):
                 await self._pause([server for server in servers if server not in self._held], deadline)
                 async with self.checking(servers, deadline):
                     yield servers
-            self._fleet.version = version
-            await self._continue([server for server in servers if server not in self._held], deadline)
+                self._fleet.version = version
+                await self._continue([server for server in servers if server not in self._held], deadline)
         await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
         await self._fleet.open(servers, deadline)
 

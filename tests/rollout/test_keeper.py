@@ -325,6 +325,25 @@ def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_drain_goes_on_without_a_server_that_hangs(tmp_path: Path):
+    async def run() -> None:
+        hanging, other = FakeServer(silence), FakeServer(generate)
+        async with serving(hanging, other) as urls, ServerPool(urls, "token", 60, requests="drain") as pool:
+            await opened(pool, 0)
+            actors = Actors(None, None, None)
+            watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
+            hanging.answers["/server_info"] = hang
+            asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(4)]
+            await until(lambda: bool(hanging.bodies("/generate")))
+            await publish(DiskSync(Disk(), pool, SyncSpec(1, tmp_path, 1, "gloo", 1)), 1, 1)
+            assert actors.ended == [0]
+            responses = await asyncio.gather(*asking)
+            assert {version for response in responses for version in response.versions.tolist()} == {0, 1}
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
 async def refuse() -> Any:
     return {"success": False, "message": "no such directory"}
 
