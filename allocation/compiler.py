@@ -253,7 +253,7 @@ def _compiled_member(engine: Engine) -> Member:
 
 def _engine_plan(engine: Engine, gpus: Gpus, cluster: Cluster, order: str) -> EnginePlan:
     trainer = engine.backend.kind != SERVER
-    edp = engine.world // engine.expert_block if trainer and engine.backend.folds else 1
+    edp = engine.edp if trainer and engine.backend.folds else 1
     sizes = ParallelSizes(engine.tp, engine.pp, engine.cp, engine.dp, engine.ep, engine.etp, edp, engine.vpp)
     text = spell(replace(_compiled_member(engine), gpus=()))
     return EnginePlan(

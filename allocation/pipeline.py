@@ -2,14 +2,15 @@
 
 import re
 
-_REPEAT = re.compile(r"(?:\(([^()]*)\)|([EtmL]))\*([0-9]{1,3})")
+# Written out in this order and once each, so that a repetition may stand in parentheses but not the other way round.
+_REPEATS = re.compile(r"\(([^)]++)\)\*([0-9]{1,3})(?![0-9])"), re.compile(r"(.)\*([0-9]{1,3})(?![0-9])")
+_LONGEST = 10_000
 
 
 def pipeline_stages(text: str) -> list[str] | None:
     """The stages of a layout string with all repetitions written out, None when it is malformed or absurd."""
-    while match := _REPEAT.search(text):
-        text = text[: match.start()] + (match[1] or match[2] or "") * int(match[3]) + text[match.end() :]
-        if len(text) > 10_000:
-            return None
-    text = re.sub(r"[,\s]", "", text)
-    return text.split("|") if re.fullmatch(r"[EtmL|]*", text) else None
+    text = text.replace(",", "")
+    for repeat in _REPEATS:
+        if len(text) <= _LONGEST:
+            text = repeat.sub(lambda match: match[1] * int(match[2]), text)
+    return text.split("|") if len(text) <= _LONGEST and re.fullmatch(r"[EtmL|]*", text) else None

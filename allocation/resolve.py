@@ -90,8 +90,16 @@ class Engine:
 
     @property
     def expert_block(self) -> int:
-        """Ranks that hold the experts of one replica: etp·ep·pp. EDP is the world divided by it."""
+        """Ranks that hold the experts of one replica: etp·ep·pp."""
         return self.etp * self.ep * self.pp
+
+    @property
+    def edp(self) -> int:
+        """Expert data parallel size: copies of the experts. Raises `UnknownSize` where they are not whole."""
+        copies, rest = divmod(self.world, self.expert_block)
+        if rest:
+            raise UnknownSize("edp")
+        return copies
 
     @property
     def smallest_world(self) -> int:

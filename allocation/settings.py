@@ -14,7 +14,7 @@ class MegatronSettings:
 
     The three offloads keep a part in host memory in the phases that do without it, `offload` all of them, of FSDP too.
     `sequence_parallel` None means: on whenever TP is more than 1. `pipeline_model_parallel_layout` is Megatron's
-    string, stages split by `|` (`Et*3|(tt|)*29,m|L`).
+    string, stages split by `|` (`Et*3|(tt|)*29,t|L`).
     """
 
     sequence_parallel: bool | None = None

@@ -1,5 +1,6 @@
 """Every numeric constraint of one engine: one small function each, with its reason and its source."""
 
+import math
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem
@@ -22,12 +23,10 @@ def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
 @rule("ALLOC-FOLD-DATA", source=f"{STATE}:880: EDP is derived, never an input", megatron="expert_data_parallel_size")
 def expert_data_parallel_agrees(trainer: Engine) -> Iterator[Problem]:
     """A `d` in `ffn` asserts the expert-data-parallel size; what it must be follows from the rest."""
-    if "ffn_dp" not in trainer.written or trainer.world % trainer.expert_block:
-        return
-    written, derived = trainer.ffn_dp, trainer.world // trainer.expert_block
-    if written != derived:
-        message = f"`d{written}` in ffn, but {trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{derived}"
-        yield Problem(message, trainer.spans("ffn_dp"), f"write `d{derived}` or leave d out of ffn")
+    if "ffn_dp" in trainer.written and trainer.ffn_dp != trainer.edp:
+        leave = f"{trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{trainer.edp}"
+        message = f"`d{trainer.ffn_dp}` in ffn, but {leave}"
+        yield Problem(message, trainer.spans("ffn_dp"), f"write `d{trainer.edp}` or leave d out of ffn")
 
 
 @rule("ALLOC-ORDER", source=f"{STATE}:470", megatron="order")
@@ -39,13 +38,22 @@ def order_names_axes(order: str) -> Iterator[Problem]:
 
 @rule("ALLOC-ORDER-PIPELINE", source=f"{STATE}:898", megatron="order")
 def pipeline_order(trainer: Engine, order: str) -> Iterator[Problem]:
-    """Both grids must have the same pipeline groups; with pp not last that takes equal DP and EDP."""
-    if order.endswith("pp") or trainer.pp == 1 or not trainer.backend.folds or trainer.world % trainer.expert_block:
+    """Both grids must have the same pipeline groups; with pp not last that takes equal DP and EDP, and as many ranks
+    between one stage and the next."""
+    if order.endswith("pp") or trainer.pp == 1 or not trainer.backend.folds:
         return
-    edp = trainer.world // trainer.expert_block
-    if edp != trainer.dp:
-        message = f"rank order `{order}` with pp {trainer.pp} needs equal dp ({trainer.dp}) and expert dp ({edp})"
-        yield Problem(message, trainer.spans("pp", "ep"), "use an order that ends in pp")
+    inner = order.partition("pp")[0].split("-")
+    dense = {"tp": trainer.tp, "cp": trainer.cp, "dp": trainer.dp}
+    expert = {"tp": trainer.etp, "ep": trainer.ep, "dp": trainer.edp}
+    apart, experts_apart = (math.prod(sizes.get(axis, 1) for axis in inner) for sizes in (dense, expert))
+    needs = f"rank order `{order}` with pp {trainer.pp} needs"
+    if trainer.edp != trainer.dp:
+        message = f"{needs} equal dp ({trainer.dp}) and expert dp ({trainer.edp})"
+    elif apart != experts_apart:
+        message = f"{needs} stages equally far apart in both grids: {apart} ranks in attn, {experts_apart} in ffn"
+    else:
+        return
+    yield Problem(message, trainer.spans("pp", "ep"), "use an order that ends in pp")
 
 
 @rule("ALLOC-VPP-PIPELINE", source=f"{STATE}:828", megatron="virtual_pipeline_model_parallel_size")

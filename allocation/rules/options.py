@@ -23,17 +23,20 @@ def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelS
     ends = [settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage]
     given = [value for value in ends if value is not None]
     layers, stages = model.layers - sum(given), engine.pp - len(given)
-    if stages < 1 or layers < 1:
-        if given and (stages or layers):
-            message = f"{model.layers} layers on {engine.pp} stages leave {layers} for {stages} stages in the middle"
-            yield Problem(message, engine.spans("pp"))
+    if any(value < 1 for value in given):
+        yield Problem("num_layers_in_first/last_pipeline_stage must be at least 1, not 0")
         return
-    if layers % stages:
+    if (stages or layers) and (stages < 1 or layers < 1):
+        message = f"{model.layers} layers on {engine.pp} stages leave {layers} for {stages} stages in the middle"
+        yield Problem(message, engine.spans("pp"))
+        return
+    if stages and layers % stages:
         rest = f" left for {stages} middle stages" if given else ""
         message = f"{layers} layers{rest} cannot be split evenly by `{engine.says('pp')}`"
         help = "set num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage for an uneven split"
         yield Problem(message, engine.spans("pp"), help)
-    for held in {layers // stages, *given} if engine.vpp > 1 and not layers % stages else ():
+        return
+    for held in {*given, *([layers // stages] if stages else [])} if engine.vpp > 1 else ():
         if held % engine.vpp:
             message = f"{held} layers of a stage cannot be split by `{engine.says('vpp')}`"
             yield Problem(message, engine.spans("vpp", "pp"))
@@ -43,15 +46,16 @@ def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelS
       source="Megatron-LM core/transformer/pipeline_parallel_layer_layout.py",
       megatron="pipeline_model_parallel_layout")  # fmt: skip
 def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """A layout string has one E first, one L last, a t per layer, m after the last t, and pp·v stages."""
+    """A layout string has one E first, one L last, a t per layer, no m (nothing trains these layers), and pp·v
+    stages."""
     text = settings.pipeline_model_parallel_layout
     if text is None:
         return
-    if settings.num_layers_in_first_pipeline_stage or settings.num_layers_in_last_pipeline_stage:
+    if {settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage} != {None}:
         yield Problem("pipeline_model_parallel_layout excludes num_layers_in_first/last_pipeline_stage")
     stages = pipeline_stages(text)
     if stages is None:
-        yield Problem(f"pipeline_model_parallel_layout {text[:60]!r} is not made of E, t, m, L, `|` and (…)*n")
+        yield Problem(f"pipeline_model_parallel_layout {text[:60]!r} is not made of E, t, L, `|` and (…)*n")
         return
     order = "".join(stages)
     counts = Counter(order)
@@ -63,8 +67,8 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
         yield Problem(f"pipeline_model_parallel_layout has {counts['t']} decoder layers, {model.name} {model.layers}")
     if counts["E"] != 1 or not order.startswith("E") or counts["L"] != 1 or not order.endswith("L"):
         yield Problem("pipeline_model_parallel_layout starts with its only E and ends with its only L")
-    if "m" in order and order.index("m") < order.rfind("t"):
-        yield Problem("pipeline_model_parallel_layout has an MTP layer before the last decoder layer")
+    if "m" in order:
+        yield Problem("pipeline_model_parallel_layout has MTP layers, which are not trained here", help="leave m out")
 
 
 @rule("ALLOC-VOCAB-PADDING", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
@@ -104,11 +108,10 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
 
 
 @rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type", megatron="moe_token_dispatcher_type")
-def dispatcher(settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`."""
+def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
+    """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`. Megatron-core
+    refuses them for models without experts, too."""
     name = settings.moe_token_dispatcher_type
-    if not model.experts:
-        return
     if name not in DISPATCHERS:
         yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
     elif name == "allgather":
@@ -144,11 +147,15 @@ def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
 @rule("ALLOC-OPTIMIZER-INSTANCES", source=f"{STATE}, initialize_model_parallel",
       megatron="num_distributed_optimizer_instances")  # fmt: skip
 def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
-    """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c."""
-    instances = settings.num_distributed_optimizer_instances
-    if instances < 1 or engine.dp * engine.cp % instances:
-        message = f"{instances} distributed-optimizer instances do not divide d·c = {engine.dp * engine.cp}"
+    """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c, and those that reduce the
+    experts', EDP."""
+    instances, copies = settings.num_distributed_optimizer_instances, engine.dp * engine.cp
+    if instances < 1 or copies % instances:
+        message = f"{instances} distributed-optimizer instances do not divide d·c = {copies}"
         yield Problem(message, engine.spans("dp", "cp"))
+    elif engine.edp % instances:
+        message = f"{instances} distributed-optimizer instances do not divide EDP = {engine.edp}"
+        yield Problem(message, engine.spans("ep", "etp"))
 
 
 @rule("ALLOC-OVERLAP-GATHER", source=f"{_ARGUMENTS}, overlap_param_gather", megatron="overlap_param_gather")
