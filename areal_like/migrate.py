@@ -19,6 +19,7 @@ from areal_like.config.foreign import TITLES, entry
 from areal_like.config.foreign.entries import to
 from areal_like.config.keys import all_keys
 from areal_like.config.load import load
+from areal_like.config.schema import SERVER_RESERVE
 
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _LISTS = ("target_modules", "recompute_modules")
@@ -344,7 +345,10 @@ def _accept(values: dict[str, Any], done: Migration) -> None:
     """Leaves out values that our keys refuse, and says what is still missing."""
     for _ in range(3):
         try:
-            load(yaml.safe_load(dump(values)))
+            config = load(yaml.safe_load(dump(values))).config
+            if config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
+                message = f"{values.pop('sglang.context_length')} is left out: the run needs {needed}"
+                done.notes.append(f"sglang.context_length: {message}")
             break
         except ConfigError as error:
             refused = {str(f.key): f.message for f in error.findings}

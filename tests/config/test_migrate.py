@@ -284,6 +284,12 @@ def test_an_argument_of_the_script_has_its_default_and_null_is_nothing(tmp_path,
     assert checked(done, tmp_path, model).allocation_mode == "sglang:d4t2|megatron:d4t2"
 
 
+def test_a_context_without_room_for_what_sglang_keeps_is_left_to_the_run(tmp_path, model):
+    done = migrate(f"{RUNS['verl'][0].rstrip()} actor_rollout_ref.rollout.max_model_len=1536\n")
+    assert checked(done, tmp_path, model).sglang.context_length is None
+    assert any(note.startswith("sglang.context_length") and "1536" in note for note in done.notes)
+
+
 def test_a_divergence_brings_its_reference(tmp_path, model):
     own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001\n"
     done = migrate(f"{RUNS['verl'][0].rstrip()} {own}")
