@@ -27,12 +27,14 @@ _ALGORITHMS = {
     "gae": "ppo",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp",
+    "reinforce": "reinforce_pp",
 }  # by verl's, ROLL's and slime's estimators
 _KL_SWITCHES = {
     "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
     "algorithm.use_kl_in_reward": "actor.kl_ctl",
 }
 _ROLES = ("ref", "critic")
+_PACKED = ".mb_spec.max_tokens_per_mb"
 _FILTER = "data.filter_overlong_prompts"  # verl's, which filters first and cuts what is left
 _OVERLONG = {True: "drop", "left": "truncate", "error": "refuse"}
 _ROWS = {"prompt_field": "prompt", "answer_field": "reward_model.ground_truth"}  # of verl's data, unless told
@@ -135,6 +137,9 @@ def _values(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
         value = text if f".{_BY_NAME}." in target else _plain(text, listed=target.endswith(_LISTS))
         if not isinstance(value, list) and len(several := _listed(text)) > 1:
             done.notes.append(f"{key}: the first alone, without {', '.join(map(str, several[1:]))}")
+        if target == "gconfig.top_p" and value != 1:
+            done.notes.append(f"{key}: lost: {text} of the probability mass, as SGLang's log-probs are of all of it")
+            continue
         yield from _value(target, value, key)
     done.notes += [f"{', '.join(keys)}: {why}" for why, keys in left.items()]
 
@@ -252,6 +257,10 @@ def _layout(reading: Reading, values: dict[str, Any], done: Migration) -> None:
         return
     if not any(engine.servers for engine in plan.engines):
         done.problems.append(f"layout: no servers are in {allocation}, and every run here has some: add sglang:d1+")
+    cp = max(engine.sizes.cp for engine in plan.engines)
+    for key in [key for key in values if key.endswith(_PACKED) and done.system != "areal" and cp > 1]:
+        values[key] *= cp  # of a GPU there, of those that share a sequence here
+        done.notes.append(f"{key}: {values[key]}, of {cp} GPUs that share sequences")
     _cluster(plan.n_gpus, values, done)
 
 
@@ -336,6 +345,9 @@ def _defaults(values: dict[str, Any], done: Migration) -> None:
             done.notes.append(f"{section}.fsdp.gradient_checkpointing: recomputation, as the trainer is FSDP")
         else:
             values.update({**settings, **values})
+    if "total_train_steps" in values and "total_train_epochs" not in values:
+        values["total_train_epochs"] = values["total_train_steps"]
+        done.notes.append("total_train_epochs: as many as total_train_steps, which end the run")
     if not any(key.startswith("reward.") for key in values):
         values["reward.type"] = "gsm8k"
         done.notes.append("reward.type: gsm8k, until you name your own (reward.function)")
@@ -349,6 +361,9 @@ def _accept(values: dict[str, Any], done: Migration) -> None:
             if config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
                 message = f"{values.pop('sglang.context_length')} is left out: the run needs {needed}"
                 done.notes.append(f"sglang.context_length: {message}")
+            if config.actor.mb_spec.max_tokens_per_mb < config.longest_sequence:
+                values[f"actor{_PACKED}"] = room = -(-config.longest_sequence // 1024) * 1024
+                done.notes.append(f"actor{_PACKED}: {room}, as the longest sequence has to fit")
             break
         except ConfigError as error:
             refused = {str(f.key): f.message for f in error.findings}

@@ -160,6 +160,7 @@ def test_what_is_written_is_a_run(system, tmp_path, model):
     assert (done.system, done.problems) == (system, [])
     config = checked(done, tmp_path, model)
     assert config.allocation_mode == layout
+    assert config.total_train_epochs >= (config.total_train_steps or 0)  # where steps are given, they decide
     assert config.actor.path and config.gconfig.n_samples > 1 and config.train_dataset.path
     assert config.scheduler.type == "local"
     assert done.notes
@@ -288,6 +289,23 @@ def test_a_context_without_room_for_what_sglang_keeps_is_left_to_the_run(tmp_pat
     done = migrate(f"{RUNS['verl'][0].rstrip()} actor_rollout_ref.rollout.max_model_len=1536\n")
     assert checked(done, tmp_path, model).sglang.context_length is None
     assert any(note.startswith("sglang.context_length") and "1536" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(("each", "cp", "all_of_them"), [(6000, 2, 12000), (12000, 1, 12000), (2048, 2, 9216)])
+def test_tokens_of_a_gpu_become_those_of_its_group_and_hold_the_longest_sequence(
+    each, cp, all_of_them, tmp_path, model
+):
+    text = SLIME.replace("--tensor-model-parallel-size 2", f"--context-parallel-size {cp} --max-tokens-per-gpu {each}")
+    done = migrate(text)
+    assert checked(done, tmp_path, model).actor.mb_spec.max_tokens_per_mb == all_of_them  # of 1024 + 8192
+    assert any("max_tokens_per_mb: " in note for note in done.notes) == (all_of_them != each)
+
+
+def test_what_every_run_here_refuses_is_left_out(tmp_path, model):
+    text = ROLL.replace("temperature: 0.99", "top_p: 0.99") + "\nadv_estimator: reinforce\n"
+    config = checked(done := migrate(text), tmp_path, model)
+    assert (config.gconfig.top_p, config.algorithm) == (1.0, "reinforce_pp")
+    assert any("top_p" in note and "0.99" in note for note in done.notes)
 
 
 def test_a_divergence_brings_its_reference(tmp_path, model):
