@@ -66,7 +66,8 @@ def linear_heads_by_tp_cp(trainer: Engine, model: ModelSpec) -> Iterator[Problem
 @rule("ALLOC-FFN", source=_DIVIDE, megatron="ffn_hidden_size")
 def ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The dense FFN (also of a MoE model's first layers) is split over TP."""
-    return _split(model.ffn if model.ffn != model.expert_ffn else 0, "FFN columns (intermediate_size)", engine, "tp")
+    dense = model.dense_layers or not model.experts
+    return _split(model.ffn if dense else 0, "FFN columns (intermediate_size)", engine, "tp")
 
 
 @rule("ALLOC-EXPERT-FFN", source=_DIVIDE, megatron="moe_ffn_hidden_size")
@@ -76,9 +77,9 @@ def expert_ffn_by_etp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 
 @rule("ALLOC-SHARED-FFN", source=_DIVIDE, megatron="moe_shared_expert_intermediate_size")
-def shared_ffn_by_tp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Shared experts see every token and stay on the attention grid: TP splits them, not ETP."""
-    return _split(model.shared_ffn, "FFN columns of the shared experts", trainer, "tp")
+def shared_ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
+    """Shared experts see every token and stay on the attention grid: TP splits them, not ETP; so do servers."""
+    return _split(model.shared_ffn, "FFN columns of the shared experts", engine, "tp")
 
 
 @rule("ALLOC-EXPERTS", source="Megatron-LM core/transformer/moe/moe_layer.py", megatron="num_moe_experts")
@@ -115,6 +116,15 @@ def expert_bias_needs_etp_1(trainer: Engine, model: ModelSpec) -> Iterator[Probl
     if model.expert_bias and trainer.etp > 1:
         message = f"the experts of {model.name} have a bias, so `{trainer.says('etp')}` must be 1"
         yield Problem(message, trainer.spans("etp"), "write t1 in ffn, or leave it out")
+
+
+@rule("ALLOC-SERVER-EXPERT-FFN", source="SGLang layers/moe/fused_moe_triton/layer.py: moe_tp_size")
+def server_expert_ffn(server: Engine, model: ModelSpec) -> Iterator[Problem]:
+    """The GPUs of a server that share experts, t/e, split each expert's FFN."""
+    parts, rest = divmod(server.tp, server.ep)
+    if not rest and model.expert_ffn % parts:
+        message = f"{model.expert_ffn} FFN columns of an expert cannot be split by t/e = {parts}"
+        yield Problem(message, server.spans("tp", "ep"))
 
 
 @rule("ALLOC-SERVER-LAYERS", source="a pipeline stage has at least one layer")

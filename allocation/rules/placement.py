@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Problem, Severity, Span
-from allocation.gpus import Gpus, n_gpus
+from allocation.gpus import Gpus, joined, n_gpus
+from allocation.language.spelling import gpu_ranges
 from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
 from allocation.plan import Cluster
@@ -133,6 +134,7 @@ def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
 def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | None) -> Iterator[Problem]:
     """Tensor parallelism of a server stays inside a node, unless `@` names the GPUs."""
     per_node = cluster.n_gpus_per_node if cluster else DEFAULT_GPUS_PER_NODE
+    named = any(engine.node.gpus for engine, _ in placed)
     for engine, gpus in placed:
         if engine.backend.kind != SERVER or engine.node.gpus or engine.tp == 1:
             continue
@@ -140,20 +142,25 @@ def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | Non
             message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node"
             yield _about(engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}")
         elif split := _first_split(gpus, engine.tp, per_node):
-            message = f"tensor-parallel GPUs {split[0]} to {split[-1]} of `{_short(engine.label)}` are on two nodes"
-            uneven = per_node % engine.tp
-            help = f"take a t that divides the {per_node} GPUs of a node" if uneven else "put this engine first"
+            ids = ",".join(map(str, gpu_ranges(split)))
+            message = f"tensor-parallel GPUs {ids} of `{_short(engine.label)}` are on several nodes"
+            help = (
+                f"take a t that divides the {per_node} GPUs of a node"
+                if per_node % engine.tp
+                else "put this engine first"
+            )
+            help = "name its GPUs with `@`, each server's on one node" if named else help
             yield _about(engine, message, engine.spans("tp"), help)
 
 
-def _first_split(gpus: Gpus, tp: int, per_node: int) -> range | None:
+def _first_split(gpus: Gpus, tp: int, per_node: int) -> Gpus:
+    """The GPUs of the first tensor-parallel group that a node does not hold, none where each is on one."""
     if per_node % tp == 0 and all(r.start % tp == 0 and r.stop % tp == 0 for r in gpus):
-        return None
+        return ()
     ids = [gpu for r in gpus for gpu in r]
-    for i in range(0, len(ids), tp):
-        if ids[i] // per_node != ids[i + tp - 1] // per_node:
-            return range(ids[i], ids[i + tp - 1] + 1)
-    return None
+    groups = (ids[i : i + tp] for i in range(0, len(ids), tp))
+    split = next((group for group in groups if len({gpu // per_node for gpu in group}) > 1), ())
+    return joined(range(gpu, gpu + 1) for gpu in split)
 
 
 def _about(engine: Engine, message: str, spans: Spans, help: str | None = None) -> Problem:

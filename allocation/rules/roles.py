@@ -1,11 +1,14 @@
 """Rules about who is who: names, roles, and one engine per config field."""
 
 from collections.abc import Iterator
+from itertools import chain, count
 
 from allocation.diagnostics import Problem
 from allocation.language.syntax import Allocation, Word
-from allocation.resolve import SERVER, Engine
+from allocation.resolve import SERVER, TRAINER, Engine
 from allocation.rules.registry import LANGUAGE, rule
+
+_USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward")}
 
 
 @rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")
@@ -38,12 +41,14 @@ def names_unique(engines: list[Engine]) -> Iterator[Problem]:
 @rule("ALLOC-NAME-NEEDED", source=LANGUAGE)
 def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
     """A lone trainer is the actor and a lone kind of server the rollout; beyond that names say who is who."""
+    taken = {engine.role for engine in engines if engine.node.name}
     for engine in engines:
         if engine.node.name:
             continue
         same = [other for other in engines if other.backend.kind == engine.backend.kind]
         if len(engines) > 2 or len(same) > 1 or any(o.role == engine.role for o in engines if o is not engine):
-            role = engine.role if len(same) == 1 else "critic" if engine.backend.kind != SERVER else "rollout"
+            usual = chain(_USUAL[engine.backend.kind], (f"{engine.backend.kind}{n}" for n in count(1)))
+            taken.add(role := next(name for name in usual if name not in taken))
             help = f"write for example `{engine.node.backend}[{role}]:…`"
             message = f"`{engine.node.backend}` needs a name: its role cannot be told from the string"
             yield Problem(message, (engine.node.backend.span,), help)

@@ -10,6 +10,7 @@ import allocation
 from allocation import BatchSpec, Cluster
 
 MODELS = {name: allocation.load_model(name) for name in ("qwen3-30b-a3b", "qwen3-0.6b")}
+NAMED = "name its GPUs with `@`, each server's on one node"
 counts = st.sampled_from(["1", "2", "3", "4", "6", "8", "16", "0", "02", "*", ""])
 dims = st.lists(st.tuples(st.sampled_from("ddttpcev"), counts).map("".join), min_size=1, max_size=4).map("".join)
 layouts = dims | st.tuples(dims, dims).map(lambda parts: "(attn:{}|ffn:{})".format(*parts))
@@ -60,6 +61,10 @@ def test_suggestions_are_made():
         ("sglang:d1t16", "2x8", "take more servers with a t that divides 8", "sglang:d2t8"),
         ("sglang:d3t3", "2x8", "take a t that divides the 8 GPUs of a node", "sglang:d3t4"),
         ("megatron:d6+sglang:d2t4", "2x8", "put this engine first", "sglang:d2t4+megatron:d6"),
+        ("megatron:d2@0-1+sglang:d1t4", "2x4", NAMED, "megatron:d2@0-1+sglang:d1t4@4-7"),
+        ("sglang:d1t4|megatron:d4@2-5", "2x4", NAMED, "sglang:d1t4@0-3|megatron:d4@2-5"),
+        ("sglang:d1t4|megatron:d4@7,2-3,1", "2x4", NAMED, "sglang:d1t4@4-7|megatron:d4@7,2-3,1"),
+        ("sglang:d2t3|megatron:d6@6-11", "2x8", NAMED, "sglang:d2t3@8-13|megatron:d6@6-11"),
     ],
 )
 def test_a_server_that_leaves_its_node_is_told_what_works(text, cluster, help, followed):
@@ -71,4 +76,22 @@ def test_a_server_that_leaves_its_node_is_told_what_works(text, cluster, help, f
     assert (finding.code, finding.help) == ("ALLOC-SERVER-NODE", help)
     assert not found(followed)
     for nearest in finding.nearest:
-        assert "p" not in nearest.partition(":")[2] and "@" not in nearest
+        assert "p" not in nearest.partition(":")[2] and nearest.count("@") == text.count("@")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "megatron:d2+megatron:d2+sglang:d2+sglang:d2",
+        "sglang[actor]:d1+megatron:d4",
+        "megatron:d1|megatron[actor]:d1+fsdp:d1+sglang:d1",
+        "sglang:d1+sglang[reward]:d1+sglang:d1+vllm:d1",
+    ],
+)
+def test_names_that_are_suggested_can_all_be_given(text):
+    findings = allocation.check(text).findings
+    assert {f.code for f in findings} == {"ALLOC-NAME-NEEDED"}
+    for f in sorted(findings, key=lambda f: -f.span.start):
+        named = re.search(r"`(.*):…`", f.help)[1]
+        text = text[: f.span.start] + named + text[f.span.end :]
+    assert allocation.check(text).ok, text
