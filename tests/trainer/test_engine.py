@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, get_scheduler
 
 from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
+
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 
 def test_batches_that_cannot_be_trained_on_are_refused(ranks, models):
@@ -131,15 +134,29 @@ def test_mbridge_names_the_layout_that_it_cannot_export(ranks, models):
         ranks.run(three_steps, 2, Setting(models["moe"], ParallelSizes(tp=2, edp=2)))
 
 
-@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
-def test_what_chooses_experts_is_not_rounded_beside_weights_in_bfloat16(ranks, tmp_path, bridge):
-    """Checkpoints and servers have these numbers in float32; a rounded one sends tokens to other experts."""
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory) -> Path:
+    """Routed experts, which a bias in float32 helps to choose, beside shared ones."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 101, "head_dim": 16}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
     model = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **heads, **experts, tie_word_embeddings=False))
-    name = "model.layers.1.mlp.gate.e_score_correction_bias"
-    model.get_buffer(name).copy_(torch.tensor([0.1, 0.2, 8.03, 8.04]))
-    model.save_pretrained(tmp_path)
-    (weights,) = ranks.run(initial_weights, 1, Setting(tmp_path, bridge=bridge, machine=Machine("cpu", "bfloat16")))
-    np.testing.assert_array_equal(weights[name], load_file(tmp_path / "model.safetensors")[name].numpy())
+    model.get_buffer(BIAS).copy_(torch.tensor([0.1, 0.2, 8.03, 8.04]))
+    folder = tmp_path_factory.mktemp("glm")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+def test_what_chooses_experts_is_not_rounded_beside_weights_in_bfloat16(ranks, glm, bridge):
+    """Checkpoints and servers have these numbers in float32; a rounded one sends tokens to other experts."""
+    (weights,) = ranks.run(initial_weights, 1, Setting(glm, bridge=bridge, machine=Machine("cpu", "bfloat16")))
+    np.testing.assert_array_equal(weights[BIAS], load_file(glm / "model.safetensors")[BIAS].numpy())
+
+
+@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+def test_shared_experts_can_be_recomputed_where_a_bridge_would_overlap_them(ranks, glm, bridge):
+    recomputed = {"recompute_granularity": "selective", "recompute_modules": ["shared_experts"]}
+    (expected,) = ranks.run(three_steps, 1, Setting(glm, bridge=bridge))
+    (outcome,) = ranks.run(three_steps, 1, Setting(glm, bridge=bridge, megatron=recomputed))
+    assert outcome.steps == [pytest.approx(step, rel=1e-5) for step in expected.steps]

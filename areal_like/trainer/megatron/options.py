@@ -147,6 +147,11 @@ def recomputed(megatron: MegatronConfig) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": list(dict.fromkeys([*present, "moe"]))}
 
 
+def _not_overlapped(megatron: MegatronConfig) -> dict[str, Any]:
+    """Shared experts that are recomputed are not computed while tokens travel, as bridges have it for some models."""
+    return {"moe_shared_expert_overlap": False} if "shared_experts" in (megatron.recompute_modules or ()) else {}
+
+
 def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
     """Fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
 
@@ -174,6 +179,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "gradient_accumulation_fusion": False,
         **{name: getattr(megatron, name) for name in _SAME_NAME},
         **recomputed(megatron),
+        **_not_overlapped(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
         "bias_dropout_fusion": False,  # without dropout it is an addition, for which compiled code costs the host more
         **overrides,
