@@ -64,6 +64,7 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("cpu_offloading", True, "needs a GPU"),
         ("cross_entropy_loss_fusion", True, "no effect: the trainer computes log-probs itself"),
         ("inference_rng_tracker", True, "no effect: SGLang generates"),
+        ("account_for_loss_in_pipeline_split", True, "are no layers to the layout's checks"),
         ("moe_aux_loss_coeff", 0.01, "no effect alone"),
     ],
 )

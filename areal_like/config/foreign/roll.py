@@ -52,6 +52,13 @@ ROLL: Table = {
         for k in (*TRANSFORMER, "overlap_grad_reduce", "overlap_param_gather")
     },
     **{f"actor_train.strategy_args.strategy_config.{k}": e for k, e in MEGATRON.items()},
+    **{
+        f"actor_train.strategy_args.strategy_config.account_for_{k}_in_pipeline_split": lost(
+            "give num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage, or "
+            "pipeline_model_parallel_layout, in actor.megatron.override_transformer_config"
+        )
+        for k in ("embedding", "loss")
+    },
     "actor_train.strategy_args.strategy_config": lost("name it in actor.megatron.override_transformer_config"),
     "actor_train.strategy_args": LAYOUT,
     "actor_train.device_mapping": LAYOUT,

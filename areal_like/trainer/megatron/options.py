@@ -53,6 +53,7 @@ _WITHOUT_EFFECT_PREFIXES = {
     "inference_": "SGLang generates",
     **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
 }
+_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _IN_ITS_TYPE = ("fp8_param", "fp4_param")
 _FUSED_ON_GPU = (
     *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
@@ -95,6 +96,10 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     options = read_options(TABLE)
     if value not in (False, None) and name in _IN_ITS_TYPE:
         return OptionProblem(name, "servers and checkpoints get the weights in actor.dtype", f"leave out {name}")
+    if value not in (False, None) and name in _AS_LAYERS:
+        message = "embedding and output layer are no layers to the layout's checks"
+        ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
+        return OptionProblem(name, message, f"give {ends}, or pipeline_model_parallel_layout, in its place")
     if reason := _decided_elsewhere(name):
         return OptionProblem(name, reason, f"leave out {name}")
     if name not in options:
