@@ -34,7 +34,7 @@ class MegatronSettings:
     overlap_param_gather: bool = False
     overlap_p2p_comm: bool = True
     microbatch_group_size_per_vp_stage: int | None = None
-    make_vocab_size_divisible_by: int = 128
+    make_vocab_size_divisible_by: int = 1
     nccl_algo: str | None = None
     deterministic_mode: bool = False
     param_offload: bool = False

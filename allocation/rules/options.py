@@ -76,11 +76,10 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
 def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
     """The embedding is split over TP, so the vocabulary must be padded when TP does not divide it. The rows
     added are no tokens and never leave the trainer."""
-    if model.vocab_size % engine.tp:
-        multiple = settings.make_vocab_size_divisible_by * engine.tp
+    multiple = settings.make_vocab_size_divisible_by * engine.tp
+    if model.vocab_size % multiple:
         padded = -(-model.vocab_size // multiple) * multiple
-        factors = f"{settings.make_vocab_size_divisible_by}·{engine.tp}"
-        message = f"the vocabulary is padded from {model.vocab_size} to {padded} (a multiple of {factors})"
+        message = f"the vocabulary is padded from {model.vocab_size} to {padded} (a multiple of {multiple})"
         yield Problem(message, engine.spans("tp"))
 
 
