@@ -228,8 +228,9 @@ def _dense_layers(config: Mapping[str, Any], family: Family) -> Iterable[int]:
 
 
 def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """One sentence for every field that is missing or is no positive integer."""
+    """One sentence for every field that is missing or is no positive integer, or no list where it should be one."""
     required = list(dict.fromkeys([*_REQUIRED.values(), *filter(None, (family.experts, family.expert_ffn))]))
+    required += [name for name in ("decoder_sparse_step", "full_attention_interval") if name in family.defaults]
     if family.linear_attention:
         required += ["linear_num_key_heads", "linear_num_value_heads"]
     for name in required:
@@ -242,6 +243,15 @@ def _problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:
             smallest = 1 if name in required else 0
             if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
                 yield f"{name} must be a positive integer, not {value!r}"
+    first = config.get("first_k_dense_replace", 0)
+    if not isinstance(first, int) or first < 0:
+        yield f"first_k_dense_replace must be a number of layers, not {first!r}"
+    named = config.get("mlp_only_layers") or []
+    if not isinstance(named, list):
+        yield f"mlp_only_layers must be a list of layers, not {named!r}"
+    types, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if family.linear_attention and types and not (isinstance(types, list) and len(types) == layers):
+        yield f"layer_types must be a list of {layers} kinds of layers"
 
 
 _HUB_NAME = re.compile(r"(?!.*\.json$)\w[\w.-]*/\w[\w.-]*")  # ORGANISATION/NAME, not a file's path
@@ -275,7 +285,7 @@ def load_model(model: str | os.PathLike[str]) -> ModelSpec:
 def _from_file(file: Path, name: str) -> ModelSpec:
     try:
         config = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {error}") from error
     return from_config(config, name)
 
@@ -295,12 +305,12 @@ def _download(name: str) -> Any:
     """The config.json of `name` from the hub, unless HF_HUB_OFFLINE is set."""
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise ModelError(f"{name}: not in the offline table or the cache, and HF_HUB_OFFLINE is set")
-    from urllib.error import URLError
+    from http.client import HTTPException
     from urllib.request import urlopen
 
     url = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{name}/resolve/main/config.json"
     try:
         with urlopen(url, timeout=HUB_TIMEOUT_S) as reply:
             return json.loads(reply.read(1 << 22))
-    except (URLError, TimeoutError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
         raise ModelError(f"{name}: not in the offline table or the cache, and {url} gave no config: {error}") from error

@@ -6,6 +6,7 @@ import pytest
 
 from allocation.model_spec import FAMILIES, ModelError, from_config, known_models, load_model
 
+EXPERTS = ("num_experts", "n_routed_experts", "moe_intermediate_size")
 DENSE = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "vocab_size": 100,
@@ -45,12 +46,41 @@ def test_a_name_is_found_in_the_cache(tmp_path, monkeypatch):
         ("[]", "JSON object"),
         ("{}", "unknown model_type None"),
         ('{"model_type": "lama"}', "did you mean 'llama'"),
+        ('{"hidden_size": ' + "1" * 5000 + "}", "cannot be read as JSON"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [
+        ("qwen3_moe", "decoder_sparse_step", 0),
+        ("qwen3_moe", "decoder_sparse_step", None),
+        ("qwen3_moe", "mlp_only_layers", 3),
+        ("deepseek_v3", "first_k_dense_replace", None),
+        ("deepseek_v3", "first_k_dense_replace", "3"),
+        ("glm4_moe", "first_k_dense_replace", -1),
+        ("qwen3_next", "full_attention_interval", 0),
+        ("qwen3_next", "layer_types", ["linear_attention"]),
+        ("qwen3_next", "layer_types", 3),
+    ],
+)
+def test_a_field_about_kinds_of_layers_that_makes_no_sense_is_named(family, field, value):
+    sizes = dict.fromkeys((*EXPERTS, "linear_num_key_heads", "linear_num_value_heads"), 8)
+    with pytest.raises(ModelError, match=f"config.json: {field} must be"):
+        from_config({**DENSE, **sizes, "model_type": family, field: value})
+
+
+@pytest.mark.parametrize("endpoint", ["hf-mirror.example", "http://[", "http://127.0.0.1:9"])
+def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_path):
+    for name, value in (("HF_ENDPOINT", endpoint), ("HF_HUB_OFFLINE", "0"), ("HF_HUB_CACHE", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ModelError, match="someone/tiny: not in the offline table or the cache, and .* gave no config"):
+        load_model("someone/tiny")
 
 
 def test_experts_of_each_kind():
