@@ -79,7 +79,7 @@ def test_a_field_about_kinds_of_layers_that_makes_no_sense_is_named(family, fiel
 def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_path):
     for name, value in (("HF_ENDPOINT", endpoint), ("HF_HUB_OFFLINE", "0"), ("HF_HUB_CACHE", str(tmp_path))):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ModelError, match="someone/tiny: not in the offline table or the cache, and .* gave no config"):
+    with pytest.raises(ModelError, match=r"someone/tiny: not in the offline table or the cache, and .* gave no config"):
         load_model("someone/tiny")
 
 
