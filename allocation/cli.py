@@ -138,11 +138,12 @@ def explain(
     from allocation.views import svg as drawn
     from allocation.views import terminal
 
+    console = _console()
     with usage(KeyError, "--by"):
-        shown = terminal.explain(plan, by)
+        shown = terminal.explain(plan, by, console.width)
     if svg:
         _write(svg, drawn.plan_svg(plan, by))
-    _console().print(shown)
+    console.print(shown)
 
 
 @app.command()

@@ -20,8 +20,11 @@ MOST_NODES = 8
 MOST_GROUPS = 64
 
 
-def explain(plan: Plan, by: str | None = None) -> Group:
-    """The whole plan: what each engine is, where it runs, and what its groups use. Raises `KeyError` for `by`."""
+def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
+    """The whole plan in at most `width` columns: what each engine is, where it runs, and what its groups use.
+
+    Raises `KeyError` for `by`.
+    """
     parts: list[RenderableType] = [Text(plan.allocation, "bold"), Text(plan_words(plan))]
     for engine, maps in plan_maps(plan, by):
         dimensions = plain_table("dimension", "", "size", "", right=["size"])
@@ -30,7 +33,7 @@ def explain(plan: Plan, by: str | None = None) -> Group:
         parts += [Text(), Text(engine_words(engine), "bold"), _indented(dimensions)]
         for rank_map in maps:
             parts += [Text(), Text(f"{rank_map.title}: rank and position, one colour per {rank_map.by} group")]
-            parts += _map(engine, rank_map)
+            parts += _map(engine, rank_map, min(width, WIDTH))
         parts += [Text(), _links(engine)]
     return Group(*parts)
 
@@ -47,14 +50,15 @@ def _indented(table: Table) -> Padding:
     return Padding(table, (0, 0, 0, 2))
 
 
-def _map(engine: EnginePlan, rank_map: RankMap) -> list[RenderableType]:
+def _map(engine: EnginePlan, rank_map: RankMap, line: int) -> list[RenderableType]:
     """One row per node, GPUs from left to right; a node that is too wide for the line takes several rows."""
     rank_of = {device: rank for rank, device in enumerate(engine.devices)}
     nodes = sorted({device.node for device in engine.devices})
     width = max(*map(len, rank_map.labels), len(str(len(rank_of))))
-    room = WIDTH - 2 - len(f"node {nodes[-1]} ")
+    room = line - 2 - len(f"node {nodes[-1]} ")
     width = next((wide for wide in (width + 2, width + 1) if (wide + 1) * engine.n_gpus_per_node <= room), width)
-    per_line = max(1, min(engine.n_gpus_per_node, room // (width + 1)))
+    lines = -(-engine.n_gpus_per_node // max(1, room // (width + 1)))
+    per_line = -(-engine.n_gpus_per_node // lines)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
     for node in nodes[:MOST_NODES]:
         for start in range(0, engine.n_gpus_per_node, per_line):

@@ -139,6 +139,14 @@ def test_views_fit_80_columns_and_have_no_colour_when_piped(words):
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("columns", [80, 60, 40, 24])
+def test_no_rank_is_cut_off_in_a_narrow_terminal(columns):
+    text = ask("explain", FOLDED, COLUMNS=str(columns)).stdout
+    shown = text.partition("dense grid")[2].partition("expert grid")[0]
+    assert set(re.findall(r"t\dc\dp\d", shown)) == {f"t{t}c{c}p{p}" for t in range(2) for c in range(2) for p in range(4)}
+    assert max(map(len, text.splitlines())) <= columns
+
+
 def test_colour_where_it_is_wanted_and_not_with_no_color():
     assert "\x1b[" in ask("explain", FOLDED, FORCE_COLOR="1").stdout
     plain = ask("explain", FOLDED, FORCE_COLOR="1", NO_COLOR="1").stdout
