@@ -99,8 +99,7 @@ def samples(
     from areal_like.metrics.lines import as_json
     from areal_like.metrics.samples import by_reward, picked, read_samples, recorded
 
-    if not directory.is_dir():
-        _refuse(f"{directory} is not the directory of a run")
+    _is_run(directory)
     there = [number for number, name in recorded(directory) if name == evaluation]
     if not there:
         what = f"evaluation of {evaluation}" if evaluation else "training step"
@@ -139,13 +138,12 @@ def report(
       areal-like report runs/gsm8k/a runs/gsm8k/b --output both.html
     """
     from areal_like.metrics.lines import replacing
-    from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, chrome_trace, write_report
+    from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
 
     if trace is not None and len(runs) > 1:
         _refuse("--trace is of one run")
     for run in runs:
-        if not (run / ABOUT_FILE).is_file():
-            _refuse(f"{run} is not the directory of a run: {run / ABOUT_FILE} is not there")
+        _is_run(run)
     output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
     for file in filter(None, (output, trace)):
         if file.is_dir() or not file.parent.is_dir():
@@ -157,6 +155,13 @@ def report(
             whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
         write_report(runs, output)
     typer.echo(f"file://{output.absolute()}")
+
+
+def _is_run(directory: Path) -> None:
+    from areal_like.metrics.report import ABOUT_FILE
+
+    if not (directory / ABOUT_FILE).is_file():
+        _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is not there")
 
 
 def _summary(samples: "list[Sample]") -> str:

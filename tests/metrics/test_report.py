@@ -240,7 +240,7 @@ def files(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("file", "contents", "commands_that_read_it"),
     [
-        ("run.json", None, ["report"]),
+        ("run.json", None, ["report", "samples"]),
         ("run.json", '{"title": "a ti', ["report"]),
         ("run.json", "[]", ["report"]),
         ("run.json", "{}", ["report"]),

@@ -68,8 +68,9 @@ def test_the_first_help_names_what_to_begin_with() -> None:
         ("migrate none.sh", "none.sh cannot be read"),
         ("migrate bytes", "bytes cannot be read"),
         ("migrate ok.yaml --system foo", "'foo' is none of areal, verl"),
-        ("samples none", "none is not the directory of a run"),
-        ("samples folder", "folder holds the samples of no training step"),
+        ("samples none", "none is not the directory of a run: none/run.json is not there"),
+        ("samples folder", "folder is not the directory of a run: folder/run.json is not there"),
+        ("samples run", "run holds the samples of no training step; see stats_logger.samples"),
         ("report none", "none is not the directory of a run: none/run.json is not there"),
         ("report folder --output page.html --trace trace.json", "folder is not the directory of a run"),
         ("report folder folder --trace trace.json", "--trace is of one run"),
@@ -80,7 +81,9 @@ def test_what_makes_no_sense_is_one_message_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
+    for folder in ("folder", "run"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run/run.json").touch()
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\0")
     (tmp_path / "half.yaml").write_text("actor: [")
     (tmp_path / "code.yaml").write_text('!!python/object/apply:os.system ["touch made"]')
