@@ -229,13 +229,15 @@ async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> 
 def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of the optimizer steps' statistics: over their tokens, or over steps for what is a step's; where it came.
 
-    The servers' log-probs are compared where both sides used the same weights; a step may have no such token.
+    Their tokens, `loss_tokens`, are added up. The servers' log-probs are compared where both sides used the same
+    weights; a step may have no such token.
     """
     result: dict[str, float] = {}
     for name in dict.fromkeys(name for part in stats for name in part):
         having = [part for part in stats if name in part]
         weights = [1 if name in _OF_A_STEP else part.get("loss_tokens", 1) for part in having]
-        result[name] = float(np.average([part[name] for part in having], weights=weights))
+        values = [part[name] for part in having]
+        result[name] = float(sum(values) if name == "loss_tokens" else np.average(values, weights=weights))
     drift, share = result.pop(_ON_POLICY[0], 0.0), result.get(_ON_POLICY[1])
     return result | ({"logprob_diff": drift / share} if share else {})
 

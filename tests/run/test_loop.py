@@ -315,7 +315,7 @@ def test_groups_that_were_dropped_are_counted_by_step(tmp_path: Path) -> None:
     assert "rollout/dropped_groups" not in asyncio.run(run_well(tmp_path)).scalars[1]
 
 
-def test_statistics_of_optimizer_steps_are_averaged_over_tokens_or_steps() -> None:
+def test_statistics_of_optimizer_steps_are_averaged_over_tokens_or_steps_and_tokens_are_counted() -> None:
     """10 tokens, all on policy, then 30, a third of them: 20 are on policy, and 10 * 1 + 30 * 0.2 apart in all."""
     steps = [
         {"loss": 1.0, "loss_tokens": 10.0, "on_policy_share": 1.0, "on_policy_logprob_diff": 1.0, "kl": 1.0},
@@ -333,6 +333,7 @@ def test_statistics_of_optimizer_steps_are_averaged_over_tokens_or_steps() -> No
     assert result["on_policy_share"] == pytest.approx(0.5)
     assert result["logprob_diff"] == pytest.approx(0.8)
     assert result["skipped"] == 1
+    assert result["loss_tokens"] == 40
     assert mean([{"loss": 1.0}]) == {"loss": 1.0}
 
 
