@@ -89,7 +89,7 @@ class RolloutConfig(Section):
         0,
         ge=0,
         description="Processes that read and decode the servers' answers for the controller, one per 1.5 M tokens per second "
-        "or so, on the nodes of the servers; 0: the controller does, which one core does at up to 1.5 M tokens per second.",
+        "or so, on the nodes of the servers; 0: the controller does, which one core does at up to 2 M tokens per second.",
     )
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
