@@ -89,7 +89,14 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
         )
     if help is None and (known := known_elsewhere(key)):
         return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
-    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, all_keys()))
+    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_beside(key), *all_keys()]))
+
+
+def _beside(key: str) -> Iterator[str]:
+    """The keys of the section that `key` would be in, which may be an entry of a user's name."""
+    place = key.rpartition(".")[0]
+    section = section_of(annotation_of(place)) if place else None
+    yield from (f"{place}.{name}" for name in (section.model_fields if section else ()))
 
 
 def _missing_key(key: str) -> Finding:

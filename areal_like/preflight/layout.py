@@ -219,7 +219,7 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
 
 def _longest(config: RunConfig) -> tuple[str, int]:
     """The key that bounds a sequence, and how many of its tokens that does not count."""
-    if config.workflow is not None and config.episode.max_tokens is not None:
+    if "workflow" in config.workflows and config.episode.max_tokens is not None:
         return "episode.max_tokens", 0
     return "gconfig.max_new_tokens", config.longest_sequence - config.gconfig.max_new_tokens
 

@@ -279,3 +279,7 @@ def test_sections_by_name_take_overrides_and_know_their_keys(write):
     parts = ("reward.parts.right.type=gsm8k", "reward.parts.short.function=a.py:b", "reward.parts.short.weight=0.5")
     short = load(write(), parts).config.reward.parts["short"]
     assert (short.function, short.weight) == ("a.py:b", 0.5)
+    with pytest.raises(ConfigError) as refused:
+        load(write(), ["reward.parts.short.wieght=0.5", "evaluator.datasets.aime={path: a.jsonl, n_sample: 4}"])
+    nearest = [found.nearest for found in refused.value.findings]
+    assert nearest == [("reward.parts.short.weight",), ("evaluator.datasets.aime.n_samples",)]

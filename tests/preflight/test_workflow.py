@@ -65,6 +65,8 @@ def test_trajectories_have_to_fit_the_servers_and_micro_batches(write, tmp_path)
     (tmp_path / "own.py").write_text(GOOD)
     config = load(write(), [f"workflow={tmp_path}/own.py:run", "episode.max_tokens=50"]).config
     assert (config.longest_sequence, config.context_length) == (50, 58)
+    single = load(write(), ["workflow=single_turn", "episode.max_tokens=20"]).config  # which has no episodes
+    assert (single.longest_sequence, single.context_length) == (40, 48)
 
 
 def test_the_workflow_of_an_evaluation_is_checked_under_its_own_key(findings, tmp_path):

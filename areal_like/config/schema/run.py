@@ -133,7 +133,7 @@ class RunConfig(Section):
     @property
     def longest_sequence(self) -> int:
         """Most tokens of what is trained on: a prompt and its response, or a trajectory of `workflow`."""
-        if self.workflow is not None and self.episode.max_tokens is not None:
+        if "workflow" in self.workflows and self.episode.max_tokens is not None:
             return self.episode.max_tokens
         prompts = [self.train_dataset.max_prompt_length]
         if self.valid_dataset is not None and self.warm_start is not None:  # which ends by held-out answers
