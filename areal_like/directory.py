@@ -21,6 +21,7 @@ from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.forget import forget
 from areal_like.metrics.record import Record
+from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.preflight import Job
 from areal_like.preflight.machine import CONFIG_FILE
 
@@ -108,7 +109,8 @@ def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[
     store = Store(directory, journal.run, config.recover.keep)
     store.clean(version)
     write_durably(path / CONFIG_FILE, dump(config))
-    (directory / INTERRUPTED).unlink(missing_ok=True)
+    for ending in (directory / INTERRUPTED, path / SUMMARY_FILE):
+        ending.unlink(missing_ok=True)
     void_from = version + 1 if found else 0 if existed else None
     if void_from is not None:
         forget(path, void_from)

@@ -14,7 +14,7 @@ from areal_like.events import Event, EventLog, recording, span
 from areal_like.metrics.console import COLUMNS, View
 from areal_like.metrics.idle import idle_share
 from areal_like.metrics.lines import Lines
-from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, Report
+from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, SUMMARY_FILE, Report
 from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, write_samples
 from areal_like.metrics.sinks import StatsSink
 from areal_like.types import Trajectory
@@ -184,7 +184,7 @@ class Record:
         picture = self.directory / "rewards.png"
         with writing(picture):
             draw_rewards(picture, self._title, self._rewards, self._held_out)
-        summary, last = self.directory / "summary.json", self._last
+        summary, last = self.directory / SUMMARY_FILE, self._last
         numbers = {"steps": last, "held_out": self._held_out, "rewards": self._rewards}
         with writing(summary):
             summary.write_text(json.dumps(numbers, indent=1) + "\n")

@@ -17,6 +17,7 @@ from areal_like.metrics.samples import Sample, picked, read_samples, recorded
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
 ABOUT_FILE, EVENTS_FILE, METRICS_FILE, REPORT_FILE = "run.json", "events.jsonl", "metrics.jsonl", "report.html"
+SUMMARY_FILE = "summary.json"  # written when all steps are made
 MOST_LANES = 64  # that are drawn; `events.jsonl` has all
 MOST_SAMPLES, MOST_CHARACTERS = 6, 2000  # of a step, and of each prompt and response
 

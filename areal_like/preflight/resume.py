@@ -18,6 +18,7 @@ from areal_like.config.load import THE_TIME, LoadedConfig
 from areal_like.config.schema import RunConfig
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
+from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.types import Prompt
 
@@ -118,11 +119,14 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
 
 def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
     """A run that has nothing left to do, or that `fault` leaves alone."""
-    if version >= steps and (directory.parent / "summary.json").exists():
+    ended, only_failures = (directory.parent / SUMMARY_FILE).exists(), config.recover.mode == "fault"
+    if version >= steps and ended:
         message = f"{directory.parent} has all of its {steps} steps"
-        yield finding("RUN-RESUME", "recover.mode", message, "raise total_train_steps, or choose another trial_name")
-    elif config.recover.mode == "fault" and (directory / INTERRUPTED).exists():
-        message = f"the run in {directory.parent} was interrupted by hand, which is not a failure"
+        longer = "raise total_train_steps" + (" and write recover.mode=auto" if only_failures else "")
+        yield finding("RUN-RESUME", "recover.mode", message, f"{longer}, or choose another trial_name")
+    elif only_failures and (ended or (directory / INTERRUPTED).exists()):
+        how = "ended by itself, which is no" if ended else "was interrupted by hand, which is not a"
+        message = f"the run in {directory.parent} {how} failure"
         yield finding("RUN-RESUME", "recover.mode", message, "write recover.mode=auto to go on with it")
 
 

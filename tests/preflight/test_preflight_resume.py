@@ -177,6 +177,17 @@ def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
     assert "has all of its 3 steps; raise total_train_steps, or choose another" in findings["recover.mode"]
 
 
+def test_fault_leaves_alone_what_ended_by_itself_until_it_was_gone_on_with(begun: Path) -> None:
+    (begun / "summary.json").write_text("{}")
+    more = "recover.mode=fault", "total_train_steps=9"
+    said = found(begun.parents[1], *more)["recover.mode"]
+    assert "ended by itself, which is no failure; write recover.mode=auto to go on with it" in said
+    job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={begun.parents[1]}", *more[1:]])).job)
+    with pytest.raises(RuntimeError):
+        leave(job, 6, RuntimeError)
+    assert found(begun.parents[1], *more) == {}
+
+
 @pytest.mark.parametrize("by_hand", [KeyboardInterrupt, asyncio.CancelledError])
 def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path, by_hand: type[BaseException]) -> None:
     """Ctrl-C cancels the run's task, as does a notebook."""
