@@ -143,7 +143,9 @@ def test_views_fit_80_columns_and_have_no_colour_when_piped(words):
 def test_no_rank_is_cut_off_in_a_narrow_terminal(columns):
     text = ask("explain", FOLDED, COLUMNS=str(columns)).stdout
     shown = text.partition("dense grid")[2].partition("expert grid")[0]
-    assert set(re.findall(r"t\dc\dp\d", shown)) == {f"t{t}c{c}p{p}" for t in range(2) for c in range(2) for p in range(4)}
+    assert set(re.findall(r"t\dc\dp\d", shown)) == {
+        f"t{t}c{c}p{p}" for t in range(2) for c in range(2) for p in range(4)
+    }
     assert max(map(len, text.splitlines())) <= columns
 
 
