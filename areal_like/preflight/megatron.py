@@ -35,6 +35,8 @@ def check_trainer_options(
         return  # `unused` says that these keys do nothing
     if plan is not None:
         yield from _layout(config, plan.engine("actor").sizes)
+        if device == "cuda":
+            yield from _context(overrides.get("cp_comm_type"), plan.engine("actor").sizes, spec)
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
         yield from (_idle(name, "the model has no experts", _OVERRIDES) for name in set_ones if name.startswith("moe_"))
@@ -74,6 +76,20 @@ def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
         for name in ("overlap_grad_reduce", "overlap_param_gather"):
             if getattr(megatron, name):
                 yield _idle(name, "there is one data-parallel rank")
+
+
+def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterator[Finding]:
+    """How ranks share a packed sequence in Transformer Engine 2.16 (`dot_product_attention/context_parallel.py`): they
+    send keys and values on, or exchange tokens for heads, of which each has some then."""
+    kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}
+    heads = (spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)) if spec else ()
+    if sizes.cp > 1 and (others := kinds - {"p2p", "a2a"}):
+        message = f"packed sequences are shared by p2p or a2a, not by {' or '.join(sorted(others))}"
+    elif "a2a" in kinds and any(number % sizes.cp for number in heads):
+        message = f"a2a splits heads over {sizes.cp} ranks, and a tensor-parallel rank has {heads[0]} and {heads[1]} of keys"
+    else:
+        return
+    yield finding("RUN-MEGATRON", f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
 
 
 def _experts(megatron: MegatronConfig) -> Iterator[Finding]:
