@@ -86,7 +86,7 @@ def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterat
     if sizes.cp > 1 and (others := kinds - {"p2p", "a2a"}):
         message = f"packed sequences are shared by p2p or a2a, not by {' or '.join(sorted(others))}"
     elif "a2a" in kinds and any(number % sizes.cp for number in heads):
-        message = f"a2a splits heads over {sizes.cp} ranks, and a tensor-parallel rank has {heads[0]} and {heads[1]} of keys"
+        message = f"a2a splits heads over {sizes.cp} ranks; a tensor-parallel rank has {heads[0]}, and {heads[1]} of keys"
     else:
         return
     yield finding("RUN-MEGATRON", f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
