@@ -82,11 +82,11 @@ def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterat
     """How ranks share a packed sequence in Transformer Engine 2.16 (`dot_product_attention/context_parallel.py`): they
     send keys and values on, or exchange tokens for heads, of which each has some then."""
     kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}
-    heads = (spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)) if spec else ()
+    heads = [spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)] if spec else []
     if sizes.cp > 1 and (others := kinds - {"p2p", "a2a"}):
         message = f"packed sequences are shared by p2p or a2a, not by {' or '.join(sorted(others))}"
     elif "a2a" in kinds and any(number % sizes.cp for number in heads):
-        message = f"a2a splits heads over {sizes.cp} ranks; a tensor-parallel rank has {heads[0]}, and {heads[1]} of keys"
+        message = f"a2a splits heads over {sizes.cp} ranks; a TP rank has {heads[0]}, and {heads[1]} of keys"
     else:
         return
     yield finding("RUN-MEGATRON", f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
