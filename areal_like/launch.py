@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from areal_like.config.findings import ConfigError
@@ -85,7 +85,9 @@ def _texts(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
     """Overrides as the command line has them; JSON is YAML."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
+    return [
+        f"{key}={value if isinstance(value, str | PurePath) else json.dumps(value)}" for key, value in overrides.items()
+    ]
 
 
 def _run_to_its_end(job: Job, view: View) -> None:

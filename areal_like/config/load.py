@@ -5,7 +5,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -112,6 +112,8 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
     return {str(key): _with_text_keys(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 

@@ -51,6 +51,13 @@ def test_a_configuration_comes_in_every_form(jobs: list[Job], tmp_path: Path) ->
     assert len(jobs) == 5
 
 
+def test_a_path_may_be_one_of_pathlib(jobs: list[Job], tmp_path: Path) -> None:
+    values = load(CONFIG).config.model_dump()
+    train(CONFIG, QUIET | {"cluster.fileroot": tmp_path})
+    train(values | {"cluster": values["cluster"] | {"fileroot": tmp_path}}, QUIET)
+    assert [job.config.cluster.fileroot for job in jobs] == [str(tmp_path)] * 2
+
+
 def test_what_is_wrong_says_where_it_came_from(jobs: list[Job]) -> None:
     values = load(CONFIG).config.model_dump() | {"seeed": 1}
     with pytest.raises(ConfigError, match=r"seeed \(given from Python\)"):
