@@ -15,7 +15,7 @@ from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
 from areal_like.config.load import THE_TIME, LoadedConfig
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import EngineConfig, RunConfig
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
 from areal_like.metrics.report import SUMMARY_FILE
@@ -32,6 +32,7 @@ MAY_CHANGE = (
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
 _LIMITS = "timeout_s"
+_FROM_ACTOR = {*EngineConfig.model_fields, "optimizer"} - {"backend", "path"}  # of a role that has none of its own
 _MUST_STAY = (  # of megatron
     *("use_dist_checkpointing", "dist_checkpointing_path"),  # of a reference, which is loaded anew
     "use_distributed_optimizer",  # each form of its state is its own
@@ -74,12 +75,22 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:
-    for key, old, new in _different(before, now):
+    for key, old, new in _different(_with_actors(before, now), _with_actors(now, before)):
         stays = key.endswith(_MUST_STAY)
         may = key.endswith(_LIMITS) or (not stays and any(is_below([key], allowed) for allowed in MAY_CHANGE))
         if not may:
             message = f"{_text(new)} is not what the run in {path} began with, {_text(old)}"
             yield finding("RUN-RESUME", key, message, f"{_back(key, old, path)}, or choose another trial_name")
+
+
+def _with_actors(values: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with what a role has from the actor in its own section, where that of the `other` ones has it."""
+    filled = dict(values)
+    for role in ("ref", "critic"):
+        if (own := values.get(role)) and (others := other.get(role)):
+            shared = [name for name in _FROM_ACTOR if own.get(name) is None and others.get(name) is not None]
+            filled[role] = {**own, **{name: values["actor"].get(name) for name in shared}}
+    return filled
 
 
 def _different(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -108,6 +108,29 @@ def test_a_section_or_an_entry_more_or_less_is_refused_by_name(begun: Path, over
     assert said in findings[key]
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        (
+            "ref.megatron={use_dist_checkpointing: true, dist_checkpointing_path: /x}",
+            "ref.megatron.use_dist_checkpointing",
+        ),
+        ("critic.megatron.use_distributed_optimizer=false", "critic.megatron.use_distributed_optimizer"),
+        ("critic.optimizer.lr=0.5", "critic.optimizer.lr"),
+        ("ref.megatron.param_offload=true", None),
+        ("ref.fsdp.gradient_checkpointing=true", None),
+        ("ref.dtype=float32", None),
+    ],
+)
+def test_what_a_role_has_from_the_actor_is_what_its_own_section_is_held_against(
+    tmp_path: Path, override: str, key: str | None
+) -> None:
+    roles = ("algorithm=ppo", "critic={}", "ref={}", "actor.kl_ctl=0.1")
+    leave(cast(Job, preflight(load(CONFIG, [*SETTINGS, *roles, f"cluster.fileroot={tmp_path}"])).job), 3)
+    findings = found(tmp_path, *roles, override)
+    assert key in findings if key else findings == {}
+
+
 def test_what_is_gone_is_given_again_as_the_run_s_configuration_has_it(begun: Path) -> None:
     again = json.dumps(yaml.safe_load((begun / "config.yaml").read_text())["warm_start"])
     assert f"write it as in {begun}/config.yaml, or" in found(begun.parents[1], "warm_start=null")["warm_start"]
