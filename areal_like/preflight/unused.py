@@ -104,6 +104,13 @@ def _offloaded(role: TrainerRole) -> Rule:
     return Rule(keys, lambda run: role in run.roles and run.roles[role].offload, f"{role}.offload covers it")
 
 
+def _of_checkpoint(role: TrainerRole) -> Rule:
+    """A Megatron checkpoint that is named and not asked for."""
+    unread = _in(role, lambda section: not section.megatron.use_dist_checkpointing)
+    key = f"{role}.megatron"
+    return Rule((f"{key}.dist_checkpointing_path",), unread, f"the start is another ({key}.use_dist_checkpointing)")
+
+
 def rules_of(plan: Plan, device: Device) -> Iterator[Rule]:
     """Keys of the backend that a role has not, of FSDP that do nothing there, and of restarts where none can be."""
     servers = len(plan.engine("rollout").servers)
@@ -233,11 +240,7 @@ RULES = (
     Rule(("train_dataset.weight",), lambda run: not run.train_dataset.mixture, "there is one set only (mixture)"),
     Rule(("reward.function", "reward.type"), lambda run: bool(run.reward.parts), "reward.parts say what judges"),
     Rule(("reward.type",), lambda run: run.reward.function is not None, "reward.function judges"),
-    Rule(
-        ("actor.megatron.dist_checkpointing_path",),
-        lambda run: not run.actor.megatron.use_dist_checkpointing,
-        "the start is made from actor.path (actor.megatron.use_dist_checkpointing)",
-    ),
+    *(_of_checkpoint(role) for role in ("actor", "ref", "critic")),
     Rule(_EXPERT_KEYS, lambda run: not _has_experts(run), "the model has no experts (num_experts)"),
     Rule(("actor.init_model.intermediate_size",), _has_experts, "all layers are of experts (moe_intermediate_size)"),
     Rule(

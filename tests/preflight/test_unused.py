@@ -46,6 +46,10 @@ def unused(file, *overrides, device="cpu"):
         ([], "valid_dataset.name=main", HUB),
         (FILE, "train_dataset.arithmetic.size=5", []),
         (HUB, "valid_dataset.arithmetic.seed=3", []),
+        *(
+            ([], f"{role}.megatron.dist_checkpointing_path=/x", [f"{role}.megatron.use_dist_checkpointing=true"])
+            for role in ("actor", "ref", "critic")
+        ),
         ([SET], "evaluator.datasets.a.split=train", ["evaluator.datasets.a.path=openai/gsm8k"]),
         ([SET], "evaluator.datasets.a.name=main", ["evaluator.datasets.a.path=openai/gsm8k"]),
         (
