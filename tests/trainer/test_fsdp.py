@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +77,16 @@ def same_training(outcomes: list, expected: Outcome | Valued) -> None:
     assert outcomes[0].weights.keys() == expected.weights.keys()
     for name, weight in outcomes[0].weights.items():
         np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+
+
+def test_a_word_that_pads_elsewhere_is_trained_like_any_other(ranks, models, tmp_path):
+    """It may be the one that ends a turn: transformers gives its embedding no gradient, Megatron does."""
+    (expected,) = ranks.once(three_steps, 1, Setting(models["untied"]))
+    model = shutil.copytree(models["untied"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    word = int(make_batch().tokens[0])
+    (model / "config.json").write_text(json.dumps(config | {"pad_token_id": word}))
+    alike(ranks.run(three_steps, 1, fsdp(model)), expected)
 
 
 def test_windows_and_biases_are_transformers_own_wherever_tokens_lie(ranks, models):

@@ -27,6 +27,7 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     attention.register()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
     _without_dropout(model)
+    model.get_input_embeddings().padding_idx = None  # Megatron's trainer trains the embedding of every word
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
     heads = [_with_value_head(model, spec)] if spec.role == "critic" else []
