@@ -162,7 +162,9 @@ class UserWorkflow:
         async def told() -> Any:
             try:
                 return await body()
-            except (Exception, SystemExit) as error:  # a user's code fails in any way it likes
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # a user's code fails in any way it likes
                 raise _Raised(error) from error
 
         try:

@@ -112,7 +112,7 @@ def _ran_to_its_stop(loop: asyncio.AbstractEventLoop) -> bool:
     """Run until the loop is stopped, or until a task that a workflow has started exits as a program would."""
     try:
         loop.run_forever()
-    except SystemExit:
+    except (SystemExit, KeyboardInterrupt):
         return False
     return True
 

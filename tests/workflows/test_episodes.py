@@ -184,6 +184,8 @@ def test_responses_of_a_dataset_are_trajectories_with_unknown_log_probs(play, ex
     [
         ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
         ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "raised", "line 4: KeyboardInterrupt"),
+        ("raise type('Failed', (BaseException,), {})('as of pytest.fail')", "raised", "line 4: Failed: as of pytest.fail"),
         ("await asyncio.sleep(99999)", "time_limit", "2 s .episode.timeout_s"),
         ("return 'good'", "not_a_reward", "'good', not a number"),
         ("return float('nan')", "not_a_reward", "nan"),
@@ -201,10 +203,11 @@ def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, b
     assert re.search(words, said), said
 
 
-def test_a_task_of_a_workflow_that_exits_ends_nothing_else(play):
+@pytest.mark.parametrize("leaving", ["sys.exit(3)", "raise KeyboardInterrupt"])
+def test_a_task_of_a_workflow_that_exits_ends_nothing_else(play, leaving):
     source = f"""
 async def leave():
-    sys.exit(3)
+    {leaving}
 async def run(row, client):
     task = asyncio.create_task(leave())
     await asyncio.wait([task])
