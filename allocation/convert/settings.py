@@ -27,7 +27,7 @@ _OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n
 _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
     r"^[ \t]*(?:\S{0,99}python[\d.]{0,9}[ \t][^\n=]{0,999}[ \t])?[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M
 )
-_OPTION = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
+_OPTION = re.compile(r"(?<![^\s(\"'])--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
 _SEVERAL = ("recompute-modules", "target-modules")  # options with several values
 _FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
@@ -161,7 +161,7 @@ def _variables(text: str) -> dict[str, str]:
 
 def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
     """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
-    value = known.get(reference[1] or reference[3], reference[2])
+    value = known.get(reference[1] or reference[3], reference[2] and _unquoted(reference[2]))
     return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
 
 
@@ -174,7 +174,9 @@ def number(text: str) -> int | None:
 
 
 def _unquoted(text: str) -> str:
-    return text.rstrip("\\").strip("\"'")
+    """A value without its quotes and, as the last of an array, the parenthesis that closes it."""
+    text = text.rstrip("\\")
+    return (text if "(" in text else text.rstrip(")")).strip("\"'")
 
 
 def _setting(text: str, key: str, value: str, start: int, end: int) -> Setting:

@@ -247,6 +247,18 @@ def test_what_is_read_is_valid(expected):
     [
         ("TP=4\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", "megatron:d2t4"),
         ("TP=${TP:-2}\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", "megatron:d4t2"),
+        (
+            'NNODES=${SLURM_NNODES:-"2"}\nmegatron --tensor-model-parallel-size 2 --nnodes $NNODES --nproc_per_node 8',
+            "megatron:d8t2",
+        ),
+        (
+            "ARGS=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2)\ntorchrun --nproc-per-node 8 ${ARGS[@]}",
+            "megatron:d2p2t2",
+        ),
+        (
+            "ARGS='--tensor-model-parallel-size 2 --context-parallel-size 2'\ntorchrun --nproc-per-node 8 $ARGS",
+            "megatron:d2t2c2",
+        ),
         ("TP=$(id)\nmegatron --tensor-model-parallel-size $TP --nproc-per-node 8", ""),
         ("A=$B\nB=$A\nmegatron --tensor-model-parallel-size $A --nproc-per-node 8", ""),
     ],
