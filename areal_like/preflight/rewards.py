@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from allocation import Finding
 from areal_like.config.findings import finding
-from areal_like.config.schema import JudgeConfig, RewardConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, JudgeConfig, RewardConfig, RunConfig
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS
@@ -38,13 +38,20 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         return
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, start_method="spawn") as pool:
         for key, reference in own.items():
-            if problem := _problem(pool, reference, prompts, config.gconfig.n_samples):
+            if problem := _problem(pool, reference, prompts, _compared(config)):
                 help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"
                 yield finding(CODE, f"{key}.function", problem, help)
 
 
-def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], n_samples: int) -> str | None:
-    """What is wrong with a function, in one line."""
+def _compared(config: RunConfig) -> Sequence[int]:
+    """How many responses a function that compares is given at once, in training first."""
+    sets = config.evaluations.values() if config.evaluates else ()
+    evaluated = [data.n_samples or 1 for data in sets if data.workflow == SINGLE_TURN]
+    return list(dict.fromkeys([config.gconfig.n_samples, *evaluated]))
+
+
+def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]) -> str | None:
+    """What is wrong with a function, in one line; one that compares is tried with each number of responses."""
     try:
         function = Portable.of(reference)
     except UserCodeError as error:
@@ -56,6 +63,10 @@ def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], n_samp
     if not prompts:
         return None
     first = prompts[0]
-    responses = [first.answer or _RESPONSE] * (n_samples if compares else 1)
-    outcome = pool.call_and_wait(functools.partial(functions.judge, function), responses, dict(first.row))
-    return f"row {first.sample_id + 1}: {outcome.message}" if isinstance(outcome, Failure) else None
+    for number in compared if compares else [1]:
+        responses = [first.answer or _RESPONSE] * number
+        outcome = pool.call_and_wait(functools.partial(functions.judge, function), responses, dict(first.row))
+        if isinstance(outcome, Failure):
+            of_them = f", {number} of its responses" if compares else ""
+            return f"row {first.sample_id + 1}{of_them}: {outcome.message}"
+    return None

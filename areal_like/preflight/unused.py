@@ -80,11 +80,6 @@ def _only_models(run: RunConfig) -> bool:
     return all(judge.function is None and judge.type == "model" for judge in judges(run.reward).values())
 
 
-def _evaluates(run: RunConfig) -> bool:
-    times = run.evaluator
-    return bool(run.evaluations) and (times.at_start or times.at_end or times.freq_steps is not None)
-
-
 def _has_experts(run: RunConfig) -> bool:
     return run.actor.init_model is not None and run.actor.init_model.num_experts is not None
 
@@ -294,7 +289,7 @@ RULES = (
     ),
     Rule(("stats_logger.console_samples",), lambda run: run.stats_logger.samples == 0, "no samples are kept"),
     Rule(("stats_logger.console_samples",), lambda run: not run.stats_logger.console, "nothing is printed (console)"),
-    Rule(_EVALUATOR_KEYS, lambda run: not _evaluates(run), "nothing is evaluated"),
+    Rule(_EVALUATOR_KEYS, lambda run: not run.evaluates, "nothing is evaluated"),
 )
 _ON_CPU = (
     Rule(

@@ -39,6 +39,15 @@ def test_what_is_wrong_is_one_finding(write, tmp_path, code, words):
     assert time.monotonic() - start < 200
 
 
+def test_a_reward_that_compares_is_tried_with_the_responses_of_an_evaluation_too(write, tmp_path):
+    code = "import statistics\ndef score(responses, row):\n    return [statistics.stdev(map(len, responses))] * len(responses)\n"
+    (finding,) = found(write, tmp_path, code)
+    assert "row 1, 1 of its responses: " in finding and "StatisticsError" in finding
+    assert found(write, tmp_path, code, "valid_dataset=null") == []
+    assert found(write, tmp_path, code, "evaluator={at_start: false, at_end: false}") == []
+    assert found(write, tmp_path, code, "evaluator={n_samples: 3, temperature: 1.0}") == []
+
+
 def test_own_rewards_need_no_answers(write, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "How many?", "level": 3}\n' * 4)

@@ -167,6 +167,12 @@ class RunConfig(Section):
         }
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out prompts, and a time at which they are evaluated."""
+        times = self.evaluator
+        return bool(self.evaluations) and (times.at_start or times.at_end or times.freq_steps is not None)
+
+    @property
     def longest_generated(self) -> int:
         """Most tokens of a prompt and its response, those that are only evaluated included."""
         evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
