@@ -118,6 +118,7 @@ def test_everything_wrong_is_reported_together(write):
         ("seed=true", "True should be a whole number"),
         ("seed=", "None should be a whole number"),
         ("seed=4294967296", "4294967296 should be less than 4294967296"),
+        ("actor.init_model.num_hidden_layers=10001", "10001 should be less than or equal to 10000"),
         ("total_train_steps=None", "'None' should be a whole number or null"),
         ("gconfig.temperature=0", "0 should be greater than or equal to 0.000001"),
         ("evaluator.temperature=1e-7", "1e-07 should be 0, which is greedy, or at least 1e-06"),

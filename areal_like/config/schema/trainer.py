@@ -50,7 +50,7 @@ class InitModelConfig(Section):
         None, ge=1, description="Rows of the embedding; null: as many as the tokenizer has entries."
     )
     hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
-    num_hidden_layers: int = Field(3, ge=1, description="Number of layers.")
+    num_hidden_layers: int = Field(3, ge=1, le=10**4, description="Number of layers.")
     num_attention_heads: int = Field(4, ge=1, description="Query heads.")
     num_key_value_heads: int = Field(2, ge=1, description="Key and value heads (GQA groups).")
     head_dim: int = Field(32, ge=2, description="Width of one head; even.")
