@@ -1,5 +1,6 @@
 """What the words of a command line ask about: allocations, lines of standard input, a run's YAML with overrides."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,16 +66,26 @@ def one(words: Sequence[str], **options: Any) -> Case:
     return found[0]
 
 
+def no_files(command: str, words: Sequence[str]) -> None:
+    """Raises `UsageError` where a command is given a file that takes none."""
+    if any(map(_is_file, words)):
+        raise UsageError(f"{command} takes strings, not files")
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word names a run's YAML; an override's value may end like one."""
+    return word.endswith(YAML) and ("=" not in word or os.path.exists(word))
+
+
 def texts(words: Sequence[str]) -> list[str]:
     """The allocations that the words are, unchecked. Raises `UsageError`."""
-    if any(word.endswith(YAML) for word in words):
-        raise UsageError("format takes strings, not files")
+    no_files("format", words)
     return [text for _, text, _ in _asked(words) if text is not None]
 
 
 def _asked(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]]:
     """Label, text (None: the label is a file) and overrides of everything that the words name."""
-    files = [word for word in words if word.endswith(YAML)]
+    files = [word for word in words if _is_file(word)]
     overrides = [word for word in words if "=" in word and word not in files]
     if overrides and not files:
         raise UsageError(f"{overrides[0]!r} overrides a run's YAML, and none is named")

@@ -45,7 +45,7 @@ from allocation.arguments import (
     system_option,
     usage,
 )
-from allocation.cases import Case, UsageError, cases, one, texts
+from allocation.cases import Case, UsageError, cases, no_files, one, texts
 from allocation.diagnostics import has_errors
 from allocation.hardware import GPUS
 from allocation.settings import DEFAULT_TOKENS, Workload
@@ -175,6 +175,8 @@ def memory(
     """
     from allocation.memory import estimate
 
+    with usage(UsageError):
+        no_files("memory", words)
     spec = batch or BatchSpec(DEFAULT_SEQUENCES)
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
     settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))

@@ -19,7 +19,7 @@ _PARTS = {
 
 def title(task: Task) -> str:
     """What was asked."""
-    batch = f"{task.batch.n_prompts} prompts of {count(task.batch.n_samples, 'sample')}"
+    batch = f"{count(task.batch.n_prompts, 'prompt')} of {count(task.batch.n_samples, 'sample')}"
     kind = f"staleness up to {task.staleness}" if task.staleness else "synchronous"
     where = f"{count(task.cluster.n_gpus, 'GPU')} ({task.cluster}, {task.gpu.name})"
     return f"{task.model.name} on {where}: {batch}, up to {task.response:,} response tokens, {kind}"

@@ -92,7 +92,8 @@ def test_check_as_json():
         (["convert", "none.yaml", "--from", "roll"], "none.yaml cannot be read"),
         (["convert", "none.sh", "--from", "megatron"], "none.sh cannot be read"),
         (["convert", "/", "--from", "roll"], "/ cannot be read: [Errno 21] Is a directory"),
-        (["format", MOE], "takes strings"),
+        (["format", MOE], "format takes strings"),
+        (["memory", MOE, "--model", "qwen3-0.6b"], "memory takes strings, not files"),
         (["chekc"], "No such command"),
     ],
 )

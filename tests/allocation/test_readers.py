@@ -45,8 +45,8 @@ def installed(monkeypatch):
 
 
 def test_a_file_is_shown_as_its_reader_judged_it(installed):
-    result = ask("check", "good.yaml", "a.b=1", "fsdp:d1", "c=2")
-    assert (result.exit_code, installed.asked) == (0, ("good.yaml", ["a.b=1", "c=2"]))
+    result = ask("check", "good.yaml", "a.b=1", "fsdp:d1", "c=2.yaml")
+    assert (result.exit_code, installed.asked) == (0, ("good.yaml", ["a.b=1", "c=2.yaml"]))
     assert result.stdout.splitlines() == [
         "valid: good.yaml, 6 GPUs",
         "  checked with cluster 1x8, model x, batch 8x4",
