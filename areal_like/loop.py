@@ -248,7 +248,9 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
         return {"reward_missing": 0.0, "skipped_batches": 1.0}
     rewards = [item.reward for item in trajectories if item.reward is not None]
     staleness = [version - item.oldest_version for item in trajectories]
-    parts = {f"reward_parts/{name}": part for name, part in mean([item.reward_parts for item in trajectories]).items()}
+    parts: dict[str, list[float]] = {}
+    for name, part in (part for item in trajectories for part in item.reward_parts.items()):
+        parts.setdefault(f"reward_parts/{name}", []).append(part)
     return (
         ({"reward": float(np.mean(rewards))} if rewards else {})
         | {
@@ -259,5 +261,5 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
             "staleness_mean": float(np.mean(staleness)),
             "staleness_max": float(np.max(staleness)),
         }
-        | parts
+        | {tag: float(np.mean(values)) for tag, values in parts.items()}
     )

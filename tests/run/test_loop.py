@@ -342,7 +342,12 @@ def test_parts_of_rewards_are_described_by_name():
         Trajectory(
             0, 0, np.arange(2), np.zeros(2), np.array([-1, 0]), FinishReason.STOP, reward=1.0, reward_parts=parts
         )
-        for parts in ({"right": 1.0, "short": 0.5}, {"right": 0.0})
+        for parts in ({"right": 1.0, "short": 0.5, "loss_tokens": 0.0, "on_policy_share": 0.5}, {"right": 0.0})
     ]
     described = loop.describe([first, *others], version=0)
-    assert described["reward_parts/right"] == 0.5 and described["reward_parts/short"] == 0.5
+    assert {tag: value for tag, value in described.items() if tag.startswith("reward_parts/")} == {
+        "reward_parts/right": 0.5,
+        "reward_parts/short": 0.5,
+        "reward_parts/loss_tokens": 0.0,  # a name of the user's, whatever the trainer calls so
+        "reward_parts/on_policy_share": 0.5,
+    }
