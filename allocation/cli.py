@@ -109,6 +109,8 @@ def check(
     with usage(UsageError):
         memory = MemorySettings(gpu.memory) if gpu else None
         checked = cases(words, model=shape, cluster=cluster, batch=batch, order=order, memory=memory)
+    if gpu and not shape:
+        raise typer.BadParameter("memory is checked for a model; say --model too", param_hint="--gpu")
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:

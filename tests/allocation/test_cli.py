@@ -80,6 +80,7 @@ def test_check_as_json():
         (["check", "sglang:d1", "--cluster", "8"], "NODESxGPUS"),
         (["check", "sglang:d1", "--batch", "8"], "PROMPTSxSAMPLES"),
         (["check", "sglang:d1", "--colour"], "No such option"),
+        (["check", "sglang:d1", "--gpu", "h200"], "say --model too"),
         (["explain", "sglang:d1", "fsdp:d1"], "one allocation is needed"),
         (["explain", "sglang:d1", "--by", "xp"], "there is no group xp"),
         (["explain", "megatron:d1000000"], "too many to list"),
