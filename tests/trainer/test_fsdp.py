@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import TOLERANCE, assembled, log_probs_of
+from test_layouts import TOLERANCE, alike, assembled, log_probs_of, same_training
 from test_trainer_roles import gathered
 from trainer_jobs import (
     VOCABULARY,
     OptimizerConfig,
-    Outcome,
     Setting,
-    Valued,
     critic_steps,
     engine,
     initial_weights,
@@ -63,20 +61,6 @@ def fsdp(model, d: int = 1, c: int = 1, **settings) -> Setting:
 def test_it_trains_as_one_megatron_rank_does(ranks, models, model, d, c, settings):
     (expected,) = ranks.once(three_steps, 1, Setting(models[model]))
     alike(ranks.run(three_steps, d * c, fsdp(models[model], d, c, fsdp=settings)), expected)
-
-
-def alike(outcomes: list[Outcome], expected: Outcome) -> None:
-    np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
-    same_training(outcomes, expected)
-
-
-def same_training(outcomes: list, expected: Outcome | Valued) -> None:
-    for outcome in outcomes:
-        for step, wanted in zip(outcome.steps, expected.steps, strict=True):
-            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
-    assert outcomes[0].weights.keys() == expected.weights.keys()
-    for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
 
 
 def test_a_word_that_pads_elsewhere_is_trained_like_any_other(ranks, models, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from trainer_jobs import TEMPERATURE, Outcome, Setting, make_batch, three_steps
+from trainer_jobs import TEMPERATURE, Outcome, Setting, Valued, make_batch, three_steps
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
@@ -88,15 +88,23 @@ def one_rank(ranks, models):
     ids=lambda x: x if isinstance(x, str) else str(x).removeprefix("ParallelSizes"),
 )
 def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes, bridge):
-    reference = one_rank(model)
+    (reference,) = one_rank(model)
     outcomes = ranks.run(three_steps, world(sizes), Setting(models[model], sizes, bridge=bridge))
-    np.testing.assert_allclose(assembled(outcomes), assembled(reference), atol=TOLERANCE)
+    alike(outcomes, reference)
+
+
+def alike(outcomes: list[Outcome], expected: Outcome) -> None:
+    np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
+    same_training(outcomes, expected)
+
+
+def same_training(outcomes: list, expected: Outcome | Valued) -> None:
     for outcome in outcomes:
-        for step, expected in zip(outcome.steps, reference[0].steps, strict=True):
-            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
-    assert outcomes[0].weights.keys() == reference[0].weights.keys()
+        for step, wanted in zip(outcome.steps, expected.steps, strict=True):
+            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+    assert outcomes[0].weights.keys() == expected.weights.keys()
     for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, reference[0].weights[name], atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
@@ -128,12 +136,8 @@ def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridg
 )
 def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
     setting = Setting(models[model], sizes, bridge="megatron-bridge")
-    outcomes, reference = ranks.run(three_steps, world(sizes), setting), one_rank(model)
-    for step, expected in zip(outcomes[0].steps, reference[0].steps, strict=True):
-        assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
-    assert outcomes[0].weights.keys() == reference[0].weights.keys()
-    for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, reference[0].weights[name], atol=TOLERANCE, err_msg=name)
+    (reference,) = one_rank(model)
+    same_training(ranks.run(three_steps, world(sizes), setting), reference)
 
 
 @pytest.mark.parametrize(

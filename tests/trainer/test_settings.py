@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from test_layouts import TOLERANCE
+from test_layouts import same_training
 from trainer_jobs import (
     Setting,
     norms_by_trained_tokens,
@@ -66,13 +65,7 @@ def test_it_is_computed_otherwise_and_the_same(ranks, models, model, sizes, mega
     bridge = "megatron-bridge" if "moe_grouped_gemm" in megatron else "mbridge"
     (expected,) = ranks.once(three_steps, 1, Setting(models[model], bridge=bridge))
     setting = Setting(models[model], sizes, bridge=bridge, megatron=megatron)
-    outcomes = ranks.run(three_steps_of_small_buckets, 2, setting)
-    for outcome in outcomes:
-        for step, wanted in zip(outcome.steps, expected.steps, strict=True):
-            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
-    assert outcomes[0].weights.keys() == expected.weights.keys()
-    for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+    same_training(ranks.run(three_steps_of_small_buckets, 2, setting), expected)
 
 
 @pytest.mark.parametrize("sizes", [ParallelSizes(), EXPERTS], ids=["one rank", "experts spread"])

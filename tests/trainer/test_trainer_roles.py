@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import MORE_LAYOUTS, TOLERANCE, world
+from test_layouts import MORE_LAYOUTS, TOLERANCE, same_training, world
 from trainer_jobs import (
     Machine,
     Setting,
@@ -60,12 +60,7 @@ def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes,
     for moment in ("before", "after"):
         values = gathered([getattr(outcome, moment) for outcome in outcomes])
         np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
-    for outcome in outcomes:
-        for step, right in zip(outcome.steps, expected.steps, strict=True):
-            assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
-    assert outcomes[0].weights.keys() == expected.weights.keys()
-    for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+    same_training(outcomes, expected)
 
 
 @pytest.mark.parametrize("model", ["tied", "moe"])
