@@ -1,4 +1,4 @@
-"""What a server does not import."""
+"""What a server does not import, and does not wait for when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from areal_like.rollout.sglang.launcher import leave_out_other_models
+from areal_like.rollout.sglang.launcher import end_at_once, leave_out_other_models
 
 VARIABLE = "SGLANG_DISABLED_MODEL_ARCHS"
 FILES = {"qwen3": "class Qwen3ForCausalLM(Module):", "qwen3_vl": "x = Qwen3ForCausalLM()", "llama": "class Llama:"}
@@ -46,3 +46,12 @@ def test_a_users_own_choice_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "llama")
     leave_out_other_models(["Qwen3ForCausalLM"])
     assert os.environ[VARIABLE] == "llama"
+
+
+def test_nothing_is_examined_before_a_server_ends_but_what_the_user_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, other = "SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"
+    monkeypatch.setenv(asked, "1")
+    monkeypatch.setenv(other, "")  # so that it is put back
+    monkeypatch.delenv(other)
+    end_at_once()
+    assert (os.environ[asked], os.environ[other]) == ("1", "0")

@@ -12,9 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from allocation import ParallelSizes
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.config.load import load
+from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.sglang import process
+from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerDied, ServerSpec, SGLangServer
 
+DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 HUNG_S = 60
 LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"
 
@@ -102,3 +108,25 @@ def test_a_wait_that_is_cancelled_leaves_nothing(server):
         assert psutil.Process().num_fds() == before
 
     asyncio.run(run())
+
+
+@pytest.mark.long
+def test_a_server_ends_at_once_with_its_scheduler(tmp_path):
+    config = load(DEMO, ["sglang.context_length=128"]).config
+    write_init_model(config.actor.init_model, tmp_path / "model", seed=0)
+    arguments = server_arguments(config, tmp_path / "model", ParallelSizes(), "cpu")
+
+    async def run() -> None:
+        serving = SGLangServer(
+            ServerSpec("server-0", arguments, tmp_path / "server.log", "token", None, 600), "127.0.0.1"
+        )
+        await serving.start()
+        (scheduler,) = [it for it in psutil.Process(serving._process.pid).children() if "scheduler" in it.name()]
+        scheduler.kill()
+        await serving.watch()
+
+    with run_lifetime(secrets.token_hex(6)), pytest.raises(ServerDied, match="ended with exit code"):
+        asyncio.run(run())
+    log = (tmp_path / "server.log").read_text()
+    assert "SIGQUIT received" in log
+    assert "crash diagnostics" not in log  # for which it stays 5 s, and 65 s where another rank lives

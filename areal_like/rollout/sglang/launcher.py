@@ -85,6 +85,16 @@ def leave_out_other_models(architectures: Sequence[str]) -> None:
         os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(modules.keys() - needed))
 
 
+def end_at_once() -> None:
+    """Have a server end as soon as one of its processes has; a user's own values stay.
+
+    SGLang would examine those that live, for 5 s and on GPUs for 60 s more: longer than an update waits to hear that
+    this is why it failed.
+    """
+    for variable in ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"):
+        os.environ.setdefault(variable, "0")
+
+
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     with uncollected():  # nor by SGLang after each weight update, which would take it 0.2 s
@@ -94,6 +104,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         from sglang.srt.utils import kill_process_tree
 
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
+    end_at_once()
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
