@@ -186,8 +186,9 @@ class Session:
         """A response up to the token that completes one of the texts; servers know tokens only, and go on."""
         tokens = response.tokens.tolist()
 
-        def stopped(size: int) -> bool:
-            return _place_of_first(self.tokenizer.decode(tokens[:size]), stop) is not None
+        def stopped(size: int) -> bool:  # a special token may be such a text, or lie within one
+            texts = (self.tokenizer.decode(tokens[:size], special=special) for special in (True, False))
+            return any(_place_of_first(text, stop) is not None for text in texts)
 
         if not stop or not stopped(len(tokens)):
             return response

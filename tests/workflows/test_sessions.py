@@ -220,6 +220,20 @@ def test_a_stop_text_ends_the_answer_and_what_is_trained_on():
     assert recorded.tokenizer.decode(item.tokens[item.generated].tolist()) == "ab 1\na"
 
 
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_stop_text_may_be_a_special_token(tools):
+    async def parse(text: str, tools: object) -> tuple[str, list[Any]]:
+        return text, []
+
+    own = tokenizer("plain")
+    recorded, _ = session("plain", lambda n: own.encode_text("ab<|turn|>th<|end|>"), parse_tools=parse)
+    fields = {"stop": ["<|turn|>"]} | ({"tools": tools} if tools else {})
+    message = talk(recorded, lambda client: ask(client, [{"role": "user", "content": "x"}], **fields))
+    (item,) = trajectories(recorded)
+    assert message.content == "ab"
+    assert recorded.tokenizer.decode(item.tokens[item.generated].tolist(), special=True) == "ab<|turn|>"
+
+
 def test_an_answer_can_be_streamed_and_has_logprobs():
     recorded, model = session("plain", says("ab 1"))
 
