@@ -13,8 +13,10 @@ _AMOUNT = re.compile(
     rf"(?P<number>(?>{_PLAIN.pattern}))[.,]?(?!.*{_FACTOR})(?:\s*[^\W\d_]{{2}}\D*?)?(?:\.\s.*)?",
     re.DOTALL | re.IGNORECASE,
 )
+_CURRENCY = re.compile(r"\\?\$|[€£¥]")
 # a minus after a word or a bracket is a range or a difference
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
+_SIGN = rf"(?:(?<![\w)])-(?:{_CURRENCY.pattern})?)?"
+_NUMBER = re.compile(_SIGN + r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
 _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _MARK = "####"
@@ -31,6 +33,7 @@ def final_answer(text: str) -> str | None:
     Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after
     it. None if there is nothing.
     """
+    text = text.replace("\u2212", "-")  # Unicode's own minus
     mark, box = text.rfind(_MARK), text.rfind(_BOX)
     if mark >= 0 and mark > box:
         answer = text[mark + len(_MARK) :].strip().split("\n")[0]
@@ -39,7 +42,7 @@ def final_answer(text: str) -> str | None:
     else:
         numbers = _NUMBER.findall(text)
         answer = numbers[-1] if numbers else ""
-    answer = _BOLD.sub(r"\1", answer.replace("\\$", "").replace("$", "")).lstrip("=: \t").rstrip(":. \t\n")
+    answer = _BOLD.sub(r"\1", _CURRENCY.sub("", answer)).lstrip("=: \t").rstrip(":. \t\n")
     return _REMARK.sub("", answer) or None
 
 
