@@ -1,5 +1,6 @@
 """What a person watching the run sees: what is under way, and one row per step."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -28,18 +29,27 @@ sampled, entropy, share of tokens that were clipped, staleness in versions, dist
 trainer's, tokens generated a second, seconds."""
 
 
+class _Terminal(Console):
+    """A console that falls silent where its reader has gone away: a run, or its end, does not depend on that."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())  # for what else is written, and at exit
+
+
 def complain(what: Iterable[Finding | str]) -> None:
     """Say on standard error what is wrong, a paragraph for each."""
     text = "\n\n".join(item if isinstance(item, str) else render(item) for item in what)
     if text:
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+        _Terminal(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class View:
     """Live progress at the bottom of a terminal with a table of steps above it; plain lines when piped."""
 
     def __init__(self, enabled: bool) -> None:
-        self.console = Console(quiet=not enabled, highlight=False)
+        self.console = _Terminal(quiet=not enabled, highlight=False)
         self._rows = 0
         self._progress = Progress(
             SpinnerColumn(),

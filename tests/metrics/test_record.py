@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,6 +74,24 @@ def test_a_run_without_a_console_says_nothing(capsys: pytest.CaptureFixture[str]
         view.say("done")
         view.row({"step": 1})
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_has_gone_away_ends_no_run(stream: str):
+    """As `tee` at Ctrl-C, which reaches it too."""
+    says = {"stdout": "View(enabled=True).say", "stderr": "lambda text: complain([text])"}[stream]
+    code = f"""
+from areal_like.metrics.console import View, complain
+say = {says}
+for _ in range(1000):
+    say("x" * 1000)
+raise SystemExit(130)
+"""
+    ends = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code], **{stream: ends[1]})  # type: ignore[call-overload]
+    for end in ends:
+        os.close(end)
+    assert process.wait(60) == 130
 
 
 def test_the_summary_and_the_picture_are_written(tmp_path: Path) -> None:
