@@ -22,23 +22,19 @@ import aiohttp
 import torch
 import typer
 
-from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.demo.init_model import write_init_model
 from areal_like.garbage import seldom_collected
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.protocol import Workflow
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
-from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version
+from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version, start_server
 
 
 async def agent(row: Any, client: Any) -> float:
@@ -86,21 +82,8 @@ type Rounds = dict[str, list[float]]
 
 async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> tuple[Rounds, Rounds]:
     """Tokens per second of each side and round, and processor seconds of this process."""
-    model, token = folder / "model", secrets.token_hex(16)
-    if run.actor.init_model:
-        write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
-    else:
-        model = Path(str(run.actor.path))
+    model, url, token = await start_server(run, folder, device)
     tokenizer = Tokenizer.load(str(model))
-    spec = ServerSpec(
-        name="server",
-        arguments=server_arguments(run, model, ParallelSizes(), device),
-        log_file=folder / "server.log",
-        token=token,
-        port=None,
-        startup_timeout_s=LIMIT_S,
-    )
-    url = await SGLangServer(spec, "127.0.0.1").start()
     rows = arithmetic.generate(run.train_dataset.batch_size, 5, run.seed, "train")
     prompts = [
         Prompt(i, tokenizer.encode_chat([{"role": "user", "content": row["question"]}]), row=row)

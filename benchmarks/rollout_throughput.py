@@ -27,7 +27,7 @@ from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.demo.init_model import write_init_model
+from areal_like.prepare import model_directory
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.options import server_arguments
@@ -69,20 +69,7 @@ def main(
 
 async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dict[str, list[float]]:
     """Tokens per second of each side and round."""
-    model, token = folder / "model", secrets.token_hex(16)
-    if run.actor.init_model:
-        write_init_model(run.actor.init_model, model, seed=run.seed, dtype=run.actor.dtype)
-    else:
-        model = Path(str(run.actor.path))
-    spec = ServerSpec(
-        name="server",
-        arguments=server_arguments(run, model, ParallelSizes(), device),
-        log_file=folder / "server.log",
-        token=token,
-        port=None,
-        startup_timeout_s=LIMIT_S,
-    )
-    url = await SGLangServer(spec, "127.0.0.1").start()
+    model, url, token = await start_server(run, folder, device)
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 30, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
     async with (
@@ -105,6 +92,20 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dic
                 rates[name].append(await rate(generate))
             print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     return rates
+
+
+async def start_server(run: RunConfig, folder: Path, device: str) -> tuple[Path, str, str]:
+    """The run's model, and a server of it: its address and token."""
+    model, token = await model_directory(run, folder), secrets.token_hex(16)
+    spec = ServerSpec(
+        name="server",
+        arguments=server_arguments(run, model, ParallelSizes(), device),
+        log_file=folder / "server.log",
+        token=token,
+        port=None,
+        startup_timeout_s=LIMIT_S,
+    )
+    return model, await SGLangServer(spec, "127.0.0.1").start(), token
 
 
 def bare_session(token: str) -> dict:
