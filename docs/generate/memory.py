@@ -36,9 +36,9 @@ def layouts() -> str:
     correlations = []
     for kind, found in planner.measured(planner.MEASURED).items():
         correlations.append(f"{found['rank_correlation']:.2f} ({kind})")
-        lines += [
-            f"| `{one['layout']}` | {one['measured_s']:.2f} | {one['predicted_s']:.2f} |" for one in found["layouts"]
-        ]
+        for one in found["layouts"]:
+            layout = one["layout"].replace("|", r"\|")
+            lines.append(f"| `{layout}` | {one['measured_s']:.2f} | {one['predicted_s']:.2f} |")
     return "\n".join([f"Spearman's rank correlation: {', '.join(correlations)}.", "", *lines]) + "\n"
 
 

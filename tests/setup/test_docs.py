@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BAR = r"(?<!\\)\|"
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 
@@ -47,6 +48,14 @@ def linked(page: Path) -> list[Path]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_linked_pages_and_files_exist(page):
     assert [target for target in linked(page) if not target.exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    """A `|` ends a cell even within code, unless a backslash is before it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for head, *rows in (table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)):
+        assert [row for row in rows if len(re.findall(BAR, row)) != len(re.findall(BAR, head))] == []
 
 
 def test_every_page_is_reached_by_links_from_the_readme():
