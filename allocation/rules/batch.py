@@ -58,8 +58,8 @@ def virtual_microbatches(engine: Engine, settings: MegatronSettings, batch: Batc
         return
     count = batch.sequences // batch.n_minibatches // (batch.micro_batch * engine.dp)
     group = settings.microbatch_group_size_per_vp_stage or engine.pp
-    if not engine.pp <= group <= count:
-        message = f"micro-batch group {group} is not between p = {engine.pp} and the {count} micro-batches of a rank"
+    if group > count:
+        message = f"a rank has {count} micro-batches, fewer than the {group} of a group"
         yield Problem(message, engine.spans("pp", "vpp"))
     elif 0 < count % group < engine.pp:
         message = f"{count} micro-batches in groups of {group} leave a last group of {count % group}, smaller than p"

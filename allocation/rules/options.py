@@ -90,6 +90,16 @@ def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Itera
         yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
 
 
+@rule("ALLOC-VPP-GROUP", source="Megatron-LM core/pipeline_parallel/schedules.py",
+      megatron="microbatch_group_size_per_vp_stage")  # fmt: skip
+def virtual_group_fills_pipeline(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
+    """Each virtual stage takes micro-batches in groups, which must not be smaller than the pipeline."""
+    group = settings.microbatch_group_size_per_vp_stage
+    if engine.vpp > 1 and group is not None and group < engine.pp:
+        message = f"microbatch_group_size_per_vp_stage is {group}, fewer than the stages of `{engine.says('pp')}`"
+        yield Problem(message, engine.spans("pp", "vpp"), "leave it out: it follows p")
+
+
 @rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py", megatron="sequence_parallel")
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""

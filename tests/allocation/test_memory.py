@@ -118,6 +118,15 @@ def test_first_stage_of_a_pipeline_keeps_most_micro_batches():
     assert kept[1] > 3 * kept[0]
 
 
+def test_larger_groups_of_an_interleaved_pipeline_keep_more():
+    sizes, kept = ParallelSizes(pp=2, vpp=2), []
+    for group in (None, 4):
+        work = Workload(MODELS["qwen3-8b"], MegatronSettings(microbatch_group_size_per_vp_stage=group), batch=BATCH)
+        items = trainer("actor", sizes, work).phase("forward and backward").items
+        kept.append(next(item.bytes for item in items if item.name == "activations"))
+    assert kept[1] == kept[0] * 7 // 5  # (2 - 1)·2 + (2 - 1)·group + 1
+
+
 def test_what_does_not_fit_is_refused_with_what_would():
     h100 = MemorySettings(find_gpu("h100").memory)
     found = allocation.check("megatron:d8", model="qwen3-8b", batch=BATCH, memory=h100).findings

@@ -156,3 +156,10 @@ def test_settings_change_how_it_is_computed_but_not_what(ranks, models, one_rank
     for outcome in ranks.run(three_steps, 4, setting):
         for step, expected in zip(outcome.steps, one_rank("tied")[0].steps, strict=True):
             assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+
+
+def test_interleaving_takes_larger_groups_of_micro_batches(ranks, models, one_rank):
+    groups = {"override_transformer_config": {"microbatch_group_size_per_vp_stage": 3}}
+    for outcome in ranks.run(three_steps, 2, Setting(models["tied"], ParallelSizes(pp=2, vpp=2), megatron=groups)):
+        for step, expected in zip(outcome.steps, one_rank("tied")[0].steps, strict=True):
+            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)

@@ -240,13 +240,14 @@ class MegatronEngine:
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share, cut alike for every pass: with the same weights they compute the same to the last bit."""
-        sizes = self._spec.sizes
+        sizes, overrides = self._spec.sizes, self._spec.config.megatron.override_transformer_config
+        at_once = overrides.get("microbatch_group_size_per_vp_stage") or sizes.pp
         schedule = packing.make_schedule(
             batch.lengths,
             dp=sizes.dp,
             max_tokens=self._spec.config.mb_spec.max_tokens_per_mb,
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),
-            multiple=sizes.pp if sizes.vpp > 1 else 1,
+            multiple=at_once if sizes.vpp > 1 else 1,
         )
         cp_rank = parallel_state.get_context_parallel_rank()
         share = schedule.micro_batches[parallel_state.get_data_parallel_rank()]
