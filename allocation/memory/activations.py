@@ -39,7 +39,7 @@ def _in_flight(sizes: ParallelSizes, work: Workload, stage: int) -> tuple[int, i
     """Chunks of a stage whose activations wait for their backward at once, and chunks of a micro-batch.
 
     Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` with one chunk a rank, else
-    `(pp - stage - 1) * 2 + (vpp - 1) * group + 1`, where a group has pp micro-batches or more; never more than there are.
+    `(pp - stage - 1) * 2 + (vpp - 1) * group + 1`, a group being pp micro-batches or more; never more than there are.
     """
     pp, vpp = sizes.pp, sizes.vpp
     group = work.megatron.microbatch_group_size_per_vp_stage or pp

@@ -4,7 +4,7 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 
 1. Every sequence is in exactly one micro-batch of exactly one data-parallel rank.
 2. All data-parallel ranks have the same number of micro-batches, because expert-parallel groups fold over data
-   parallelism and their collectives must meet; it is a multiple of `multiple` (the pipeline size or a larger group, for interleaving).
+   parallelism and their collectives must meet; it is a multiple of `multiple` (the size of a group, for interleaving).
 3. A micro-batch holds at most `max_tokens` tokens, padding included.
 4. Each sequence is padded to `alignment`: 2*cp*tp where context parallelism cuts it into 2*cp chunks that sequence
    parallelism divides again, else tp; for FP8 a multiple of that, so that each rank has whole blocks of rows.
