@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
@@ -102,20 +103,29 @@ def _checked(
     records = read_records(source)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
+    field = source.tools_field
+    if field is not None and all(value_at(record, field) is None for record in records):
+        problem = f"{source.path} has no row with anything in field {field!r}"
+        raise DatasetError("tools_field", problem, "correct the name, or leave it null")
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
         if problem := _prompt_problem(value_at(record, source.prompt_field)):
             remedy = columns if problem.startswith("no ") else "correct it, or leave that row out"
             raise _field_error(source, row, "prompt_field", problem, remedy)
-        answer = value_at(record, source.answer_field)
         if check_answer is None and not answers_needed:
             continue
-        if not isinstance(answer, str):
-            raise _field_error(source, row, "answer_field", "no text", columns)
+        if (answer := _answer(source, record)) is None:
+            raise _field_error(source, row, "answer_field", "neither text nor a number", columns)
         fault = ("nothing", "fill it in") if not answer.strip() else check_answer(answer) if check_answer else None
         if fault:
             raise _field_error(source, row, "answer_field", fault[0], f"{fault[1]}, or leave that row out")
     return records
+
+
+def _answer(source: SourceConfig, record: Record) -> str | None:
+    """A row's reference answer, where it is text or a number."""
+    answer = value_at(record, source.answer_field)
+    return str(answer) if isinstance(answer, str | Real) and not isinstance(answer, bool) else None
 
 
 def _note_mixed_columns(source: SourceConfig, records: Sequence[Record], note: Note) -> None:
@@ -142,6 +152,8 @@ def _prompt_problem(prompt: Any) -> str | None:
         content = message.get("content")
         if content is None or isinstance(content, str):
             continue
+        if isinstance(content, Mapping) or not hasattr(content, "__iter__"):
+            return f"a message whose content is neither text nor a list of parts ({str(content)[:60]})"
         kinds = {part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content}
         if kinds - {"text"}:
             return f"a message with {', '.join(map(str, kinds - {'text'}))}, where only text can be trained on,"
@@ -156,8 +168,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _prompt(
     source: SourceConfig, name: str, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool
 ) -> Prompt:
-    answer = value_at(record, source.answer_field)
-    answer = answer if isinstance(answer, str) else ""
+    answer = _answer(source, record) or ""
     try:
         tokens = _encoded(source, tokenizer, record)
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []

@@ -72,6 +72,8 @@ def test_a_rows_own_system_message_stays_and_template_variables_reach_the_templa
         ([], "no message in field"),
         (["hello"], r"a message without a role \(hello\)"),
         ({"role": "user"}, "no text and no list of messages"),
+        ([{"role": "user", "content": 5}], r"a message whose content is neither text nor a list of parts \(5\)"),
+        ([{"role": "user", "content": {"type": "text"}}], "a message whose content is neither text nor a list"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
             "a message with image_url, where only text can be trained on",
@@ -96,8 +98,22 @@ def test_answers_are_optional_where_no_verifier_reads_them(tmp_path):
     (prompt,) = load_prompts(config, BYTES, None)
     assert (prompt.answer, prompt.row["level"]) == ("", 3)
     for more in ({"check_answer": CHECK}, {"check_answer": None, "train_on_answers": True}):
-        with pytest.raises(DatasetError, match="row 1 has no text in field 'answer'"):
+        with pytest.raises(DatasetError, match="row 1 has neither text nor a number in field 'answer'"):
             load_prompts(config, BYTES, **more)
+
+
+def test_an_answer_may_be_a_number(tmp_path):
+    config = DatasetConfig(
+        path=rows_file(tmp_path, {"question": "1?", "answer": 42}, {"question": "2?", "answer": 1.5})
+    )
+    assert [(p.answer, p.row["answer"]) for p in load_prompts(config, BYTES, CHECK)] == [("42", 42), ("1.5", 1.5)]
+
+
+def test_a_column_of_tools_that_no_row_has_is_refused(tmp_path):
+    config = DatasetConfig(path=rows_file(tmp_path, {"question": "1?", "tools": []}), tools_field="tool")
+    with pytest.raises(DatasetError, match=r"rows\.jsonl has no row with anything in field 'tool'") as error:
+        load_prompts(config, BYTES, None)
+    assert error.value.field == "tools_field"
 
 
 def test_long_prompts_are_refused_dropped_or_keep_their_end(tmp_path):
