@@ -29,17 +29,20 @@ _ALGORITHMS = {
     "reinforce_plus_plus_baseline": "reinforce_pp",
     "reinforce": "reinforce_pp",
 }  # by verl's, ROLL's and slime's estimators
-_KL_SWITCHES = {
-    "actor_rollout_ref.actor.use_kl_loss": "actor.kl_loss_coef",
-    "algorithm.use_kl_in_reward": "actor.kl_ctl",
+_DIVERGENCES = ("actor.kl_loss_coef", "actor.kl_ctl")
+_SWITCHES = {  # of those, where they are off unless set
+    **dict.fromkeys(("verl", "siirl"), ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")),
+    "roll": ("use_kl_loss", "add_token_level_kl"),
+    "slime": ("use-kl-loss",),
 }
+_ESTIMATORS = {"low_var_kl": "k3", "mse": "k2"}
 _ROLES = ("ref", "critic")
 _PACKED = ".mb_spec.max_tokens_per_mb"
 _FILTER = "data.filter_overlong_prompts"  # verl's, which filters first and cuts what is left
 _OVERLONG = {True: "drop", "left": "truncate", "error": "refuse"}
 _ROWS = {"prompt_field": "prompt", "answer_field": "reward_model.ground_truth"}  # of verl's data, unless told
 _READ = ("prompt_field", "answer_field", "max_prompt_length", "overlong_prompts")  # of held-out prompts as of others
-_RECOVER = {True: "auto", "on": "auto", "resume": "auto", False: "off", "disabled": "off"}
+_RECOVER = {True: "auto", "on": "auto", "resume": "auto", False: "off", "disabled": "off", "disable": "off"}
 _MODULES = {  # Megatron's linear layers
     "linear_qkv": ["q_proj", "k_proj", "v_proj"],
     "linear_proj": ["o_proj"],
@@ -172,6 +175,8 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{section}.{name}", setting) for name, setting in _FULL.items() if value is True)
     elif target.endswith("overlong_prompts"):
         yield from [(target, _OVERLONG.get(value, value))] if value is not False else []
+    elif target == "actor.kl_estimator":
+        yield target, _ESTIMATORS.get(str(value), value)
     elif target == "recover.mode":
         yield target, _RECOVER.get(value, value)
     elif target == "actor.target_modules":
@@ -185,12 +190,12 @@ def _value(target: str, value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 def _reference(reading: Reading, values: dict[str, Any], done: Migration) -> None:
     """A divergence that is switched off has no coefficient; without one there is no reference."""
-    for switch, coefficient in _KL_SWITCHES.items():
-        if values.get(coefficient) and (reading.value(switch) or "").lower() == "false":
+    for switch, coefficient in zip(_SWITCHES.get(done.system, ()), _DIVERGENCES, strict=False):
+        if values.get(coefficient) and (reading.value(switch) or "").lower() != "true":
             del values[coefficient]
-            done.notes.append(f"{coefficient}: left out, as {switch} is false")
+            done.notes.append(f"{coefficient}: left out, as {switch} is not true")
     own = [key for key in values if key.startswith("ref.")]
-    if any(values.get(key) for key in _KL_SWITCHES.values()):
+    if any(values.get(key) for key in _DIVERGENCES):
         if not own:
             values["ref"] = {}
             done.notes.append("ref: the model that the run starts from, as a divergence from it is asked for")

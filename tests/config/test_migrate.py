@@ -308,6 +308,38 @@ def test_what_every_run_here_refuses_is_left_out(tmp_path, model):
     assert any("top_p" in note and "0.99" in note for note in done.notes)
 
 
+@pytest.mark.parametrize(
+    ("text", "switch", "key"),
+    [
+        (
+            VERL + " actor_rollout_ref.actor.kl_loss_coef=0.5\n",
+            " actor_rollout_ref.actor.use_kl_loss=True\n",
+            "kl_loss_coef",
+        ),
+        (VERL + " algorithm.kl_ctrl.kl_coef=0.5\n", " algorithm.use_kl_in_reward=True\n", "kl_ctl"),
+        (ROLL + "init_kl_coef: 0.5\n", "add_token_level_kl: true\n", "kl_ctl"),
+        (ROLL + "kl_loss_coef: 0.5\n", "use_kl_loss: true\n", "kl_loss_coef"),
+        (SLIME.rstrip() + " --kl-loss-coef 0.5\n", " --use-kl-loss\n", "kl_loss_coef"),
+    ],
+)
+def test_a_divergence_counts_where_its_switch_is_on_which_is_off_unless_set(text, switch, key):
+    text = text.replace("my.own=1\n ", "my.own=1 ")
+    off = migrate(text)
+    assert "ref" not in (made := yaml.safe_load(off.yaml)) and key not in made["actor"], off.yaml
+    assert any(f"actor.{key}" in note and "left out" in note for note in off.notes)
+    on = yaml.safe_load(migrate(text.rstrip("\n") + ("\n" if ": " in switch else "") + switch).yaml)
+    assert on["actor"][key] == 0.5 and "ref" in on
+
+
+def test_estimators_and_ways_to_go_on_have_our_names():
+    own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.1"
+    done = migrate(
+        f"{VERL.rstrip()} {own} actor_rollout_ref.actor.kl_loss_type=low_var_kl trainer.resume_mode=disable\n"
+    )
+    made = yaml.safe_load(done.yaml)
+    assert (made["actor"]["kl_estimator"], made["recover"]["mode"]) == ("k3", "off")
+
+
 def test_a_divergence_brings_its_reference(tmp_path, model):
     own = "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001\n"
     done = migrate(f"{RUNS['verl'][0].rstrip()} {own}")

@@ -37,6 +37,7 @@ SLIME: Table = {
     "advantage-estimator": to("algorithm"),
     "use-kl-loss": unneeded("kl-loss-coef says it"),
     "kl-loss-coef": to("actor.kl_loss_coef"),
+    "kl-coef": to("actor.kl_ctl"),
     "kl-loss-type": to("actor.kl_estimator"),
     "entropy-coef": to("actor.entropy_coeff"),
     "eps-clip": to("actor.eps_clip"),
