@@ -56,7 +56,7 @@ class Prefills:
 
     def __init__(self, pool: ServerPool, group_id: int) -> None:
         self._pool, self._group_id = pool, group_id
-        self._begun: dict[bytes, asyncio.Task[Response]] = {}
+        self._begun: dict[bytes, asyncio.Task[None]] = {}
 
     async def of(self, tokens: Sequence[int], sampling: Sampling) -> None:
         """Return when these tokens are cached; they are sent once, for one token that nobody needs.
@@ -67,10 +67,12 @@ class Prefills:
             return
         key = np.array(tokens, np.int32).tobytes()
         if key not in self._begun:
-            shortest = replace(sampling, max_new_tokens=1)
-            prefill = self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
-            self._begun[key] = asyncio.create_task(prefill)
+            self._begun[key] = asyncio.create_task(self._prefill(tokens, replace(sampling, max_new_tokens=1)))
         await asyncio.shield(self._begun[key])
+
+    async def _prefill(self, tokens: Sequence[int], shortest: Sampling) -> None:
+        response = await self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
+        self._pool.cancel([response])
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def test_a_long_opening_is_prefilled_once_for_a_group(play):
     pool, long = Pool(), ASK.replace('row["question"]', 'row["question"] * 20')
     play(f"async def run(row, client):\n    await {long}\n    return 0.5", "episode.max_tokens=500", pool=pool)
     assert pool.prefilled == [pool.asked[0]] == [pool.asked[1]]
+    assert len(pool.cancelled) == 1  # its token is nobody's: tokens/unfinished would keep one for each group
 
 
 GROUP = """
