@@ -105,8 +105,8 @@ def _checked(
         records = records[: config.max_samples]
     field = source.tools_field
     if field is not None and all(value_at(record, field) is None for record in records):
-        problem = f"{source.path} has no row with anything in field {field!r}"
-        raise DatasetError("tools_field", problem, "correct the name, or leave it null")
+        empty = f"{source.path} has no row with anything in field {field!r}"
+        raise DatasetError("tools_field", empty, "correct the name, or leave it null")
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
         if problem := _prompt_problem(value_at(record, source.prompt_field)):

@@ -186,7 +186,11 @@ def test_responses_of_a_dataset_are_trajectories_with_unknown_log_probs(play, ex
         ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
         ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
         ("raise KeyboardInterrupt", "raised", "line 4: KeyboardInterrupt"),
-        ("raise type('Failed', (BaseException,), {})('as of pytest.fail')", "raised", "line 4: Failed: as of pytest.fail"),
+        (
+            "raise type('Failed', (BaseException,), {})('as of pytest.fail')",
+            "raised",
+            "line 4: Failed: as of pytest.fail",
+        ),
         ("await asyncio.sleep(99999)", "time_limit", "2 s .episode.timeout_s"),
         ("return 'good'", "not_a_reward", "'good', not a number"),
         ("return float('nan')", "not_a_reward", "nan"),
