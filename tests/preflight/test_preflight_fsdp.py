@@ -76,7 +76,7 @@ def test_a_critic_has_either_backend(write, critic):
 
 
 def test_the_page_names_the_families_that_train_and_what_is_refused():
-    text = (Path(__file__).parents[2] / "docs/lora.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/bridges.md").read_text()
     known, _, refused = text.partition("these dense families alone:")[2].partition("(`model_type`")
     dense = {name for name, family in FAMILIES.items() if not family.experts and "_vl_" not in name}
     assert set(re.findall(r"`(\w+)`", known)) == dense
