@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,11 +51,10 @@ class Rollout:
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
 
+        With the prompt it has at most `episode.max_tokens`; a prompt that leaves no room for it fails the group.
         Requests of one group go to one server, which keeps the prefixes that they share.
         """
-        most = min(max_new_tokens or self.sampling.max_new_tokens, self.sampling.max_new_tokens)
-        sampling = replace(self.sampling, max_new_tokens=most)
-        return await self._session().sample(np.asarray(tokens, np.int32).tolist(), sampling)
+        return await self._session().generate(np.asarray(tokens, np.int32), max_new_tokens)
 
     def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
         """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.

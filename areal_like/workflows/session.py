@@ -104,19 +104,25 @@ class Session:
         parent, new, continuity, why = self._place(request)
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(new, np.int32)])
-        room = self.limits.max_tokens - len(tokens)
-        if room < 1:
-            problem = f"a prompt of {len(tokens)} tokens leaves no room among {self.limits.max_tokens}"
-            raise self._exceeds("tokens", f"{problem} (episode.max_tokens)", "context_length_exceeded")
-        most = min(room, self.sampling.max_new_tokens, request.max_tokens or room)
-        response = await self.sample(tokens.tolist(), replace(self.sampling, max_new_tokens=most))
-        response = self._until(response, request.stop)
+        response = self._until(await self.generate(tokens, request.max_tokens), request.stop)
         answer = await self._answer(request, response, number)
         turn = Turn(
             parent, tokens[len(earlier) :], response, [*request.messages, answer], request.context, continuity, why
         )
         self.turns.append(turn)
         return turn
+
+    async def generate(self, tokens: Ints, max_tokens: int | None = None) -> Response:
+        """A response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
+
+        Raises Refused for a prompt that leaves no room for one.
+        """
+        room = self.limits.max_tokens - len(tokens)
+        if room < 1:
+            problem = f"a prompt of {len(tokens)} tokens leaves no room among {self.limits.max_tokens}"
+            raise self._exceeds("tokens", f"{problem} (episode.max_tokens)", "context_length_exceeded")
+        most = min(room, self.sampling.max_new_tokens, max_tokens or room)
+        return await self.sample(tokens.tolist(), replace(self.sampling, max_new_tokens=most))
 
     def trajectories(self, prompt: Prompt, group_id: int, reward: Reward) -> list[Trajectory]:
         """A trajectory for each turn that none goes on from, all with the same reward.

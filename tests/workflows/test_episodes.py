@@ -345,6 +345,16 @@ async def run({form}):
     assert counts == {"raised": 2}
 
 
+def test_what_a_group_samples_fits_the_servers_context(play):
+    """SGLang refuses a request that could outgrow it, which would be the end of the run."""
+    pool, source = Pool(), "async def run(prompt, n, rollout):\n    await rollout.sample([5] * {})\n    return []"
+    (group,), said, counts = play(source.format(29), "episode.max_tokens=30", pool=pool)
+    assert (group, said, counts) == ([], [], {"done": 2})
+    assert len(pool.prefilled) == 1  # the room for one token
+    (group,), (said,), counts = play(source.format(30), "episode.max_tokens=30")
+    assert (group, counts) == ([], {"limit_of_tokens": 2}) and "30 tokens leaves no room among 30 (episode.max" in said
+
+
 def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(play):
     def returned(reward: str, *limits: str) -> Any:
         return play(
