@@ -28,7 +28,7 @@ from trainer_jobs import (
     save_after_two_steps,
     three_steps,
 )
-from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import sft
@@ -188,3 +188,21 @@ def test_a_longer_run_goes_on_at_the_rate_of_its_own_schedule(ranks, models, tmp
     ranks.run(save_after_two_steps, 1, setting, tmp_path)
     (resumed,) = ranks.run(resume, 1, replace(setting, total_steps=8), tmp_path)
     assert [step["lr"] for step in resumed] == pytest.approx([1e-2 * 6 / 8, 1e-2 * 5 / 8])
+
+
+def test_a_converted_checkpoint_is_the_saved_one_where_a_config_leaves_out_that_its_head_is_the_embedding(
+    ranks, tmp_path
+):
+    """Gemma's do: it is their family's default."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    GemmaForCausalLM(GemmaConfig(**shape, **heads, vocab_size=VOCABULARY)).save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    ranks.run(save_after_two_steps, 1, fsdp(tmp_path / "model"), tmp_path)
+    (tmp_path / "converted").mkdir()
+    to_hugging_face(tmp_path / "state", tmp_path / "model", tmp_path / "model", "float32", tmp_path / "converted")
+    saved, converted = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "converted"))
+    assert converted.keys() == saved.keys()
+    assert all(torch.equal(converted[name], tensor) for name, tensor in saved.items())

@@ -1,12 +1,12 @@
 """From a checkpoint of the FSDP trainer to Hugging Face form, in one process on the CPU."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed import checkpoint
+from transformers import AutoConfig
 
 from areal_like.checkpoint.distributed import check_description
 from areal_like.errors import CheckpointError
@@ -24,7 +24,7 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
     """
     check_description(path)
     found = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
-    tied = json.loads((config_path / "config.json").read_text()).get("tie_word_embeddings")
+    tied = AutoConfig.from_pretrained(config_path).tie_word_embeddings  # by the family, where config.json does not say
     sizes = {
         name.removeprefix(_MODEL): entry.size
         for name, entry in found.items()
