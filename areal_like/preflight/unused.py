@@ -39,11 +39,22 @@ def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterat
         for key in rule.keys:
             if _is_set(config, key) and rule.unread(config):
                 yield unused(key, rule.why)
+    if device == "cuda":
+        yield from _hidden_gpus(config)
     for place, data in _sets(config).items():
         for of_set in _OF_SETS:
             for key in of_set.keys:
                 if _is_set(data, key) and of_set.unread(data):
                     yield unused(f"{place}.{key}", of_set.why)
+
+
+def _hidden_gpus(config: RunConfig) -> Iterator[Finding]:
+    """CUDA has read which GPUs a rank sees when its role's own variables are set."""
+    own = {role: section.env_vars or {} for role, section in config.further_roles.items()}
+    for role, variables in {"actor": config.actor.env_vars, **own}.items():
+        if "CUDA_VISIBLE_DEVICES" in variables:
+            why = "a rank sees the GPU of its place in the layout"
+            yield unused(f"{role}.env_vars.CUDA_VISIBLE_DEVICES", why, "name GPUs with `@` in the layout")
 
 
 def _is_set(config: Section, key: str) -> bool:

@@ -119,6 +119,15 @@ def test_the_cache_of_a_server_on_cpu_is_no_share_of_a_gpu(write):
     assert not unused(write(), "sglang.mem_fraction_static=0.5", device="cuda")
 
 
+@pytest.mark.parametrize("role", ["actor", "ref"])
+def test_the_gpus_of_a_rank_are_those_of_its_place_in_the_layout(write, role):
+    variables = f"{role}.env_vars={{CUDA_VISIBLE_DEVICES: 0, NCCL_DEBUG: INFO}}"
+    loaded = load(write(), [*ON_GPUS, "cluster.n_gpus_per_node=3", variables])
+    said = [f for f in check_unused(loaded.config, "cuda", find_plan(loaded.config, None)[0]) if "env_vars" in f.key]
+    assert [f.key for f in said] == [f"{role}.env_vars.CUDA_VISIBLE_DEVICES"]
+    assert "`@`" in said[0].help
+
+
 @pytest.mark.parametrize("type", ["local", "ray"])
 def test_as_many_servers_as_the_layout_has_are_no_more(write, type):
     plan = compile("sglang:d2|megatron:d2")
