@@ -82,6 +82,8 @@ class Tokenizer:
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         with _LibraryErrors(f"{file} describes no tokenizer"):
             backend = tokenizers.Tokenizer.from_str(_read_text(file))
+        backend.no_truncation()  # a file keeps how its texts were cut and padded in training
+        backend.no_padding()
         settings = _read_json(directory / "tokenizer_config.json")
         named = (key for key in settings if key.endswith("_token") and not key.startswith("add_"))
         special = {key: text for key in named if (text := _text(settings[key]))}

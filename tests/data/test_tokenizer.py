@@ -36,6 +36,15 @@ def test_a_response_ends_with_the_end_token(model):
     assert tokens[-1] == tokenizer.eos_token_ids[0] and tokenizer.decode(tokens) == "#### 2"
 
 
+def test_a_file_that_cuts_and_pads_texts_does_neither(model):
+    backend = Tokenizer.load(str(model)).backend
+    backend.enable_truncation(5)
+    backend.enable_padding(length=8)
+    backend.save(str(model / "tokenizer.json"))
+    tokenizer = Tokenizer.load(str(model))
+    assert [len(tokenizer.encode("x" * size)) for size in (1, 100)] == [1, 100]
+
+
 def test_the_chat_template_gives_what_transformers_gives(model):
     edit(model / "tokenizer_config.json", chat_template=TEMPLATE)
     from transformers import AutoTokenizer
