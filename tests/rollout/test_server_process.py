@@ -47,7 +47,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def test_a_server_that_is_late_is_told_with_how_far_it_came(server, tmp_path):
     (tmp_path / "server.log").write_text(LOADED)
     with pytest.raises(
-        ServerDied, match=r"(?s)within 1 s .rollout.startup_timeout_s.; it last loaded the weights; .*Symm"
+        ServerDied, match=r"(?s)within 1 s .rollout.startup_timeout_s.; it last loaded the weights\n  the end of .*Symm"
     ):
         asyncio.run(server("hang", limit_s=1).start())
 
@@ -92,7 +92,7 @@ def test_the_end_of_a_server_is_noticed(server):
         serving._process.kill()
         await watching
 
-    with pytest.raises(ServerDied, match="server-0 ended with exit code -9"):
+    with pytest.raises(ServerDied, match=r"^server-0 ended with exit code -9\n"):  # the line that a user is told
         asyncio.run(run())
 
 

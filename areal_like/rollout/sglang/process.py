@@ -100,7 +100,7 @@ class SGLangServer:
     def _death(self, what: str) -> ServerDied:
         log = self._spec.log_file.read_text(errors="replace").splitlines()
         last = "\n  ".join(line for line in log[-15:] if line.strip())
-        return ServerDied(f"{self._spec.name} {what}; the end of {self._spec.log_file}:\n  {last}")
+        return ServerDied(f"{self._spec.name} {what}\n  the end of {self._spec.log_file}:\n  {last}")
 
 
 async def _answers(session: aiohttp.ClientSession, url: str, left_s: float) -> bool:
