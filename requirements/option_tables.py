@@ -59,6 +59,8 @@ def sglang_options() -> dict[str, dict[str, Any]]:
 
 def _row(alternatives: list[str | tuple[Any, ...]]) -> dict[str, Any]:
     words = list(dict.fromkeys(word for word in alternatives if isinstance(word, str)))
+    if {*words} - {"null", "a Python object"}:
+        words = [word for word in words if word != "a Python object"]  # YAML holds the others
     choices = [choice for found in alternatives if isinstance(found, tuple) for choice in found]
     return ({"types": words} if words else {}) | ({"choices": choices} if choices else {})
 

@@ -148,6 +148,7 @@ def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
         {"recompute_granularity": "selective"},
         {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 1}},
+        {"override_transformer_config": {"pipeline_model_parallel_layout": "Et|t*3L"}},
     ],
     ids=lambda megatron: next(iter(megatron)) + "=" + str(next(iter(megatron.values()))),
 )
