@@ -53,6 +53,7 @@ def load(
     origins = Origins(places)
     findings += wrong_keys(data)
     values = _resolve(data, findings)
+    findings += wrong_keys(values)  # of sections that were referred to
     if not values.get("trial_name"):
         values["trial_name"], places["trial_name"] = time.strftime("%Y%m%d-%H%M%S"), THE_TIME
     config, objections = validate(values)

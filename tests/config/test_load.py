@@ -162,6 +162,13 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     assert "none.yaml" in finding.message
 
 
+def test_a_section_that_is_referred_to_has_the_keys_of_where_it_stands(write):
+    found = findings(write(), "valid_dataset=${train_dataset}")
+    assert {finding.key for finding in found} == {"valid_dataset.batch_size"}
+    assert {finding.source.places for finding in found} == {("command line",)}
+    assert load(write(), ["evaluator.datasets.other=${valid_dataset}"]).config.evaluator.datasets["other"]
+
+
 @pytest.mark.parametrize("reference", ["${nothing}", "${seed}", "${no:1}", "${seed"])
 def test_a_reference_that_leads_nowhere_is_named(write, reference):
     (finding,) = findings(write(), f"seed={reference}")
