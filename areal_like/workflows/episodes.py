@@ -116,7 +116,7 @@ class UserWorkflow:
 
     async def _with_client(self, session: Session, prompt: Prompt) -> Any:
         with self.scene.clients.of(session) as client:
-            return await self.function(dict(prompt.row), client)
+            return await self.function(_copied(dict(prompt.row)), client)
 
     async def _group(self, prompt: Prompt, group_id: int, prefills: Prefills | None) -> list[Trajectory]:
         sessions: list[Session] = []
@@ -128,9 +128,9 @@ class UserWorkflow:
             sessions.append(self._session(group_id, len(sessions), prefills, made, main))
             return sessions[-1]
 
-        scene = self.scene
+        scene, own = self.scene, replace(prompt, row=_copied(dict(prompt.row)))
         rollout = Rollout(
-            prompt,
+            own,
             group_id,
             scene.tokenizer,
             self.sampling,
@@ -141,7 +141,7 @@ class UserWorkflow:
         )
         try:
             with self._broken_off(made):
-                returned = await self._run(lambda: self.function(prompt, self.n_samples, rollout), sessions)
+                returned = await self._run(lambda: self.function(own, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, prompt, group_id, scene)
             self.scene.outcomes.add(None, episodes=self.n_samples)
             return trajectories
@@ -237,6 +237,13 @@ class _Raised(Exception):
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+def _copied(value: Any) -> Any:
+    """Lists and dicts of a row, which a workflow may append to: other episodes have the same row."""
+    if isinstance(value, dict):
+        return {name: _copied(part) for name, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list) else value
 
 
 def _reward(returned: Any) -> Reward:

@@ -71,6 +71,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         pool: Pool | None = None,
         n: int = 2,
         seed: int | None = None,
+        row: dict[str, Any] = ROW,
     ) -> Any:
         file = tmp_path / f"workflow_{time.monotonic_ns()}.py"
         file.write_text("import asyncio, sys, time\n" + source)
@@ -81,7 +82,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         async def main() -> Any:
             async with Workflows(config, pool or Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n, seed)
-                prompts = [Prompt(group, [], row=ROW) for group in range(groups)]
+                prompts = [Prompt(group, [], row=row) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
                 ended = {
                     name.removeprefix("episodes/"): n for name, n in workflows.counts().items() if "turns/" not in name
@@ -221,6 +222,33 @@ async def run(row, client):
 """
     (group,), _, counts = play(source, n=3)
     assert [t.reward for t in group] == [1.0] * 3 and counts == {"done": 3}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+async def run(row, client):
+    for _ in range(2):
+        completion = await client.chat.completions.create(model="policy", messages=row["prompt"])
+        row["prompt"] += [completion.choices[0].message, {"role": "user", "content": "again"}]
+    return len(row["prompt"])
+""",
+        """
+async def run(prompt, n, rollout):
+    messages = prompt.row["prompt"]
+    messages += [{"role": "user", "content": "again"}] * 4
+    response = await rollout.sample(rollout.tokenizer.encode_chat(messages))
+    return [rollout.trajectory([[1], response], len(messages))]
+""",
+    ],
+)
+def test_a_workflow_may_change_its_row(play, source):
+    """As whoever appends to the row's messages does: the row of other episodes, and of later epochs, stays as it is."""
+    row = {"prompt": [{"role": "user", "content": "x"}]}
+    groups, _, _ = play(source, "episode.max_tokens=900", n=3, groups=2, row=row)
+    assert {t.reward for group in groups for t in group} == {5.0}
+    assert row == {"prompt": [{"role": "user", "content": "x"}]}
 
 
 def test_an_episode_without_a_completion_gives_no_trajectory(play):
