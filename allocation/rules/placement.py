@@ -83,7 +83,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
         if wrong:
             sizes = ", ".join(f"`{_short(e.label)}` has {_number(e.world)}" for e in group[:4])
             message = f"colocated engines need equally many GPUs: {sizes}"
-            help = f"give each {_number(need)} GPUs, or say with `@` which GPUs the smaller one has"
+            help = f"give each {_number(need)} GPUs, or say with `@` which GPUs each of them has"
             others = [engine for engine in group if engine not in wrong]
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 
