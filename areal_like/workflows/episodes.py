@@ -138,6 +138,7 @@ class UserWorkflow:
             scene.pool.version,
             session,
             scene.clients,
+            scene.vocab_size,
         )
         try:
             with self._broken_off(made):

@@ -47,14 +47,20 @@ class Rollout:
     version: int
     _session: Callable[[], Session]
     _clients: Clients
+    _vocab_size: int | None
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
 
         With the prompt it has at most `episode.max_tokens`; a prompt that leaves no room for it fails the group.
-        Requests of one group go to one server, which keeps the prefixes that they share.
+        Requests of one group go to one server, which keeps the prefixes that they share. Raises ValueError for tokens
+        that the model does not have, and for none.
         """
-        return await self._session().generate(np.asarray(tokens, np.int32), max_new_tokens)
+        ids = np.asarray(tokens, np.int32)
+        if not len(ids) or ids.min() < 0 or ids.max() >= (self._vocab_size or np.inf):
+            known = f" below {self._vocab_size}" if self._vocab_size else ""
+            raise ValueError(f"a prompt is at least one token id{known}, none of them negative: {ids}")
+        return await self._session().generate(ids, max_new_tokens)
 
     def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
         """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.

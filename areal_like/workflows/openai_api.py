@@ -60,7 +60,7 @@ class OpenSessions:
 
 
 async def answer(session: Session, method: str, path: str, body: bytes) -> Reply:
-    """Answer one HTTP request of an episode; raises nothing: what a server fails of is kept in `session.failure`."""
+    """Answer one HTTP request of an episode; raises nothing: the session keeps what a server fails of."""
     try:
         if method == "GET" and path.endswith("/models"):
             return _json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "run"}]})
@@ -76,7 +76,6 @@ async def answer(session: Session, method: str, path: str, body: bytes) -> Reply
     except Refused as refusal:
         return failed(400, str(refusal), refusal.param, refusal.code)
     except RunError as failure:
-        session.failure = failure
         return failed(500, str(failure))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.errors import RunError
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
@@ -115,14 +116,18 @@ class Session:
     async def generate(self, tokens: Ints, max_tokens: int | None = None) -> Response:
         """A response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
 
-        Raises Refused for a prompt that leaves no room for one.
+        Raises Refused for a prompt that leaves no room for one, and what the servers fail of, which `failure` keeps.
         """
         room = self.limits.max_tokens - len(tokens)
         if room < 1:
             problem = f"a prompt of {len(tokens)} tokens leaves no room among {self.limits.max_tokens}"
             raise self._exceeds("tokens", f"{problem} (episode.max_tokens)", "context_length_exceeded")
         most = min(room, self.sampling.max_new_tokens, max_tokens or room)
-        return await self.sample(tokens.tolist(), replace(self.sampling, max_new_tokens=most))
+        try:
+            return await self.sample(tokens.tolist(), replace(self.sampling, max_new_tokens=most))
+        except RunError as failure:
+            self.failure = failure
+            raise
 
     def trajectories(self, prompt: Prompt, group_id: int, reward: Reward) -> list[Trajectory]:
         """A trajectory for each turn that none goes on from, all with the same reward.

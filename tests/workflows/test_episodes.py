@@ -289,8 +289,9 @@ def test_too_many_failures_of_a_batch_end_the_run(play):
     play(source, "episode.max_failed_share=1", groups=4)
 
 
-def test_what_the_servers_fail_of_ends_the_run_whatever_the_workflow_makes_of_it(play):
-    source = f"async def run(row, client):\n    try:\n        await {ASK}\n    except Exception:\n        return 0.0"
+@pytest.mark.parametrize(("form", "asking"), [("row, client", ASK), ("prompt, n, rollout", "rollout.sample([1, 2])")])
+def test_what_the_servers_fail_of_ends_the_run_whatever_the_workflow_makes_of_it(play, form, asking):
+    source = f"async def run({form}):\n    try:\n        await {asking}\n    except Exception:\n        return 0.0"
     with pytest.raises(ServerError, match="no server is left"):
         play(source, pool=Pool(ServerError("no server is left")))
 
@@ -374,13 +375,16 @@ async def run({form}):
 
 
 def test_what_a_group_samples_fits_the_servers_context(play):
-    """SGLang refuses a request that could outgrow it, which would be the end of the run."""
+    """SGLang refuses a request that could outgrow it, and what the servers fail of is the run's."""
     pool, source = Pool(), "async def run(prompt, n, rollout):\n    await rollout.sample([5] * {})\n    return []"
     (group,), said, counts = play(source.format(29), "episode.max_tokens=30", pool=pool)
     assert (group, said, counts) == ([], [], {"done": 2})
     assert len(pool.prefilled) == 1  # the room for one token
     (group,), (said,), counts = play(source.format(30), "episode.max_tokens=30")
     assert (group, counts) == ([], {"limit_of_tokens": 2}) and "30 tokens leaves no room among 30 (episode.max" in said
+    for wrong in ("[]", "[-1, 2]", "[1000]"):
+        (group,), (said,), counts = play(f"async def run(prompt, n, rollout):\n    await rollout.sample({wrong})")
+        assert (group, counts) == ([], {"raised": 2}) and "at least one token id below 1000, none of them neg" in said
 
 
 def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(play):
