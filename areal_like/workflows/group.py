@@ -47,7 +47,7 @@ class Rollout:
     version: int
     _session: Callable[[], Session]
     _clients: Clients
-    _vocab_size: int | None
+    _vocab_size: int | None = None  # of the model, where its files are here
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
