@@ -39,6 +39,8 @@ def main(
 
 def read(source: str, split: str) -> Sequence[Record]:
     """The rows of one split of a local directory or of a dataset on the hub."""
+    if Path(source).is_file():
+        raise DatasetError("path", f"{source} is one file", "name the directory of train and test")
     if not Path(source).is_dir():
         return read_records(DatasetConfig(path=source, name="main", split=split))
     files = [Path(source, split + suffix) for suffix in (".jsonl", ".parquet")]

@@ -33,6 +33,13 @@ def test_gsm8k(tmp_path):
     assert read(tmp_path / "out/test.parquet") == [{"question": "1 + 2? Think.", "answer": "#### 3"}]
 
 
+def test_one_file_is_not_taken_for_both_splits(tmp_path):
+    write(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
+    done = run("gsm8k.py", "--input", tmp_path / "train.jsonl", "--output-dir", tmp_path / "out")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr == f"error: {tmp_path / 'train.jsonl'} is one file; name the directory of train and test\n"
+
+
 def test_gsm8k_writes_nothing_when_a_row_is_wrong(tmp_path):
     write(tmp_path / "train.jsonl", [{"question": "1 + 1?", "answer": "2"}])
     write(tmp_path / "test.jsonl", [{"question": "1 + 2?", "answer": "#### 3"}])
