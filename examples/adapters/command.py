@@ -8,7 +8,9 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 from asyncio.subprocess import PIPE
+from contextlib import suppress
 
 
 async def run(row, client):
@@ -20,13 +22,15 @@ async def run(row, client):
         "ANTHROPIC_API_KEY": client.api_key,
     }
     command = shlex.split(os.environ["AGENT_COMMAND"])
-    agent = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=os.environ | address)
+    agent = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, env=os.environ | address, process_group=0
+    )
     try:
         output, _ = await agent.communicate(json.dumps(row).encode())
     finally:
-        if agent.returncode is None:
-            agent.kill()
-            await agent.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(agent.pid, signal.SIGKILL)  # what it has started ends too
+        await agent.wait()
     if agent.returncode:
         raise RuntimeError(f"the agent ended with exit code {agent.returncode}")
     return float(output.split()[-1])

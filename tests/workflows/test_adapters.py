@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from conftest import END_LIMIT_S
+from left_processes import session_processes
 from scripted import Model, tokenizer
 
 from areal_like.config.load import load
@@ -62,12 +63,21 @@ def test_a_program_is_an_agent(play):
 def test_a_program_that_fails_or_hangs_is_counted_and_ended(play):
     assert play("raise SystemExit(3)")[1] == {"episodes/raised": 1}
     assert play("import time; time.sleep(99999)", "episode.timeout_s=1")[1] == {"episodes/time_limit": 1}
-    assert not [child for child in psutil.Process(os.getpid()).children() if "agent.py" in " ".join(words(child))]
+    assert not left()
 
 
-def words(process: psutil.Process) -> list[str]:
-    """Of its command; none where it has ended."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+@pytest.mark.parametrize("then", ["child.wait()", "raise SystemExit(3)"])
+def test_what_a_program_has_started_ends_with_the_episode(play, then):
+    source = "import subprocess\nchild = subprocess.Popen(['sleep', '99999'])\n"
+    assert play(source + then, "episode.timeout_s=3")[1] == {"episodes/time_limit": 1}
+    assert not left()
+
+
+def left() -> list[str]:
+    """Processes of agents that do not end."""
+    limit = time.monotonic() + END_LIMIT_S
+    while (
+        found := [it for it in session_processes() if "agent.py" in it or "99999" in it]
+    ) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return found
