@@ -118,15 +118,21 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
 
 @rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type", megatron="moe_token_dispatcher_type")
 def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
-    """RL batches have sequences of any length, which `allgather` cannot take; DeepEP needs `flex`. Megatron-core
-    refuses them for models without experts, too."""
+    """RL batches have sequences of any length, which `allgather` cannot take; Megatron-core refuses it for models
+    without experts, too."""
     name = settings.moe_token_dispatcher_type
     if name not in DISPATCHERS:
         yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
     elif name == "allgather":
         yield Problem("the allgather dispatcher takes no variable sequence lengths", help="use alltoall or flex")
-    if settings.moe_enable_deepep and name != "flex":
-        yield Problem(f"moe_enable_deepep needs the flex dispatcher, not {name}", help="use flex")
+
+
+@rule("ALLOC-DEEPEP", source=f"{CONFIG}, moe_enable_deepep", megatron="moe_enable_deepep")
+def deepep_needs_flex(settings: MegatronSettings) -> Iterator[Problem]:
+    """DeepEP is what the flexible dispatcher runs on, for Megatron-core also where there are no experts."""
+    if settings.moe_enable_deepep and settings.moe_token_dispatcher_type != "flex":
+        message = f"moe_enable_deepep needs the flex dispatcher, not {settings.moe_token_dispatcher_type}"
+        yield Problem(message, help="use flex")
 
 
 @rule("ALLOC-RECOMPUTE", source=f"{CONFIG}, recompute_granularity", megatron="recompute_granularity")

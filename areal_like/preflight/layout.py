@@ -32,10 +32,11 @@ _KEYS = {
     "ALLOC-SEQUENCE-POSITIONS": "gconfig.max_new_tokens",
     "ALLOC-RECOMPUTE": "actor.megatron.recompute_granularity",
     "ALLOC-DISPATCHER": "actor.megatron.moe_token_dispatcher_type",
+    "ALLOC-DEEPEP": "actor.megatron.override_transformer_config.moe_enable_deepep",
     "ALLOC-OVERLAP-GATHER": "actor.megatron.overlap_param_gather",
     "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
 }
-_VALUES = {"ALLOC-DISPATCHER": "alltoall", "ALLOC-OVERLAP-GATHER": "false"}  # that would do
+_VALUES = {"ALLOC-DISPATCHER": "alltoall", "ALLOC-DEEPEP": "false", "ALLOC-OVERLAP-GATHER": "false"}  # that would do
 # Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
 _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", "give them equally many GPUs"),

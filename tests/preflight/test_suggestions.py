@@ -94,6 +94,8 @@ BAD = [
     [*ON_GPUS, "actor.dtype=bfloat16", "actor.megatron.exp_avg_dtype=bfloat16"],
     [*EXPERTS, "actor.megatron.moe_token_dispatcher_type=allgather"],
     [*EXPERTS, "actor.megatron.moe_token_dispatcher_type=flex"],
+    [*EXPERTS, *ON_GPUS, f"{MEGATRON}.moe_enable_deepep=true"],
+    ["actor.megatron.moe_token_dispatcher_type=allgather"],
     [*EXPERTS, "actor.megatron.bridge_type=mbridge", "actor.megatron.moe_grouped_gemm=false"],
     [*EXPERTS, "actor.megatron.moe_grouped_gemm=false", "actor.megatron.recompute_modules=[moe_act]"],
     [*EXPERTS, *FULL, "actor.megatron.moe_layer_recompute=true"],
