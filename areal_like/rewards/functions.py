@@ -18,6 +18,7 @@ from areal_like.user_code import Portable, UserCodeError, where_it_failed
 
 ONE, GROUP = "response", "responses"  # names of the first parameter
 VALUE = "reward"  # key of a dict with named parts
+MOST = 3.4e38  # beyond it rewards, which are trained on in float32, are infinite
 
 
 @functools.cache
@@ -102,7 +103,7 @@ def _number(given: Any, name: str, wanted: str) -> float:
         number = math.nan if isinstance(given, str | bytes) else float(given)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) <= MOST:  # nan is not, either
         raise UserCodeError(f"{name} returned {_shown(given)}, not {wanted}")
     return number
 

@@ -271,6 +271,11 @@ def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene) ->
             raise EpisodeError("limit of tokens", problem)
         if not item.generated.any():
             raise EpisodeError("nothing generated", f"nothing in trajectory {number} was generated")
+        if item.generated[0]:  # no log-prob is known of it, and what follows would be trained on without its prompt
+            problem = (
+                f"trajectory {number} begins with a generated token, not with the prompt that it was generated for"
+            )
+            raise EpisodeError("not trajectories", problem)
         parts = {**item.reward_parts, **worth.parts}
         own = replace(item, sample_id=prompt.sample_id, group_id=group_id, sample=number)
         trajectories.append(replace(own, reward=worth.value, reward_parts=parts))

@@ -50,7 +50,7 @@ def misbehave(response, row):
         return 0.25
     if response in ("odd", "cancelled", "interrupted"):
         raise {"odd": Odd, "cancelled": asyncio.CancelledError, "interrupted": KeyboardInterrupt}[response]
-    return {"nan": math.nan, "none": None, "text": "1.0", "dict": {"score": 1.0}, "part": {"reward": 1, "b": "x"}}[response]
+    return {"nan": math.nan, "huge": -1e39, "none": None, "text": "1.0", "dict": {"score": 1.0}, "part": {"reward": 1, "b": "x"}}[response]
 
 def too_few(responses, row):
     return [1.0]
@@ -184,6 +184,7 @@ def test_what_is_no_reward_function_is_told(own, name, words):
     ("name", "response", "words"),
     [
         ("misbehave", "nan", "returned nan, not a number"),
+        ("misbehave", "huge", r"returned -1e\+39, not a number"),
         ("misbehave", "none", "returned None, not a number"),
         ("misbehave", "text", "returned '1.0', not a number"),
         ("misbehave", "dict", "without the key 'reward'; it has score"),

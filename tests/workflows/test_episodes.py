@@ -82,7 +82,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         async def main() -> Any:
             async with Workflows(config, pool or Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n, seed)
-                prompts = [Prompt(group, [], row=row) for group in range(groups)]
+                prompts = [Prompt(group, [7], row=row) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
                 ended = {
                     name.removeprefix("episodes/"): n for name, n in workflows.counts().items() if "turns/" not in name
@@ -414,6 +414,7 @@ def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(pla
         ("tokens=[1.5, 2, 3]", "trajectory 0 is not one"),
         ("tokens='abc'", "trajectory 0 is not one"),
         ("versions=None", "trajectory 0 is not one"),
+        ("versions=np.zeros(3, int)", "trajectory 0 begins with a generated token, not with the prompt"),
         ("logprobs=[0, 'x', 0]", "trajectory 0 is not one"),
         ("finish_reason='tired'", "'tired' is not a valid FinishReason"),
         ("reward_parts=None", "trajectory 0 is not one"),
