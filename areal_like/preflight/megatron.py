@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from allocation import Finding, ParallelSizes, Plan
+from allocation import Finding, ParallelSizes, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, unused
 from areal_like.config.options import OptionProblem
@@ -46,6 +46,8 @@ def check_trainer_options(
     else:
         yield from _experts(megatron)
     yield from _recomputed(megatron, device)
+    if spec is not None:
+        yield from _absent(megatron, spec)
     yield from _optimizer(config, device)
     yield from _offloaded(config)
     if device == "cuda":
@@ -132,6 +134,16 @@ def _recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:
     if device == "cpu" and (needing := [name for name in _OUTPUTS if name in (megatron.recompute_modules or ())]):
         key, message = f"{_MEGATRON}.recompute_modules", f"{' and '.join(needing)} cannot be recomputed on CPU"
         yield finding("RUN-CPU", key, message, f"write {key}=null, or device=cuda")
+
+
+def _absent(megatron: MegatronConfig, spec: ModelSpec) -> Iterator[Finding]:
+    """Modules to recompute that no layer of the model has."""
+    lacks = {"mlp": spec.experts and not spec.dense_layers, "shared_experts": not spec.shared_ffn}
+    lacks |= dict.fromkeys(("moe", "moe_act"), not spec.experts)
+    selected = megatron.recompute_modules if megatron.recompute_granularity == "selective" else None
+    if names := " and ".join(name for name in selected or () if lacks.get(name)):
+        key, message = f"{_MEGATRON}.recompute_modules", f"no layer of the model has what {names} recomputes"
+        yield finding("RUN-UNUSED", key, message, f"leave out {names}", severity=Severity.WARNING)
 
 
 def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:

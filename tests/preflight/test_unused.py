@@ -10,6 +10,7 @@ from areal_like.config.keys import annotation_of
 from areal_like.config.load import dump, load
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
+from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.unused import _OF_SETS, RULES, check_unused, rules_of
 
@@ -188,6 +189,23 @@ def test_a_setting_that_does_nothing_is_named(write, setting, without):
     assert [(f.code, f.key) for f in found] == [("RUN-UNUSED", f"actor.megatron.{name}")]
     found = preflight(load(write(), [*one, "cluster.n_gpus_per_node=3", *without]), dry_run=True).findings
     assert f"actor.megatron.{name}" not in [f.key for f in found]
+
+
+@pytest.mark.parametrize(
+    ("modules", "model", "named"),
+    [
+        ("core_attn, moe, shared_experts", [], "moe and shared_experts"),
+        ("mlp", [], None),
+        ("mlp, moe", EXPERTS_OF_A_BRIDGE, "mlp"),
+        ("shared_experts, moe_act", EXPERTS_OF_A_BRIDGE, "shared_experts"),
+    ],
+)
+def test_modules_that_no_layer_has_are_not_recomputed(write, modules, model, named):
+    chosen = ["actor.megatron.recompute_granularity=selective", f"actor.megatron.recompute_modules=[{modules}]"]
+    config = load(write(), [*ON_GPUS, *chosen, *model]).config
+    findings = check_options(config, "cuda", find_model(config)[0], None)
+    said = [f.help for f in findings if f.key == "actor.megatron.recompute_modules"]
+    assert said == ([f"leave out {named}"] if named else [])
 
 
 @pytest.mark.parametrize(
