@@ -59,7 +59,10 @@ class Turn:
     @property
     def path(self) -> list["Turn"]:
         """The turns that lead here, the first one first."""
-        return [*(self.parent.path if self.parent else []), self]
+        turns = [self]
+        while (parent := turns[-1].parent) is not None:
+            turns.append(parent)
+        return turns[::-1]
 
     @property
     def tokens(self) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,11 +13,11 @@ import openai
 import pytest
 from scripted import END, TEMPLATES, Model, says, session, tokenizer
 
-from areal_like.rollout.pool import Sampling
+from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
-from areal_like.workflows.conversation import Continuity
-from areal_like.workflows.session import Limits, Session
+from areal_like.workflows.conversation import Context, Continuity
+from areal_like.workflows.session import Limits, Session, Turn
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -204,6 +205,13 @@ def test_tool_calls_are_parsed_and_their_results_never_trained_on():
     assert text == f"<th>add{END}3{END}"
     assert "<|turn|>tool\n3" in recorded.tokenizer.decode(item.tokens.tolist(), special=True)
     assert_exact(recorded, model)
+
+
+def test_a_conversation_may_be_longer_than_python_calls_itself():
+    turn = None
+    for number in range(2 * sys.getrecursionlimit()):
+        turn = Turn(turn, np.array([number]), Response(), [], Context(), Continuity.EXACT)
+    assert turn.tokens.tolist() == [each.new[0] for each in turn.path] == list(range(2 * sys.getrecursionlimit()))
 
 
 def test_a_stop_text_ends_the_answer_and_what_is_trained_on():
