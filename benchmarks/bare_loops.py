@@ -19,7 +19,6 @@ from areal_like.trainer.fsdp import attention
 from areal_like.trainer.fsdp.engine import FSDPEngine
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.trainer.packing import NO_TARGET
 from areal_like.types import Batch
 
 # isort: split
@@ -40,9 +39,9 @@ def on_device(engine: MegatronEngine | FSDPEngine, batch: Batch) -> list[Tensors
     """This rank's micro-batches, packed as the engine does."""
     micro_batches, made = engine._micro_batches(batch, batch.fields["loss_mask"] > 0), []
     for i, inputs in enumerate(micro_batches):
-        targets = micro_batches.pack(i).targets
-        labels = np.where(targets != NO_TARGET, batch.tokens[targets], 0).astype(np.int64)
-        mask = np.where(targets != NO_TARGET, batch.fields["loss_mask"][targets], 0).astype(np.float32)
+        pack = micro_batches.pack(i)
+        labels, mask = np.zeros(len(pack.tokens), np.int64), np.zeros(len(pack.tokens), np.float32)
+        labels[pack.rows], mask[pack.rows] = batch.tokens[pack.targets], batch.fields["loss_mask"][pack.targets]
         made.append(Tensors(inputs, *(torch.from_numpy(array)[None].to(engine.device) for array in (labels, mask))))
     return made
 
@@ -112,7 +111,7 @@ class FSDPLoop:
                 input_ids=inputs.tokens,
                 position_ids=inputs.positions,
                 use_cache=False,
-                **attention.arguments(inputs.cu_seqlens, inputs.max_seqlen, self._group),
+                **attention.arguments(inputs, self._group),
             ).logits[0]
             per_token = F.cross_entropy(logits.float(), micro_batch.labels[0], reduction="none")
             loss = (per_token * micro_batch.mask[0]).sum() / self._tokens

@@ -10,7 +10,8 @@ the first step, when both are ready. Evaluations count in both. This engine's pr
 the number of threads, of `--trl-threads`, with which its first steps are fastest; on two cores the engine's layout to
 compare is one trainer rank beside the server, `actor.backend=megatron:d1`. The warm-up is there because both begin with
 a new optimizer, where the demo goes on with that of its warm start. Both end at the target. Responses of advantage 0
-pass through TRL's training as all do, and are left out here (`actor.skip_zero_advantages`).
+pass through TRL's training as all do, and are left out here (`actor.skip_zero_advantages`), and a prompt does with each
+of its responses, where it is computed once for them here (`actor.mb_spec.share_prompts`); gradients are the same.
 """
 
 from __future__ import annotations

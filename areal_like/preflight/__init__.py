@@ -28,6 +28,7 @@ from areal_like.preflight.resume import check_name, check_resume
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
+from areal_like.preflight.shared_prompts import check_shared_prompts
 from areal_like.preflight.sharing import check_sharing, described
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.workflow import check_workflow
@@ -104,6 +105,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_reward_model(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan),
+        *check_shared_prompts(config, device, role_specs, plan),
         *check_sharing(config, device, plan),
         *check_workflow(config),
         *check_name(loaded),

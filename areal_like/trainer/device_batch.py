@@ -9,15 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_like.trainer.packing import NO_TARGET, MicroBatch
+from areal_like.trainer.packing import MicroBatch
 from areal_like.types import Batch
+
+
+@dataclass(frozen=True)
+class DeviceKeys:
+    """`packing.Keys` on the device."""
+
+    places: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
     """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
 
-    `tokens` and `positions` are `[1, t]`; `cu_seqlens` `[sequences + 1]` and `max_seqlen` are `packing.MicroBatch`'s.
+    `tokens` and `positions` are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`, `keys` are `packing.MicroBatch`'s.
     `rows` are the n places that predict, `labels` the tokens they predict, `sequences` the numbers of these tokens'
     sequences in the batch, and each of `fields` the batch's values there, all `[n]`; `count` is n.
     """
@@ -31,6 +40,7 @@ class DeviceBatch:
     sequences: Tensor
     fields: Mapping[str, Tensor]
     count: Tensor
+    keys: DeviceKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class DeviceBatches:
     def targets(self) -> NDArray[np.int64]:
         """The places in the batch of all labels, in the order of the micro-batches."""
         packs = map(self.pack, range(self.count))
-        return np.concatenate([pack.targets[_rows(pack, self.wanted)] for pack in packs])
+        return np.concatenate([pack.targets[self.wanted[pack.targets]] for pack in packs])
 
 
 def generated(batch: Batch) -> NDArray[np.bool]:
@@ -68,14 +78,15 @@ def generated(batch: Batch) -> NDArray[np.bool]:
 
 def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
     """Copies a micro-batch; `wanted` is DeviceBatches's."""
-    rows = _rows(pack, wanted)
-    targets = pack.targets[rows]
+    here = wanted[pack.targets]
+    rows, targets = pack.rows[here], pack.targets[here]
 
     def copied(array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
         # from pageable memory the host would wait for the copy, and so for all kernels that were launched before it
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
+    keys = pack.keys
     return DeviceBatch(
         tokens=copied(pack.tokens)[None],
         positions=copied(pack.positions)[None],
@@ -86,8 +97,5 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         sequences=copied(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
         fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
         count=copied(np.array(len(rows), np.int32)),
+        keys=None if keys is None else DeviceKeys(copied(keys.places), copied(keys.cu_seqlens), keys.max_seqlen),
     )
-
-
-def _rows(pack: MicroBatch, wanted: NDArray[np.bool]) -> NDArray[np.int64]:
-    return np.flatnonzero((pack.targets != NO_TARGET) & wanted[pack.targets])

@@ -12,15 +12,15 @@ from torch import Tensor
 class SequenceGroup:
     """Some sequences of one pack as a padded batch, n of them, at most L tokens each (L / cp of them this rank's).
 
-    `queries` `[n, L / cp]` and `keys` `[n, L]` are places in this rank's pack and in all ranks' packs concatenated;
-    padding repeats a place. `real` marks queries that are not padding; `mask` `[n, 1, L / cp, L]` is None for plain
-    causal attention.
+    `queries` `[n, L / cp]` and `keys` `[n, L]`, or more keys, are places in this rank's queries and in all keys;
+    padding repeats a place. `real` marks queries that are not padding. `back` `[n, 1, L / cp, L]` is how many tokens a
+    key lies behind a query, negative where it is not attended to; None for plain causal attention.
     """
 
     queries: Tensor
     keys: Tensor
     real: Tensor
-    mask: Tensor | None
+    back: Tensor | None
 
 
 def padded_attention(
@@ -31,9 +31,9 @@ def padded_attention(
     scale: float | None,
     window: int | None = None,
 ) -> Tensor:
-    """`query` `[t, heads, dim]` of this rank, `key` and `value` `[t of all ranks, heads, dim]`; as `query`.
+    """`query` `[t, heads, dim]` of this rank, `key` and `value` `[keys of all ranks, heads, dim]`; as `query`.
 
-    A `window` is of the tokens that a query attends to; it is for groups whose sequences are whole on this rank.
+    A `window` is of the tokens that a query attends to.
     """
     outputs, places = [], []
     for group in groups:
@@ -41,7 +41,7 @@ def padded_attention(
             t.index_select(0, at.flatten()).view(*at.shape, *t.shape[1:]).transpose(1, 2)
             for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
         )
-        mask = group.mask if window is None else _sliding(q.shape[2], window)
+        mask = _mask(group, window)
         o = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -53,35 +53,56 @@ def padded_attention(
     return output.index_select(0, order)
 
 
-def _sliding(length: int, window: int) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
+def _mask(group: SequenceGroup, window: int | None) -> Tensor | None:
+    if group.back is not None:
+        return group.back >= 0 if window is None else (group.back >= 0) & (group.back < window)
+    longest = group.queries.shape[1]
+    return None if window is None else torch.ones(longest, longest, dtype=torch.bool).tril().triu(1 - window)
 
 
-def group_by_length(cu_seqlens: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:
-    """The sequences between `cu_seqlens` `[sequences + 1]`, within a factor of two in length."""
-    kind = torch.ceil(torch.log2(cu_seqlens.diff().float())).int()
-    return [_group(cu_seqlens, torch.nonzero(kind == k).flatten(), cp, cp_rank) for k in kind.unique()]
+def group_by_length(cu_seqlens: Tensor, of_keys: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:
+    """The sequences between `cu_seqlens` `[sequences + 1]`, within a factor of two in length.
+
+    `of_keys` is the same tensor, or counts more keys than queries: a sequence's last query attends to all of its keys.
+    """
+    kind = 64 * _doublings(cu_seqlens) + _doublings(of_keys)
+    groups = (torch.nonzero(kind == k).flatten() for k in kind.unique())
+    if of_keys is not cu_seqlens:
+        return [_group_with_more_keys(cu_seqlens, of_keys, members) for members in groups]
+    return [_group(cu_seqlens, members, cp, cp_rank) for members in groups]
+
+
+def _doublings(cu_seqlens: Tensor) -> Tensor:
+    return torch.ceil(torch.log2(cu_seqlens.diff().float())).int()
+
+
+def _group_with_more_keys(cu_seqlens: Tensor, of_keys: Tensor, members: Tensor) -> SequenceGroup:
+    (queries, at, real), (keys, key_at, known) = (_places(ends, members) for ends in (cu_seqlens, of_keys))
+    more = known.sum(1, keepdim=True) - real.sum(1, keepdim=True)
+    return SequenceGroup(queries, keys, real, _back(at + more, key_at, known))
 
 
 def _group(cu_seqlens: Tensor, members: Tensor, cp: int, cp_rank: int) -> SequenceGroup:
-    starts, lengths = cu_seqlens[:-1][members].long(), cu_seqlens.diff()[members].long()
-    longest, local_total = int(lengths.max()), int(cu_seqlens[-1]) // cp
-    chunk = (lengths // (2 * cp))[:, None]
-
-    def places(rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a rank's tokens: place in its pack, position in their sequence, whether they are not padding."""
-        at = torch.arange(longest // cp)[None]
-        real = at < lengths[:, None] // cp
-        at = torch.where(real, at, 0)
-        position = at if cp == 1 else at + torch.where(at < chunk, rank, 2 * cp - 2 - rank) * chunk
-        return starts[:, None] // cp + at, position, real
-
-    queries, position, real = places(cp_rank)
+    places = [_places(cu_seqlens, members, cp, rank) for rank in range(cp)]
+    queries, at, real = places[cp_rank]
     if cp == 1:
         return SequenceGroup(queries, queries, real, None)
-    keys, key_position, key_real = (
-        torch.cat(column, 1) for column in zip(*(places(rank) for rank in range(cp)), strict=True)
-    )
-    keys = keys + torch.arange(cp).repeat_interleave(longest // cp) * local_total
-    mask = (position[:, :, None] >= key_position[:, None, :]) & key_real[:, None, :]
-    return SequenceGroup(queries, keys, real, mask[:, None])
+    keys, key_at, known = (torch.cat(column, 1) for column in zip(*places, strict=True))
+    keys = keys + torch.arange(cp).repeat_interleave(queries.shape[1]) * (int(cu_seqlens[-1]) // cp)
+    return SequenceGroup(queries, keys, real, _back(at, key_at, known))
+
+
+def _places(cu_seqlens: Tensor, members: Tensor, cp: int = 1, rank: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a rank's tokens: place in its pack, position in their sequence, whether they are not padding."""
+    starts, lengths = (ends[members, None].long() for ends in (cu_seqlens[:-1], cu_seqlens.diff()))
+    chunk = lengths // (2 * cp)
+    at = torch.arange(int(lengths.max()) // cp)[None]
+    real = at < lengths // cp
+    at = torch.where(real, at, 0)
+    position = at if cp == 1 else at + torch.where(at < chunk, rank, 2 * cp - 2 - rank) * chunk
+    return starts // cp + at, position, real
+
+
+def _back(at: Tensor, key_at: Tensor, known: Tensor) -> Tensor:
+    back = at[:, :, None] - key_at[:, None]
+    return back.masked_fill(~known[:, None], -1)[:, None]

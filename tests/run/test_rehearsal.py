@@ -51,4 +51,4 @@ def test_its_micro_batches_are_as_large_as_a_step_s_and_no_larger(limit: int) ->
     assert len(batch.tokens) == batch.lengths.sum() == batch.fields["loss_mask"].sum()
     assert batch.tokens[: len(job.train_prompts[0].tokens)].tolist() == list(job.train_prompts[0].tokens)
     schedule = make_schedule(batch.lengths, dp=2, max_tokens=limit, alignment=1)
-    assert [len(rank) for rank in schedule.micro_batches] == [1, 1]
+    assert [len(rank) for rank in schedule] == [1, 1]

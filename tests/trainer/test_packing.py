@@ -19,12 +19,12 @@ def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
     alignment = packing.sequence_alignment(sizes["tp"], sizes["cp"])
     schedule = packing.make_schedule(lengths, dp=dp, max_tokens=max_tokens, alignment=alignment, multiple=multiple)
 
-    members = [i for rank in schedule.micro_batches for bin_ in rank for i in bin_]
+    members = [i for rank in schedule for bin_ in rank for i in bin_]
     assert sorted(members) == list(range(len(lengths)))
-    assert len(schedule.micro_batches) == dp
-    assert {len(rank) for rank in schedule.micro_batches} == {len(schedule.micro_batches[0])}
-    assert len(schedule.micro_batches[0]) % multiple == 0
-    for rank in schedule.micro_batches:
+    assert len(schedule) == dp
+    assert {len(rank) for rank in schedule} == {len(schedule[0])}
+    assert len(schedule[0]) % multiple == 0
+    for rank in schedule:
         for bin_ in rank:
             assert sum(-(-lengths[i] // alignment) * alignment for i in bin_) <= max_tokens
 
@@ -32,8 +32,8 @@ def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
 @given(lengths_of, st.integers(1, 8))
 def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengths, dp):
     schedule = packing.make_schedule(lengths, dp=dp, max_tokens=512, alignment=1)
-    loads = [sum(lengths[i] for bin_ in rank for i in bin_) for rank in schedule.micro_batches]
-    assert max(loads) - min(loads) <= max(lengths) * len(schedule.micro_batches[0])
+    loads = [sum(lengths[i] for bin_ in rank for i in bin_) for rank in schedule]
+    assert max(loads) - min(loads) <= max(lengths) * len(schedule[0])
 
 
 @given(
@@ -52,15 +52,13 @@ def test_context_parallel_shares_together_hold_every_prediction_once(lengths, tp
 
     starts = np.concatenate(([0], np.cumsum(lengths)))
     expected = [t for i in members for t in range(starts[i] + 1, starts[i + 1])]
-    targets = np.concatenate([share.targets for share in shares])
-    assert sorted(targets[targets != packing.NO_TARGET]) == sorted(expected)
+    assert sorted(np.concatenate([share.targets for share in shares])) == sorted(expected)
     for share in shares:
         assert len(share.tokens) % (tp * rows) == 0
         assert len({len(other.tokens) for other in shares}) == 1
-        predicting = share.targets != packing.NO_TARGET
-        assert (share.tokens[predicting] == tokens[share.targets[predicting] - 1]).all()
-        owner = np.searchsorted(starts, share.targets[predicting], side="right") - 1
-        assert (share.positions[predicting] == share.targets[predicting] - 1 - starts[owner]).all()
+        assert (share.tokens[share.rows] == tokens[share.targets - 1]).all()
+        owner = np.searchsorted(starts, share.targets, side="right") - 1
+        assert (share.positions[share.rows] == share.targets - 1 - starts[owner]).all()
 
 
 def test_chunks_are_cut_from_both_ends():
@@ -72,17 +70,17 @@ def test_chunks_are_cut_from_both_ends():
 def test_a_rank_without_sequences_gets_a_dummy_that_is_trained_on_nowhere():
     lengths = np.array([3], np.int32)
     schedule = packing.make_schedule(lengths, dp=2, max_tokens=16, alignment=4)
-    assert sorted(rank[0] for rank in schedule.micro_batches) == [(), (0,)]
+    assert sorted(rank[0] for rank in schedule) == [(), (0,)]
     dummy = packing.pack(np.arange(3, dtype=np.int32), lengths, (), 4)
     assert len(dummy.tokens) == 4
-    assert (dummy.targets == packing.NO_TARGET).all()
+    assert not len(dummy.rows)
 
 
 def test_as_few_micro_batches_as_the_limit_allows():
     schedule = packing.make_schedule([25] * 512, dp=2, max_tokens=16384, alignment=1)
-    assert len(schedule.micro_batches[0]) == 1
+    assert len(schedule[0]) == 1
     schedule = packing.make_schedule([600] * 8, dp=1, max_tokens=1024, alignment=1)
-    assert len(schedule.micro_batches[0]) == 8
+    assert len(schedule[0]) == 8
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ class Setting:
     offload: bool = False
     lora: LoRA | None = None
     weights: Path | None = None
+    share_prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,22 @@ def make_batch(seed: int = 0, lengths: tuple[int, ...] = (5, 17, 9, 30, 3, 12, 8
     return Batch(np.array(lengths, np.int32), rng.integers(0, VOCABULARY, total).astype(np.int32), fields)
 
 
+def make_groups(seed: int = 0) -> Batch:
+    """Groups of responses to one prompt, the last of them one response; some go on after words of others."""
+    rng, tokens, masks = np.random.default_rng(seed), [], []
+    for prompt, responses in ((9, (3, 11, 1)), (1, (2, 5)), (14, (4, 4, 20, 7)), (6, (5,))):
+        words = rng.integers(0, VOCABULARY, prompt)
+        for response in responses:
+            tokens.append(np.concatenate([words, rng.integers(0, VOCABULARY, response)]))
+            said = rng.random(response) < 0.7
+            said[0] = True
+            masks.append(np.concatenate([np.zeros(prompt), said]))
+    lengths = tuple(map(len, tokens))
+    batch = make_batch(seed, lengths)
+    fields = {**batch.fields, "loss_mask": np.concatenate(masks).astype(np.float32)}
+    return Batch(batch.lengths, np.concatenate(tokens).astype(np.int32), fields)
+
+
 POLICY = LossSpec(decoupled_ppo, Settings(eps_clip_higher=0.3))
 
 
@@ -112,7 +129,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         fsdp=FSDPConfig(**setting.fsdp),
         offload=setting.offload,
-        mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb),
+        mb_spec=MicroBatchConfig(max_tokens_per_mb=setting.max_tokens_per_mb, share_prompts=setting.share_prompts),
     )
     spec = EngineSpec(
         setting.role,
@@ -151,6 +168,17 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
         steps.append(made.train(make_batch(2), POLICY))
         weights = exported(made)
     return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
+
+
+def steps_with_groups(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """Log-probs, or a critic's values, and two steps of groups."""
+    is_critic = setting.role == "critic"
+    with engine(rendezvous, listener, setting) as made:
+        read = made.values(make_groups()) if is_critic else made.log_probs(make_groups(), TEMPERATURE)
+        loss = LossSpec(squared) if is_critic else POLICY
+        steps = [made.train(make_groups(seed), loss) for seed in (0, 1)]
+        weights = exported(made)
+    return Outcome(read, steps, weights if rendezvous.rank == 0 else {})
 
 
 def three_steps_of_small_buckets(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:

@@ -49,6 +49,7 @@ def _engine(role: str, ours: str) -> Table:
     ):
         t[f"{role}.{k}"] = unneeded(PACKED)
     t[f"{role}.ppo_max_token_len_per_gpu"] = to(f"{ours}.mb_spec.max_tokens_per_mb")
+    t[f"{role}.use_prefix_grouper"] = to(f"{ours}.mb_spec.share_prompts")
     return t
 
 

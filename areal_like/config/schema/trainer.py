@@ -72,6 +72,11 @@ class MicroBatchConfig(Section):
         ge=1,
         description="Most tokens in one packed micro-batch of a data-parallel rank, over its CP ranks.",
     )
+    share_prompts: bool = Field(
+        False,
+        description="Whether a prompt is computed once for all of its samples in a micro-batch, with the same gradients."
+        " On the CPU so far, without context parallelism.",
+    )
 
 
 class OptimizerConfig(Section):

@@ -1,10 +1,11 @@
 """Packed causal attention for transformers' models, under the name `packed`.
 
-A model is given one row of tokens and `cu_seq_lens_q`, as for flash attention (transformers' FlashAttentionKwargs).
+A model is given one row of tokens and what it consists of.
 On GPUs torch's own variable-length kernel computes it, on a CPU padded groups. Of ranks that share a pack's tokens each
 computes some heads (`fsdp/ulysses.py`).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,10 +13,24 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from areal_like.trainer.device_batch import DeviceBatch
 from areal_like.trainer.fsdp import ulysses
 from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
 
 NAME = "packed"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a pack is cut into: where pieces end and the longest, of queries and of keys, which are at `places` of it.
+
+    On a CPU `groups` say the same; `places` is None where each piece attends to itself alone.
+    """
+
+    ends: tuple[Tensor, Tensor]
+    longest: tuple[int, int]
+    places: Tensor | None
+    groups: list[SequenceGroup]
 
 
 def register() -> None:
@@ -33,9 +48,7 @@ def packed_attention(
     scaling: float | None = None,
     *,
     sliding_window: int | None = None,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
-    groups: list[SequenceGroup],
+    pieces: Pieces,
     sharing: dist.ProcessGroup | None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -46,25 +59,28 @@ def packed_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if sharing is not None:
         q, k, v = (ulysses.to_heads(x, sharing) for x in (q, k, v))
+    if pieces.places is not None:
+        k, v = (x.index_select(0, pieces.places) for x in (k, v))
     if query.device.type == "cpu":
-        output = padded_attention(q, k, v, groups, scaling, sliding_window)
+        output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window)
     else:
-        output = _on_gpu(q, k, v, cu_seq_lens_q, max_length_q, scaling, sliding_window)
+        output = _on_gpu(q, k, v, pieces, scaling, sliding_window)
     return (output if sharing is None else ulysses.to_tokens(output, sharing))[None], None
 
 
-def _on_gpu(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, scale: float | None, window: int | None
-) -> Tensor:
+def _on_gpu(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scale: float | None, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     before = -1 if window is None else window - 1
-    return varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale, window_size=(before, 0))
+    return varlen_attn(q, k, v, *pieces.ends, *pieces.longest, scale=scale, window_size=(before, 0))
 
 
-def arguments(cu_seqlens: Tensor, longest: int, sharing: dist.ProcessGroup | None) -> dict[str, Any]:
+def arguments(micro_batch: DeviceBatch, sharing: dist.ProcessGroup | None) -> dict[str, Any]:
     """What a model has to be called with beside its tokens and positions, which may be shared among ranks."""
-    groups = group_by_length(cu_seqlens) if cu_seqlens.device.type == "cpu" else []
-    return {"cu_seq_lens_q": cu_seqlens, "max_length_q": longest, "groups": groups, "sharing": sharing}
+    ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
+    of_keys = ends if keys is None else keys.cu_seqlens
+    groups = group_by_length(ends, of_keys) if ends.device.type == "cpu" else []
+    most = longest if keys is None else keys.max_seqlen
+    return {"pieces": Pieces((ends, of_keys), (longest, most), keys and keys.places, groups), "sharing": sharing}

@@ -225,16 +225,11 @@ class FSDPEngine:
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """This rank's share."""
-        sizes, limit = self._spec.sizes, self._spec.config.mb_spec.max_tokens_per_mb
+        sizes = self._spec.sizes
         dp_rank, cp_rank = divmod(dist.get_rank(), sizes.cp)
-        schedule = packing.make_schedule(batch.lengths, dp=sizes.dp, max_tokens=limit, alignment=sizes.cp)
-        share = schedule.micro_batches[dp_rank]
-
-        @cache
-        def pack(i: int) -> packing.MicroBatch:
-            return ulysses.part(packing.pack(batch.tokens, batch.lengths, share[i], sizes.cp), sizes.cp, cp_rank)
-
-        return DeviceBatches(len(share), pack, batch, wanted, self.device)
+        count, pack = packing.packs(batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=dp_rank, alignment=sizes.cp)
+        part = cache(lambda i: ulysses.part(pack(i), sizes.cp, cp_rank))
+        return DeviceBatches(count, part, batch, wanted, self.device)
 
     def _read(
         self, batch: Batch, wanted: NDArray[np.bool], at: Callable[[DeviceBatch], Tensor]
@@ -271,7 +266,7 @@ class FSDPEngine:
             position_ids=micro_batch.positions,
             use_cache=False,
             logits_to_keep=micro_batch.rows,
-            **attention.arguments(micro_batch.cu_seqlens, micro_batch.max_seqlen, self._group),
+            **attention.arguments(micro_batch, self._group),
         ).logits.squeeze(0)  # whose gradient is a view, too
         return logits
 

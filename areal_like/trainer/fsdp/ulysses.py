@@ -25,8 +25,15 @@ def make_group(n: int, timeout_s: float) -> dist.ProcessGroup | None:
 
 def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
     """The rank-th of n equal parts of a pack's tokens; what is known of whole sequences stays."""
-    own = slice(rank * len(pack.tokens) // n, (rank + 1) * len(pack.tokens) // n)
-    return replace(pack, tokens=pack.tokens[own], positions=pack.positions[own], targets=pack.targets[own])
+    first, end = (i * len(pack.tokens) // n for i in (rank, rank + 1))
+    here = (first <= pack.rows) & (pack.rows < end)
+    return replace(
+        pack,
+        tokens=pack.tokens[first:end],
+        positions=pack.positions[first:end],
+        rows=pack.rows[here] - first,
+        targets=pack.targets[here],
+    )
 
 
 def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:

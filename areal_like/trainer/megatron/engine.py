@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpo
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import Head, forward_backward  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
+from areal_like.trainer.megatron.pack import allow_shared  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
 
@@ -61,6 +61,8 @@ class MegatronEngine:
             self._bridge = self._adapted or bridge
             self._vocab_size = source.config.for_bridge.vocab_size
             self._models = self._bridge.build()
+            if spec.config.mb_spec.share_prompts:
+                allow_shared(self._models)
             self._bridge.load(self._models, spec.path)
             overlap = spec.device == "cuda" and sizes.dp * sizes.cp > 1
             self._optimizer: Any = None
@@ -242,21 +244,17 @@ class MegatronEngine:
         """This rank's share, cut alike for every pass: with the same weights they compute the same to the last bit."""
         sizes, overrides = self._spec.sizes, self._spec.config.megatron.override_transformer_config
         at_once = overrides.get("microbatch_group_size_per_vp_stage") or sizes.pp
-        schedule = packing.make_schedule(
-            batch.lengths,
+        packs = packing.packs(
+            batch,
+            self._spec.config.mb_spec,
             dp=sizes.dp,
-            max_tokens=self._spec.config.mb_spec.max_tokens_per_mb,
+            dp_rank=parallel_state.get_data_parallel_rank(),
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),
             multiple=at_once if sizes.vpp > 1 else 1,
+            cp=sizes.cp,
+            cp_rank=parallel_state.get_context_parallel_rank(),
         )
-        cp_rank = parallel_state.get_context_parallel_rank()
-        share = schedule.micro_batches[parallel_state.get_data_parallel_rank()]
-
-        @cache
-        def pack(i: int) -> packing.MicroBatch:
-            return packing.pack(batch.tokens, batch.lengths, share[i], schedule.alignment, cp=sizes.cp, cp_rank=cp_rank)
-
-        return DeviceBatches(len(share), pack, batch, wanted, self.device)
+        return DeviceBatches(*packs, batch, wanted, self.device)
 
     def _step(self, learning_rate: float | None) -> dict[str, float]:
         """The update, and what is known of it; every rank sees the same numbers and decides alike."""

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.megatron.pack import pack_of
 
 # Of a micro-batch, hidden states `[n, hidden]` at its n `rows`, the output layer and its weight: `[n, …]`.
 Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
@@ -43,14 +43,11 @@ def forward_backward(
 
 def _step(head: Head, loss: Callable | None, data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
-    ends, longest = micro_batch.cu_seqlens, micro_batch.max_seqlen
     output: Tensor = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         attention_mask=None,
-        packed_seq_params=PackedSeqParams(
-            qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
-        ),
+        packed_seq_params=pack_of(micro_batch),
         output_processor=_at_rows,
         output_processor_context=(head, micro_batch),
     )

@@ -115,7 +115,7 @@ class TEDotProductAttention(torch.nn.Module):
         packed_seq_params: PackedSeqParams | None = None,
         **unused: Any,
     ) -> Tensor:
-        """`query`, `key`, `value` `[t, heads, dim]` of this rank; returns `[t, heads * dim]`."""
+        """`query` `[t, heads, dim]` of this rank, `key` and `value` of as many tokens or more; `[t, heads * dim]`."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("attention on the CPU takes packed sequences only")
         if self.cp_group.size() > 1:
@@ -133,7 +133,7 @@ def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[SequenceGro
     """Made once, used by every layer."""
     groups = getattr(pack, "_groups", None)
     if groups is None:
-        groups = pack._groups = group_by_length(pack.cu_seqlens_q, cp, cp_rank)
+        groups = pack._groups = group_by_length(pack.cu_seqlens_q, pack.cu_seqlens_kv, cp, cp_rank)
     return groups
 
 

@@ -1,0 +1,67 @@
+"""A micro-batch as Megatron's attention takes it, where sequences share a prompt too.
+
+Megatron-core 0.19 knows no such packs. It takes them for one sequence, but for its rotary embedding, which is that of
+each token's own position, and in attention, where keys and values are gathered and the real pieces are told.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from areal_like.trainer.device_batch import DeviceBatch
+
+
+@dataclass
+class SharedPrompts(PackedSeqParams):
+    """A pack as one sequence; `positions` `[t]`, `places` `[keys]` and `pieces` say what it is."""
+
+    positions: Tensor | None = None
+    places: Tensor | None = None
+    pieces: PackedSeqParams | None = None
+
+
+def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
+    """What Megatron is told of a micro-batch; one with keys is for models that `allow_shared` was given."""
+    ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
+    key_ends, most_keys = (ends, longest) if keys is None else (keys.cu_seqlens, keys.max_seqlen)
+    pieces = _thd(PackedSeqParams, ends, longest, key_ends, most_keys)
+    if keys is None:
+        return pieces
+    whole, total = ends[[0, -1]], micro_batch.tokens.shape[1]
+    positions = micro_batch.positions[0]
+    return _thd(SharedPrompts, whole, total, whole, total, positions=positions, places=keys.places, pieces=pieces)
+
+
+def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tensor, longest_kv: int, **more: Any) -> P:
+    return kind(
+        qkv_format="thd", cu_seqlens_q=q, cu_seqlens_kv=kv, max_seqlen_q=longest_q, max_seqlen_kv=longest_kv, **more
+    )
+
+
+def allow_shared(models: Iterable[torch.nn.Module]) -> None:
+    """Have models, each Megatron's GPTModel, compute packs that `pack_of` made, whatever pipeline stage they are."""
+    for model in models:
+        model.decoder.register_forward_pre_hook(_with_positions, with_kwargs=True)
+        for name, module in model.decoder.named_modules():
+            if name.endswith(".core_attention"):
+                module.register_forward_pre_hook(_with_gathered_keys, with_kwargs=True)
+
+
+def _with_positions(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    pack, rotary = named.get("packed_seq_params"), named.get("rotary_pos_emb")
+    if not isinstance(pack, SharedPrompts) or rotary is None:
+        return arguments, dict(named)
+    return arguments, {**named, "rotary_pos_emb": rotary[pack.positions]}
+
+
+def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    pack = named.get("packed_seq_params")
+    if not isinstance(pack, SharedPrompts) or pack.places is None:
+        return arguments, dict(named)
+    query, key, value, *others = arguments
+    gathered = (states.index_select(0, pack.places) for states in (key, value))
+    return (query, *gathered, *others), {**named, "packed_seq_params": pack.pieces}

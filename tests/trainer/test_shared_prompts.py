@@ -1,0 +1,112 @@
+"""A prompt that is computed once for its responses: the same numbers as one for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_layouts import TOLERANCE, same_training, world
+from trainer_jobs import Outcome, Setting, make_groups, steps_with_groups
+
+from allocation import ParallelSizes
+from areal_like.trainer import packing
+from areal_like.trainer.prompts import common_prompts
+from areal_like.types import Batch
+
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+CORE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+
+
+def by_place(outcomes: list[Outcome]) -> np.ndarray:
+    values = np.full(len(make_groups().tokens), np.nan)
+    for places, part in (outcome.log_probs for outcome in outcomes if outcome.log_probs is not None):
+        values[places] = part
+    return values
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "more"),
+    [
+        ("tied", ParallelSizes(), {}),
+        ("untied", ParallelSizes(dp=2, edp=2), {"bridge": "megatron-bridge"}),
+        ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"megatron": RECOMPUTED}),
+        ("tied", ParallelSizes(pp=2, vpp=2), {"megatron": CORE}),
+        ("moe", ParallelSizes(dp=2, ep=2), {"max_tokens_per_mb": 100}),
+        ("tied", ParallelSizes(), {"role": "critic"}),
+        ("tied", ParallelSizes(dp=2, edp=2), {"backend": "fsdp"}),
+        ("sliding", ParallelSizes(), {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
+        ("untied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "role": "critic"}),
+    ],
+    ids=str,
+)
+def test_responses_train_alike(ranks, models, model, sizes, more):
+    setting = Setting(models[model], sizes, **more)
+    whole, shared = (
+        ranks.run(steps_with_groups, world(sizes), replace(setting, share_prompts=it)) for it in (False, True)
+    )
+    np.testing.assert_allclose(by_place(shared), by_place(whole), atol=TOLERANCE)
+    assert np.isfinite(by_place(whole)[make_groups().fields["loss_mask"] > 0]).all()
+    same_training(shared, whole[0])
+
+
+groups = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1)
+
+
+@given(groups, st.integers(1, 4), st.sampled_from([1, 4]), st.booleans())
+def test_every_token_is_predicted_once_from_what_comes_before_it(groups, dp, alignment, alike):
+    """`alike`: prompts of neighbours are of the same words, so that longer and shorter ones begin alike."""
+    lengths = np.array([prompt + n for prompt, own in groups for n in own], np.int32)
+    ends = np.cumsum(lengths)
+    tokens, mask = np.arange(ends[-1], dtype=np.int32) + 1000, np.ones(ends[-1], np.float32)
+    prompts = [prompt for prompt, own in groups for _ in own]
+    numbers = [i for i, (_, own) in enumerate(groups) for _ in own]
+    for prompt, end, length, number in zip(prompts, ends, lengths, numbers, strict=True):
+        start = end - length
+        tokens[start : start + prompt] = np.arange(prompt) + (0 if alike else 10 * number)
+        mask[start : start + prompt] = 0
+    batch = Batch(lengths, tokens, {"loss_mask": mask})
+    prefixes = common_prompts(batch, max_tokens=40, alignment=alignment)
+    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=40, alignment=alignment, prefixes=prefixes)
+    assert len({len(rank) for rank in schedule}) == 1
+    seen = []
+    for members in (bin_ for rank in schedule for bin_ in rank):
+        pack = packing.pack(tokens, lengths, members, alignment, prefixes=prefixes)
+        assert len(pack.tokens) <= 40
+        assert len(pack.tokens) % alignment == 0
+        seen += pack.targets.tolist()
+        owner = np.searchsorted(ends, pack.targets, side="right")
+        for row, target, sequence in zip(pack.rows, pack.targets, owner, strict=True):
+            start = ends[sequence] - lengths[sequence]
+            assert pack.positions[row] == target - 1 - start
+            assert attended(pack, row) == tokens[start:target].tolist()
+    assert sorted(seen) == sorted(set(range(int(ends[-1]))) - set((ends - lengths).tolist()))
+
+
+def attended(pack: packing.MicroBatch, row: int) -> list[int]:
+    """The tokens that a place attends to, the last is its own."""
+    piece = int(np.searchsorted(pack.cu_seqlens, row, side="right")) - 1
+    if pack.keys is None:
+        return pack.tokens[pack.cu_seqlens[piece] : row + 1].tolist()
+    keys = pack.keys.places[pack.keys.cu_seqlens[piece] : pack.keys.cu_seqlens[piece + 1]]
+    later = pack.cu_seqlens[piece + 1] - 1 - row
+    return pack.tokens[keys[: len(keys) - later]].tolist()
+
+
+def test_a_prompt_is_there_once():
+    batch = make_groups()
+    prefixes = common_prompts(batch, max_tokens=200, alignment=1)
+    assert prefixes.lengths.tolist() == [9] * 3 + [1] * 2 + [14] * 4 + [0]
+    assert prefixes.families.tolist() == [0] * 3 + [1] * 2 + [2] * 4 + [3]
+    ((members,),) = packing.make_schedule(batch.lengths, dp=1, max_tokens=200, alignment=1, prefixes=prefixes)
+    pack = packing.pack(batch.tokens, batch.lengths, members, 1, prefixes=prefixes)
+    assert len(pack.tokens) == len(batch.tokens) - 2 * 9 - 1 - 3 * 14
+
+
+def test_a_group_that_is_too_large_for_a_micro_batch_is_cut():
+    batch = make_groups()
+    prefixes = common_prompts(batch, max_tokens=40, alignment=1)
+    assert prefixes.families.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 4, 5]
+    assert prefixes.lengths.tolist() == [9] * 3 + [1] * 2 + [14] * 2 + [0] * 3
