@@ -33,7 +33,7 @@ def final_answer(text: str) -> str | None:
     Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after
     it. None if there is nothing.
     """
-    text = text.replace("\u2212", "-")  # Unicode's own minus
+    text = _BOLD.sub(r"\1", text.replace("\u2212", "-"))  # Unicode's own minus
     mark, box = text.rfind(_MARK), text.rfind(_BOX)
     if mark >= 0 and mark > box:
         answer = text[mark + len(_MARK) :].strip().split("\n")[0]
@@ -42,7 +42,7 @@ def final_answer(text: str) -> str | None:
     else:
         numbers = _NUMBER.findall(text)
         answer = numbers[-1] if numbers else ""
-    answer = _BOLD.sub(r"\1", _CURRENCY.sub("", answer)).lstrip("=: \t").rstrip(":. \t\n")
+    answer = _CURRENCY.sub("", answer).lstrip("=: \t").rstrip(":. \t\n")
     return _REMARK.sub("", answer) or None
 
 

@@ -29,6 +29,8 @@ from areal_like.rewards.gsm8k import check, final_answer, quick, verify
         ("#### \u2212£3", "-3"),
         ("#### 5 €", "5"),
         ("#### **7**", "7"),
+        ("**#### 7**", "7"),
+        ("**Answer:**\n**#### $7** in all", "7 in all"),
         ("#### **$7.** (seven)", "7"),
         ("#### 7 (twenty-one less fourteen):", "7"),
         ("####: = -7:", "-7"),
