@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from allocation import ParallelSizes
 from areal_like.config.schema import MicroBatchConfig
-from areal_like.trainer.prompts import Prefixes, common_prompts
+from areal_like.trainer.prompts import Prefixes, alone, common_prompts
 from areal_like.types import Batch, Ints
 
 
@@ -97,17 +97,12 @@ def make_schedule(
     `max_tokens` is per micro-batch before context parallelism divides it. Families of `prefixes` stay together. Raises
     PackingError for an empty batch and for a sequence that is longer than a micro-batch.
     """
-    whole = np.asarray(lengths, np.int64)
-    families = np.arange(len(whole)) if prefixes is None else prefixes.families
-    own, common = (
-        (whole, None)
-        if prefixes is None
-        else (whole - prefixes.lengths, prefixes.lengths[prefixes.leads].astype(np.int64))
-    )
-    if not len(whole) or whole.min() == 0:
+    if not len(lengths) or min(lengths) == 0:
         raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
-    sizes = np.bincount(families, _padded(own, alignment)).astype(np.int64)
-    padded = (sizes if common is None else sizes + _padded(common, alignment)).tolist()
+    prefixes = prefixes or alone(len(lengths))
+    common = prefixes.lengths[prefixes.leads].astype(np.int64)
+    own = np.bincount(prefixes.families, _padded(np.asarray(lengths, np.int64) - prefixes.lengths, alignment))
+    padded = (own.astype(np.int64) + _padded(common, alignment)).tolist()
     if max(padded) > max_tokens:
         raise PackingError(
             f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
@@ -119,7 +114,7 @@ def make_schedule(
         n = _round_up(n + 1 + n // 16, multiple)
 
     bins.sort(key=lambda members: sum(padded[i] for i in members), reverse=True)
-    ends = np.cumsum(np.bincount(families)).tolist()
+    ends = np.cumsum(np.bincount(prefixes.families)).tolist()
     ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dp)]
     for i, members in enumerate(bins):
         turn, place = divmod(i, dp)
@@ -149,7 +144,7 @@ def pack(
     length, start = lengths[chosen].astype(np.int64), np.cumsum(lengths, dtype=np.int64)[chosen] - lengths[chosen]
     if not members:
         length = start = np.zeros(1, np.int64)
-    shared = prefixes.of(chosen) if prefixes is not None and members else None
+    shared = (prefixes or alone(len(lengths))).of(chosen) if members else alone(1)
     pieces = _pieces(start, length, shared)
     padded = _padded(np.maximum(pieces.length, 1), alignment)
     ends = np.concatenate(([0], np.cumsum(padded)))
@@ -176,7 +171,7 @@ def pack(
         targets,
         ends.astype(np.int32),
         int(padded.max()),
-        _keys(pieces, padded, ends) if shared is not None and shared.lengths.any() else None,
+        _keys(pieces, padded, ends) if shared.lengths.any() else None,
     )
 
 
@@ -194,10 +189,7 @@ class _Pieces:
     common: NDArray[np.int64]
 
 
-def _pieces(start: NDArray[np.int64], length: NDArray[np.int64], prefixes: Prefixes | None) -> _Pieces:
-    if prefixes is None:
-        own = np.arange(len(start))
-        return _Pieces(start, length, np.zeros_like(start), own, own)
+def _pieces(start: NDArray[np.int64], length: NDArray[np.int64], prefixes: Prefixes) -> _Pieces:
     leads = prefixes.leads & (prefixes.lengths > 0)
     own = np.arange(len(start)) + np.cumsum(leads)
     common = np.maximum.accumulate(np.where(leads, own - 1, 0))

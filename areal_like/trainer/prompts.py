@@ -32,6 +32,11 @@ class Prefixes:
         return Prefixes(self.lengths[sequences], self.families[sequences])
 
 
+def alone(n: int) -> Prefixes:
+    """Of n sequences that share nothing."""
+    return Prefixes(np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
+
+
 def common_prompts(batch: Batch, *, max_tokens: int, alignment: int) -> Prefixes:
     """Families of neighbours whose tokens before the first that was generated are the same.
 
