@@ -128,7 +128,7 @@ class UserWorkflow:
             sessions.append(self._session(group_id, len(sessions), prefills, made, main))
             return sessions[-1]
 
-        scene, own = self.scene, replace(prompt, row=_copied(dict(prompt.row)))
+        scene, own = self.scene, replace(prompt, row=_copied(dict(prompt.row)), tokens=list(prompt.tokens))
         rollout = Rollout(
             own,
             group_id,

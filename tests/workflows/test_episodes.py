@@ -72,6 +72,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         n: int = 2,
         seed: int | None = None,
         row: dict[str, Any] = ROW,
+        tokens: Sequence[int] = (7,),
     ) -> Any:
         file = tmp_path / f"workflow_{time.monotonic_ns()}.py"
         file.write_text("import asyncio, sys, time\n" + source)
@@ -82,7 +83,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         async def main() -> Any:
             async with Workflows(config, pool or Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n, seed)
-                prompts = [Prompt(group, [7], row=row) for group in range(groups)]
+                prompts = [Prompt(group, tokens, row=row) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
                 ended = {
                     name.removeprefix("episodes/"): n for name, n in workflows.counts().items() if "turns/" not in name
@@ -238,17 +239,19 @@ async def run(row, client):
 async def run(prompt, n, rollout):
     messages = prompt.row["prompt"]
     messages += [{"role": "user", "content": "again"}] * 4
-    response = await rollout.sample(rollout.tokenizer.encode_chat(messages))
-    return [rollout.trajectory([[1], response], len(messages))]
+    tokens = prompt.tokens
+    tokens += rollout.tokenizer.encode_chat(messages)
+    response = await rollout.sample(tokens)
+    return [rollout.trajectory([tokens, response], len(messages))]
 """,
     ],
 )
 def test_a_workflow_may_change_its_row(play, source):
     """As whoever appends to the row's messages does: the row of other episodes, and of later epochs, stays as it is."""
     row = {"prompt": [{"role": "user", "content": "x"}]}
-    groups, _, _ = play(source, "episode.max_tokens=900", n=3, groups=2, row=row)
+    groups, _, _ = play(source, "episode.max_tokens=900", n=3, groups=2, row=row, tokens=(tokens := [7]))
     assert {t.reward for group in groups for t in group} == {5.0}
-    assert row == {"prompt": [{"role": "user", "content": "x"}]}
+    assert row == {"prompt": [{"role": "user", "content": "x"}]} and tokens == [7]
 
 
 def test_an_episode_without_a_completion_gives_no_trajectory(play):
