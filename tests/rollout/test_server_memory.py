@@ -9,6 +9,7 @@ import asyncio
 import os
 import secrets
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.rollout.sglang import process
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.memory import keep
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 
@@ -88,3 +90,20 @@ def test_or_are_made_anew_by_the_new_weights(served):
         by_version = [real.transformers_logprobs(model, prompt, response.tokens) for model in models]
         expected = [by_version[version][place] for place, version in enumerate(response.versions)]
         np.testing.assert_allclose(response.logprobs, expected, atol=EXACT)
+
+
+def test_a_cache_of_another_form_is_told_with_what_helps():
+    """That of models with sliding windows has a tree that knows no single size."""
+
+    def evictable_size() -> int:
+        raise NotImplementedError
+
+    scheduler = SimpleNamespace(
+        waiting_queue=[],
+        flush_cache=lambda: False,
+        tree_cache=SimpleNamespace(evict=print, evictable_size=evictable_size),
+        token_to_kv_pool_allocator=SimpleNamespace(get_kvcache=SimpleNamespace),
+        req_to_token_pool=SimpleNamespace(req_to_token=None),
+    )
+    with pytest.raises(NotImplementedError, match=r"write weight_update\.requests=recompute"):
+        keep(scheduler)

@@ -30,9 +30,10 @@ def keep(scheduler: Any) -> Callable[[], None] | None:
             return None
     finally:
         scheduler.waiting_queue = waiting
-    _drop_what_nobody_holds(scheduler.tree_cache)
     allocator, table = scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool.req_to_token
-    slots, buffers = _held(allocator), _buffers(allocator)
+    buffers = _buffers(allocator)
+    _drop_what_nobody_holds(scheduler.tree_cache)
+    slots = _held(allocator)
     parts = [(buffer, rows) for buffer in buffers for rows in slots.split(ROWS)]
     kept = [_to_host(buffer[rows], ROWS) for buffer, rows in parts]
     places = _to_host(table, len(table))
