@@ -60,7 +60,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SHARE = {"tiny": 0.4, "0.6B": 0.6, "4B": 0.4}  # of a GPU that servers have where the trainer needs the rest
 PROMPT = 96  # bytes, which are tokens here
-ARMS = ("sync", "split", "shared", "turns")
 DISTRIBUTIONS = ("long_tailed", "equal")
 POLL_S = 0.5
 

@@ -60,9 +60,9 @@ def plan_svg(plan: Plan, by: str | None = None) -> str:
     return _svg(plan_maps(plan, by))
 
 
-def engine_svg(engine: EnginePlan, by: str | None = None) -> str:
-    """The grids of one engine, side by side. Raises `KeyError` as `rank_maps` does."""
-    return _svg([(engine, rank_maps(engine, by))])
+def engine_svg(engine: EnginePlan) -> str:
+    """The grids of one engine, side by side."""
+    return _svg([(engine, rank_maps(engine))])
 
 
 def _svg(engines: Iterable[tuple[EnginePlan, list[RankMap]]]) -> str:
