@@ -156,8 +156,8 @@ class WeightUpdateConfig(Section):
 
     mode: Literal["disk", "collective", "ipc"] = Field(
         "collective",
-        description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl; gloo on CPU, and where trainer "
-        "and servers share GPUs); `ipc`: servers read out of the memory of the trainer on the same GPUs.",
+        description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl; gloo on CPU, and where the "
+        "trainer's first rank shares its GPU with a server); `ipc`: servers read out of the memory of the trainer on the same GPUs.",
     )
     requests: Literal["in_place", "recompute", "drain"] = Field(
         "in_place",
