@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards.functions import as_reward
+from areal_like.rewards.functions import VALUE, as_reward
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.user_code import UserCodeError, where_it_failed
@@ -249,12 +249,14 @@ def _copied(value: Any) -> Any:
 
 def _reward(returned: Any) -> Reward:
     """What an episode returned, as a reward; raises EpisodeError."""
-    if isinstance(returned, Reward):  # as the run's own score gives them
-        return Reward(_reward(returned.value).value, returned.parts)
     if returned is None:
         return Reward(None)
     try:
+        if isinstance(returned, Reward):  # as the run's own score gives them
+            return Reward(_reward(returned.value).value, as_reward({**returned.parts, VALUE: 0}, "it").parts)
         return as_reward(returned, "it")
+    except TypeError as error:
+        raise EpisodeError("not a reward", f"the parts of a reward are a dict of numbers: {error}") from error
     except UserCodeError as error:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
 

@@ -185,24 +185,26 @@ def test_responses_of_a_dataset_are_trajectories_with_unknown_log_probs(play, ex
 @pytest.mark.parametrize(
     ("body", "cause", "words"),
     [
-        ("raise KeyError('answer')", "raised", r"line 4: KeyError: 'answer'"),
-        ("sys.exit(3)", "raised", "line 4: SystemExit: 3"),
-        ("raise KeyboardInterrupt", "raised", "line 4: KeyboardInterrupt"),
+        ("raise KeyError('answer')", "raised", r"line 5: KeyError: 'answer'"),
+        ("sys.exit(3)", "raised", "line 5: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "raised", "line 5: KeyboardInterrupt"),
         (
             "raise type('Failed', (BaseException,), {})('as of pytest.fail')",
             "raised",
-            "line 4: Failed: as of pytest.fail",
+            "line 5: Failed: as of pytest.fail",
         ),
         ("await asyncio.sleep(99999)", "time_limit", "2 s .episode.timeout_s"),
         ("return 'good'", "not_a_reward", "'good', not a number"),
         ("return float('nan')", "not_a_reward", "nan"),
         ("return [1.0]", "not_a_reward", r"\[1.0\]"),
+        ("return Reward(1.0, {'note': 'x'})", "not_a_reward", "'x', not a number under 'note'"),
+        ("return Reward(1.0, None)", "not_a_reward", "parts"),
         (f"return {ASK[:0]}await asyncio.wait_for(asyncio.sleep(9), 0.01)", "raised", "TimeoutError"),
         (f"await {ASK}", "limit_of_turns", "episode.max_turns"),
     ],
 )
 def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, body, cause, words):
-    source = f"async def run(row, client):\n    await {ASK}\n    {body}"
+    source = f"from areal_like.types import Reward\nasync def run(row, client):\n    await {ASK}\n    {body}"
     limits = [f"episode.timeout_s={2 if cause == 'time_limit' else 600}", "episode.max_turns=1"]
     (group,), (said,), counts = play(source, *limits)
     assert [t.reward for t in group] == [None, None] and all(t.generated.any() for t in group)
