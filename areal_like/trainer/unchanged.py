@@ -1,6 +1,6 @@
 """A rehearsal of a training step leaves no trace in what the real one starts from."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,13 +17,22 @@ def _anything(inputs: LossInputs, parameters: None) -> tuple[Tensor, dict[str, T
 ANYTHING = LossSpec(_anything)  # a loss that needs no field, of an actor and of a critic
 
 
-@contextmanager
-def unchanged(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
-    """Put back torch's random numbers and what models count in buffers (experts' loads and biases), after the body."""
-    with torch.no_grad():
-        before = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    with torch.no_grad():
+def remembered(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
+    """What models count in buffers (experts' loads and biases), as a function that puts it back."""
+    before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+
+    @torch.no_grad()
+    def put_back() -> None:
         for buffer, value in before:
             buffer.copy_(value)
+
+    return put_back
+
+
+@contextmanager
+def unchanged(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
+    """Put back torch's random numbers and what models count in buffers, after the body."""
+    put_back = remembered(models)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    put_back()

@@ -160,3 +160,11 @@ def test_shared_experts_can_be_recomputed_where_a_bridge_would_overlap_them(rank
     (expected,) = ranks.run(three_steps, 1, Setting(glm, bridge=bridge))
     (outcome,) = ranks.run(three_steps, 1, Setting(glm, bridge=bridge, megatron=recomputed))
     assert outcome.steps == [pytest.approx(step, rel=1e-5) for step in expected.steps]
+
+
+def test_a_step_that_is_not_finite_leaves_the_choice_of_experts_alone(ranks, glm):
+    moving = {"override_transformer_config": {"moe_router_bias_update_rate": 0.1}}
+    (seen,) = ranks.run(bad_steps, 1, Setting(glm, megatron=moving), "infinite", 2)
+    assert seen.outcomes == [1.0, 1.0] and seen.unchanged
+    bias = load_file(glm / "model.safetensors")[BIAS].numpy()
+    assert not np.array_equal(seen.weights[BIAS], bias)  # after the good step

@@ -1,7 +1,7 @@
 """One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import row_multiple, transformer_options
 from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import prepare_process
-from areal_like.trainer.unchanged import ANYTHING, unchanged
+from areal_like.trainer.unchanged import ANYTHING, remembered, unchanged
 from areal_like.types import Batch, Floats, LossSpec
 
 cpu.install()  # before anything imports megatron.core
@@ -98,9 +98,10 @@ class MegatronEngine:
         if self._spec.optimizer is None:
             raise RoleError(f"the {self._spec.role} has no optimizer")
         with self._memory.needed("params", "grads"), cpu.cpu_as_cuda():
+            put_back = remembered(self._models)  # with gradients Megatron moves the routers' biases
             parts = self._gradients(batch, loss, temperature)
             with self._memory.needed("optimizer"):
-                step = self._step(learning_rate)
+                step = self._step(learning_rate, put_back)
             return {**means(parts, self.device), **step}  # read before the step, they would leave the device idle
 
     def rehearse(self, batch: Batch) -> None:
@@ -256,7 +257,7 @@ class MegatronEngine:
         )
         return DeviceBatches(*packs, batch, wanted, self.device)
 
-    def _step(self, learning_rate: float | None) -> dict[str, float]:
+    def _step(self, learning_rate: float | None, put_back: Callable[[], None]) -> dict[str, float]:
         """The update, and what is known of it; every rank sees the same numbers and decides alike."""
         if learning_rate is not None:
             for group in self._optimizer.param_groups:
@@ -264,7 +265,8 @@ class MegatronEngine:
         lr = float(self._optimizer.param_groups[0]["lr"])
         grad_norm = optimizer.step_if_finite(self._optimizer)
         self._optimizer.zero_grad()
-        finite = math.isfinite(grad_norm)
+        if not (finite := math.isfinite(grad_norm)):
+            put_back()
         self._scheduler.step(1 if finite and learning_rate is None else 0)
         self._skipped = 0 if finite else self._skipped + 1
         if self._spec.optimizer and self._skipped > (limit := self._spec.optimizer.max_skipped_steps):
