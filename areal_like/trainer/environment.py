@@ -55,8 +55,16 @@ def _megatron(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
-def apply_environment(variables: dict[str, str], master_address: str) -> None:
-    """Sets variables that the user has not set, and keeps gloo and NCCL on the interface that reaches the master."""
+def apply_environment(spec: EngineSpec, master_address: str) -> None:
+    """Sets a rank's variables as far as the user has not, and keeps gloo and NCCL on the interface to the master.
+
+    Transformer Engine reads some of them when it is imported, and so does torch: the engine's module comes later.
+    """
     interface = local_interface(master_address)
-    for name, value in {**variables, "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}.items():
+    os.environ.update(spec.config.env_vars)
+    for name, value in {
+        **rank_environment(spec),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""The process of a trainer rank: its environment, device and process group, whatever the backend."""
+"""The process of a trainer rank: its device and process group, whatever the backend."""
 
 import logging
 import os
@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 
 from areal_like.trainer.engine import EngineSpec, Rendezvous
-from areal_like.trainer.environment import apply_environment, rank_environment
 
 
-def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
-    """Sets environment, threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
+def prepare_process(spec: EngineSpec) -> torch.device:
+    """Sets threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
     on_gpu, deterministic = spec.device == "cuda", spec.config.megatron.use_deterministic_algorithms
     if on_gpu != torch.cuda.is_available():
         raise ValueError(
@@ -20,8 +19,6 @@ def prepare_process(spec: EngineSpec, master_address: str) -> torch.device:
             if on_gpu
             else "the trainer is to run on the CPU; hide this host's GPUs from it (CUDA_VISIBLE_DEVICES='')"
         )
-    os.environ.update(spec.config.env_vars)
-    apply_environment(rank_environment(spec), master_address)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.use_deterministic_algorithms(deterministic)
     if (logger := logging.getLogger("megatron")).level == logging.NOTSET:

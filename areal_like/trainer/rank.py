@@ -9,6 +9,7 @@ from typing import Any
 from areal_like.cluster.lifetime import listen
 from areal_like.garbage import uncollected
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
+from areal_like.trainer.environment import apply_environment
 
 
 class TrainerRank:
@@ -54,7 +55,8 @@ class TrainerRank:
 
 
 def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
-    """The engine of a backend. Raises ValueError for one that nobody wrote."""
+    """The engine of a backend, in this process's environment. Raises ValueError for one that nobody wrote."""
+    apply_environment(spec, rendezvous.address)
     if spec.backend == "megatron":
         with uncollected():
             from areal_like.trainer.megatron.engine import MegatronEngine

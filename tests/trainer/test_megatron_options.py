@@ -140,9 +140,38 @@ def test_environment_of_a_rank(monkeypatch):
     assert one["NVTE_TORCH_COMPILE"] == "0"
     assert rank_environment(spec(ParallelSizes(tp=2, etp=2)))["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
-    monkeypatch.setenv("A_USERS_OWN", "kept")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    apply_environment({"A_USERS_OWN": "replaced"}, "127.0.0.1")
-    assert os.environ["A_USERS_OWN"] == "kept"
-    assert os.environ["GLOO_SOCKET_IFNAME"] == local_interface("127.0.0.1")
+    own = {"OMP_NUM_THREADS": "2", "TORCHDYNAMO_DISABLE": "0"}
+    monkeypatch.setattr(os, "environ", dict(own))
+    apply_environment(spec(device="cpu", env_vars={"TORCHDYNAMO_DISABLE": "1", "MINE": "x"}), "127.0.0.1")
+    interface = local_interface("127.0.0.1")
+    assert os.environ == {
+        **own,
+        "TORCHDYNAMO_DISABLE": "1",
+        "MINE": "x",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+    }
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_variables_are_there_before_torch_is(backend):
+    """Transformer Engine reads NVTE_TORCH_COMPILE when it is imported."""
+    code = f"""
+import os, sys
+from test_megatron_options import spec
+from areal_like.trainer.engine import Rendezvous
+from areal_like.trainer.rank import make_engine
+
+class Seen:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("NVTE_TORCH_COMPILE"), os.environ["MINE"])
+            sys.exit()
+
+sys.meta_path.insert(0, Seen())
+make_engine(spec(backend="{backend}", env_vars={{"MINE": "x"}}), Rendezvous(0, 1, "127.0.0.1", 1, 1.0, None))
+"""
+    where = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | where, capture_output=True, text=True)
+    assert done.stdout == ("0 x\n" if backend == "megatron" else "None x\n"), done.stderr

@@ -49,7 +49,7 @@ class FSDPEngine:
 
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         self._spec, self._is_critic = spec, spec.role == "critic"
-        self.device = prepare_process(spec, rendezvous.address)
+        self.device = prepare_process(spec)
         join(rendezvous, self.device, from_host=spec.config.fsdp.offload_params)
         self._group = ulysses.make_group(spec.sizes.cp, rendezvous.timeout_s)
         torch.manual_seed(spec.seed)

@@ -48,7 +48,7 @@ class MegatronEngine:
         config, sizes = spec.config, spec.sizes
         self._spec, self._is_critic = spec, spec.role == "critic"
         self._rows = row_multiple(config.megatron.override_transformer_config) or 1
-        self.device = prepare_process(spec, rendezvous.address)
+        self.device = prepare_process(spec)
         options = transformer_options(config, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
         dtype = getattr(torch, config.dtype)
         source = ModelSource(spec.path, dtype, sizes, options, value_head=self._is_critic, seed=spec.seed)
