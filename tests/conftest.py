@@ -23,10 +23,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from left_processes import session_processes
+from left_processes import END_LIMIT_S, session_processes
 
 START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
-END_LIMIT_S = 60
 
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")

@@ -15,7 +15,7 @@ from areal_like.demo.init_model import model_config
 from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
 from areal_like.trainer.fsdp.support import has_plain_attention, rope_of_lengths
-from areal_like.trainer.megatron.bridges.support import bridge_problems
+from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
 
 def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, list[Finding]]:
@@ -52,6 +52,10 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         model = json.loads(file.read_text())
     else:  # a name on the hub, which the trainer looks at once it is downloaded
         return
+    if not model.get("architectures"):
+        message = "config.json has no architectures, by which the servers choose the model's code"
+        help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
+        yield finding("RUN-MODEL", "actor.path", message, help)
     model = {**model, **model.get("text_config", {})}
     if plan.engine("actor").backend == "fsdp":
         yield from _under_fsdp(spec, model, plan.engine("actor").sizes)

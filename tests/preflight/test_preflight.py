@@ -1,4 +1,5 @@
 import json
+import re
 import socket
 from unittest import mock
 
@@ -277,6 +278,18 @@ def test_a_model_directory_needs_its_weights(write, tmp_path):
     (directory / "model-1-of-2.safetensors").unlink()
     (finding,) = errors(write(), f"actor.path={directory}")
     assert "no weights" in finding.message
+
+
+@pytest.mark.parametrize("backend", ["megatron:d2", "fsdp:d2"])
+def test_a_model_names_its_architecture(write, tmp_path, backend):
+    write_init_model(InitModelConfig(num_hidden_layers=1), tmp_path, seed=0)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": None}))
+    (finding,) = errors(write(), f"actor.path={tmp_path}", f"actor.backend={backend}")
+    assert "no architectures" in finding.message
+    (suggested,) = re.findall(r"add (.*) to it", finding.help)
+    (tmp_path / "config.json").write_text(json.dumps({**config, **json.loads(f"{{{suggested}}}")}))
+    assert check(write(), f"actor.path={tmp_path}", f"actor.backend={backend}").ok
 
 
 @pytest.mark.parametrize("model", ["actor.path=SMALL", "actor.init_model.vocab_size=50"])

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import END_LIMIT_S
-from left_processes import session_processes
+from left_processes import END_LIMIT_S, session_processes
 from scripted import Model, tokenizer
 
 from areal_like.config.load import load

@@ -174,6 +174,11 @@ def _registered_families(bridge_type: str) -> set[str]:
     return {name for name, family in _families().items() if name in registered or family["architecture"] in registered}
 
 
+def architecture_of(family: str) -> str:
+    """The class that transformers has for a family's language models."""
+    return str(_families().get(family, {}).get("architecture", "…ForCausalLM"))
+
+
 def _families() -> dict[str, Any]:
     families: dict[str, Any] = _registry()["families"]
     return families
