@@ -63,7 +63,7 @@ def main(
         "target": target,
         "limit_s": limit_s,
         "trl": {item.name: item.version for item in metadata.distributions(path=[str(trl_packages)])},
-        "ratio": {kind: median([run["ratio"][kind] for run in runs]) for kind in ("total", "training")},
+        "ratio": {kind: median(runs, kind) for kind in ("total", "training")},
         "seeds": dict(zip(seeds.split(","), runs, strict=True)),
     }
     print("times faster than TRL (median of the seeds):", figures["ratio"])
@@ -157,9 +157,12 @@ def trl(events: Path, config: Path, target: float, limit_s: float, threads: int,
     return {"started": started, "events": [json.loads(line) for line in events.read_text().splitlines()]}
 
 
-def median(ratios: Sequence[float | None]) -> float | None:
-    """None where a side missed the target."""
-    return None if None in ratios else statistics.median(ratios)  # type: ignore[type-var]
+def median(runs: Sequence[dict], kind: str) -> float | None:
+    """Of the seeds' ratios; who missed the target within the limit or the run's steps was slower without bound."""
+    missed = {True: 0.0, False: math.inf}  # by whether this engine did
+    ratios = [run["ratio"][kind] or missed[run["engine"][f"{kind}_s"] is None] for run in runs]
+    middle = statistics.median(ratios)
+    return middle if math.isfinite(middle) else None
 
 
 if __name__ == "__main__":
