@@ -12,6 +12,7 @@ from test_layouts import TOLERANCE, same_training, world
 from trainer_jobs import Outcome, Setting, make_groups, steps_with_groups
 
 from allocation import ParallelSizes
+from areal_like.config.schema import MicroBatchConfig
 from areal_like.trainer import packing
 from areal_like.trainer.prompts import common_prompts
 from areal_like.types import Batch
@@ -100,9 +101,11 @@ def test_a_prompt_is_there_once():
     prefixes = common_prompts(batch, max_tokens=200, alignment=1)
     assert prefixes.lengths.tolist() == [9] * 3 + [1] * 2 + [14] * 4 + [0]
     assert prefixes.families.tolist() == [0] * 3 + [1] * 2 + [2] * 4 + [3]
-    ((members,),) = packing.make_schedule(batch.lengths, dp=1, max_tokens=200, alignment=1, prefixes=prefixes)
-    pack = packing.pack(batch.tokens, batch.lengths, members, 1, prefixes=prefixes)
-    assert len(pack.tokens) == len(batch.tokens) - 2 * 9 - 1 - 3 * 14
+    for shares, saved in ((True, 2 * 9 + 1 + 3 * 14), (False, 0)):
+        section = MicroBatchConfig(max_tokens_per_mb=200, share_prompts=shares)
+        count, pack = packing.packs(batch, section, dp=1, dp_rank=0, alignment=1)
+        assert count == 1
+        assert len(pack(0).tokens) == len(batch.tokens) - saved
 
 
 def test_a_group_that_is_too_large_for_a_micro_batch_is_cut():
