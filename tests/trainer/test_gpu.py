@@ -14,8 +14,10 @@ from trainer_jobs import (
     Setting,
     adapted_steps,
     make_batch,
+    make_groups,
     resume,
     save_after_two_steps,
+    steps_with_groups,
     three_steps,
 )
 from trainer_ranks import Ranks
@@ -24,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from areal_like.config.schema import OptimizerConfig
 from areal_like.trainer import logprobs
 from areal_like.trainer.engine import LoRA
+from areal_like.types import Batch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -39,8 +42,14 @@ def setting(model, bridge="mbridge") -> Setting:
     return Setting(model, bridge=bridge, machine=GPU, optimizer=OptimizerConfig(lr=1e-3, eps=1e-2))
 
 
-def hf_log_probs(path, dtype, lora: LoRA | None = None, adapters: dict[str, np.ndarray] | None = None) -> np.ndarray:
-    batch, hf, result = make_batch(), AutoModelForCausalLM.from_pretrained(path, dtype=dtype), []
+def hf_log_probs(
+    path,
+    dtype,
+    lora: LoRA | None = None,
+    adapters: dict[str, np.ndarray] | None = None,
+    batch: Batch | None = None,
+) -> np.ndarray:
+    batch, hf, result = batch or make_batch(), AutoModelForCausalLM.from_pretrained(path, dtype=dtype), []
     for name in [name for name in adapters or {} if ".lora_A." in name]:
         layer = hf.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
         a, b = (torch.from_numpy(adapters[other]) for other in (name, name.replace("lora_A", "lora_B")))
@@ -91,6 +100,33 @@ def test_fsdp_sees_the_windows_that_hugging_face_does(one_rank, models):
     assert all(np.isfinite(step["grad_norm"]) for step in outcome.steps)
 
 
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+CORE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+
+
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        ("tied", {}),
+        ("untied", {"bridge": "megatron-bridge", "megatron": RECOMPUTED}),
+        ("tied", {"megatron": CORE}),
+        ("moe", {}),
+        ("tied", {"backend": "fsdp"}),
+        ("sliding", {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
+    ],
+    ids=str,
+)
+def test_responses_to_a_prompt_that_is_computed_once_train_alike(one_rank, models, model, how):
+    made = replace(setting(models[model]), max_tokens_per_mb=128, **how)
+    whole, shared = (one_rank.run(steps_with_groups, 1, replace(made, share_prompts=it))[0] for it in (False, True))
+    exact = hf_log_probs(models[model], torch.float32, batch=make_groups())
+    apart = [np.abs(values - exact[places]).mean() for places, values in (whole.log_probs, shared.log_probs)]
+    assert apart[1] < 1.5 * apart[0]
+    for step, wanted in zip(shared.steps, whole.steps, strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=0.05, abs=0.05)
+        assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=0.05)
+
+
 PRECISE = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bfloat16", "exp_avg_sq_dtype": "bfloat16"}
 SETTINGS = {
     "precision": PRECISE,
@@ -131,10 +167,7 @@ def test_a_checkpoint_continues_the_run(one_rank, models, model, tmp_path):
     [
         ("tied", {"bridge": "mbridge"}),
         ("untied", {"bridge": "megatron-bridge"}),
-        (
-            "untied",
-            {"megatron": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}},
-        ),
+        ("untied", {"megatron": RECOMPUTED}),
         ("moe", {"bridge": "mbridge"}),
         ("tied", {"backend": "fsdp"}),
     ],

@@ -10,7 +10,15 @@ import pytest
 import torch
 from test_gpu import hf_log_probs, setting
 from test_layouts import LAYOUTS, MORE_LAYOUTS, assembled, world
-from trainer_jobs import Setting, adapted_steps, moved_reference, resume, save_after_two_steps, three_steps
+from trainer_jobs import (
+    Setting,
+    adapted_steps,
+    moved_reference,
+    resume,
+    save_after_two_steps,
+    steps_with_groups,
+    three_steps,
+)
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
@@ -93,6 +101,26 @@ def alike(weights: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> No
     assert weights.keys() == expected.keys()
     for name, weight in weights.items():
         assert np.abs(weight - expected[name]).mean() < WEIGHT_TOLERANCE, name
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize(
+    ("model", "sizes", "backend"),
+    [
+        ("tied", ParallelSizes(tp=2, etp=2), "megatron"),
+        ("untied", ParallelSizes(pp=2), "megatron"),
+        ("moe", ParallelSizes(dp=2, ep=2), "megatron"),
+        ("tied", ParallelSizes(cp=2, edp=2), "fsdp"),
+    ],
+    ids=str,
+)
+def test_responses_to_a_prompt_that_is_computed_once_train_alike(gpus, models, model, sizes, backend):
+    made = replace(setting(models[model]), sizes=sizes, backend=backend, max_tokens_per_mb=128)
+    whole, shared = (gpus.run(steps_with_groups, 2, replace(made, share_prompts=it))[0] for it in (False, True))
+    for step, wanted in zip(shared.steps, whole.steps, strict=True):
+        assert step["loss"] == pytest.approx(wanted["loss"], rel=STEP_TOLERANCE, abs=STEP_TOLERANCE)
+        assert step["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=STEP_TOLERANCE)
+    alike(shared.weights, whole.weights)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ each token's own position, and in attention, where keys and values are gathered 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch
+
+# of a piece's queries the last attends to all keys; Transformer Engine's name, which Megatron has no AttnMaskType for
+_LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
 
 
 @dataclass
@@ -31,7 +35,7 @@ def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
     pieces = _thd(PackedSeqParams, ends, longest, key_ends, most_keys)
     if keys is None:
         return pieces
-    whole, total = ends[[0, -1]], micro_batch.tokens.shape[1]
+    whole, total = ends[:: len(ends) - 1].contiguous(), micro_batch.tokens.shape[1]
     positions = micro_batch.positions[0]
     return _thd(SharedPrompts, whole, total, whole, total, positions=positions, places=keys.places, pieces=pieces)
 
@@ -64,4 +68,5 @@ def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> t
         return arguments, dict(named)
     query, key, value, *others = arguments
     gathered = (states.index_select(0, pack.places) for states in (key, value))
-    return (query, *gathered, *others), {**named, "packed_seq_params": pack.pieces}
+    told = {"packed_seq_params": pack.pieces, "attn_mask_type": _LAST_TO_ALL}
+    return (query, *gathered, *others), {**named, **told}
