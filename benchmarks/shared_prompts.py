@@ -5,7 +5,8 @@
 
 One rank, one engine, the same batch, in turns. Shape of the model, samples of a prompt and micro-batches come from the
 configuration; all prompts are of one length, and so are all responses. Tokens count as often as they are in the batch.
-Beside the speed: how far apart the log-probs of both are, and loss and gradient norm of a step of each at a learning rate of 0.
+Beside the speed: how far apart the log-probs of both are, and loss and gradient norm of a step of each that moves
+nothing.
 """
 
 from __future__ import annotations
