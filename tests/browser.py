@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from limits import HUNG_S
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ANSWER = """
@@ -47,7 +48,7 @@ def ask(page: Path, script: str, folder: Path) -> Any:
     options += [f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
     command = [browser, *options, "--enable-logging=stderr", "--dump-dom", f"file://{copy}"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     finally:
         copy.unlink()
     complaints = [line for line in result.stderr.splitlines() if "CONSOLE" in line]

@@ -23,9 +23,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from left_processes import END_LIMIT_S, session_processes
-
-START_LIMIT_S = 900  # of limits in tests: it is reached by what hangs, not by what is slow
+from left_processes import session_processes
+from limits import HUNG_S
 
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
@@ -87,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nothing_left() -> Iterator[None]:
     """Fails the session that leaves processes behind; torn down after every other fixture."""
     yield
-    deadline = time.monotonic() + END_LIMIT_S
+    deadline = time.monotonic() + HUNG_S
     while (left := session_processes()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == [], "the tests left processes behind"
@@ -144,10 +143,10 @@ def _shared_memory(pid: int) -> set[Path]:
 
 
 def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + HUNG_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(server.url + "/health", timeout=60):
+            with urllib.request.urlopen(server.url + "/health", timeout=HUNG_S):
                 return
         except (URLError, TimeoutError, ConnectionError):
             time.sleep(0.2)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from aiohttp import web
+from limits import HUNG_S
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.rollout.clients import Client, Clients
@@ -153,7 +154,7 @@ async def clients_of(n: int) -> AsyncIterator[Clients | None]:
     if not n:
         yield None
         return
-    async with Clients(n, start, print, 120) as clients:
+    async with Clients(n, start, print, HUNG_S) as clients:
         yield clients
     for group in groups:
         await asyncio.gather(*group.client._reading.values(), return_exceptions=True)

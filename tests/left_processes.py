@@ -8,7 +8,6 @@ import secrets
 
 import psutil
 
-END_LIMIT_S = 60  # reached by what hangs, not by what is slow
 SESSION = "AREAL_LIKE_TEST_SESSION"
 os.environ[SESSION] = secrets.token_hex(6)
 OWN_HELPER = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from limits import HUNG_S
 
 from areal_like.cluster.janitor import RUN_VARIABLE, members
 from areal_like.cluster.lifetime import temporary_directory
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
-CLEAN_S = 120  # a quiet machine needs 10 seconds; what is reached only by what hangs or stays
 # Small, but with two trainer ranks and a server, and a model that solves some problems and not all.
 SMALL = (
     "experiment_name=test",
@@ -44,7 +44,6 @@ ENDLESS = (
     *("evaluator.at_start=false", "evaluator.at_end=false"),
     *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64", "train_dataset.batch_size=2"),
 )
-HUNG_S = 400
 
 
 class Run:
@@ -143,7 +142,7 @@ class Run:
         assert self.run_id, "nothing was observed"
         assert len(self._processes) > 5
         assert len(self._ports) > 3
-        deadline = time.monotonic() + CLEAN_S
+        deadline = time.monotonic() + HUNG_S
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.2)
         return left

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import HUNG_S
 
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.checkpoint.journal import Journal, Step, read_header
@@ -36,7 +37,6 @@ from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 PROMPTS = [Prompt(row, [row]) for row in range(7)]
-LIMIT_S = 120  # hung
 
 
 class Crash(RuntimeError):
@@ -141,7 +141,7 @@ async def attempt(machine: Machine, folder: Path, steps: int, every: int, stalen
     config = load(CONFIG, [*recover, *others, *fixed]).config
     job = cast(Any, SimpleNamespace(config=config, train_prompts=PROMPTS))
     async with (
-        asyncio.timeout(LIMIT_S),
+        asyncio.timeout(HUNG_S),
         run_directory(job, View(enabled=False), lambda _: Record(config.run_dir, "t", View(enabled=False))) as opened,
     ):
         state = opened.state

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from limits import HUNG_S
 
 from areal_like.metrics.console import COLUMNS, View
 from areal_like.metrics.record import Record
@@ -91,7 +92,7 @@ raise SystemExit(130)
     process = subprocess.Popen([sys.executable, "-c", code], **{stream: ends[1]})  # type: ignore[call-overload]
     for end in ends:
         os.close(end)
-    assert process.wait(60) == 130
+    assert process.wait(HUNG_S) == 130
 
 
 def test_the_summary_and_the_picture_are_written(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import HUNG_S
 from typer.testing import CliRunner
 
 from areal_like import commands
@@ -144,7 +145,7 @@ def drawn(page: Path) -> dict[str, str]:
     if node is None:
         pytest.skip("needs Node")
     scripts = json.dumps(Page(page.read_text()).scripts)
-    result = subprocess.run([node, "-e", DRAW], input=scripts, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([node, "-e", DRAW], input=scripts, capture_output=True, text=True, timeout=HUNG_S)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

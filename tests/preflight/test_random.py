@@ -6,6 +6,7 @@ import time
 
 import pytest
 import yaml
+from limits import HUNG_S
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.keys import all_keys, annotation_of, members, section_of
@@ -14,7 +15,6 @@ from areal_like.preflight import preflight
 
 COUNT = int(os.environ.get("AREAL_LIKE_RANDOM_CONFIGURATIONS", "150"))
 BATCHES = 10
-HUNG_S = 60
 KEYS = [key for key in all_keys() if section_of(annotation_of(key)) is None]
 WORDS = [
     *("", "null", "x", "é" * 200, "n" * 400, "a/b", "..", "~", "/", "/dev/null", "/nowhere/x", "${seed}", "${nothing}"),

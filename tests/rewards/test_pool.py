@@ -11,6 +11,7 @@ from multiprocessing import forkserver
 
 import psutil
 import pytest
+from limits import HUNG_S
 
 from areal_like.config.schema import RewardConfig
 from areal_like.data.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ class Unpicklable:
 @pytest.mark.parametrize("value", [lambda: 1, threading.Lock(), (i for i in ()), Unpicklable()])
 def test_what_cannot_be_sent_to_a_worker_is_a_failure_of_that_call(value):
     async def main():
-        async with RewardPool(timeout_s=60, workers=1) as pool:
+        async with RewardPool(timeout_s=HUNG_S, workers=1) as pool:
             return await pool.call(load, "a", value), await pool.call(load, "a", "a")
 
     failed, next_one = asyncio.run(main())
@@ -229,5 +230,5 @@ def test_a_hanging_worker_ends_when_the_main_process_is_killed(tmp_path):
     assert len(children) == 3  # the worker, the forkserver and the resource tracker
     main.kill()
     main.wait()
-    _, alive = psutil.wait_procs(children, timeout=300)
+    _, alive = psutil.wait_procs(children, timeout=HUNG_S)
     assert alive == []

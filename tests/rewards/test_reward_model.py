@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from classifiers import classifier, scores
+from limits import HUNG_S
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -35,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return classifier(tmp_path_factory.mktemp("classifier") / "model")
 
 
-async def asked(model: Path, handler: Callable[[Any], Any], texts: list[str], timeout_s: float = 60) -> Any:
+async def asked(model: Path, handler: Callable[[Any], Any], texts: list[str], timeout_s: float = HUNG_S) -> Any:
     """What the model makes of the texts, where `handler` answers for its server."""
     app = web.Application()
     app.router.add_post("/classify", handler)
@@ -97,13 +98,13 @@ def test_what_cannot_be_scored_is_missing(model: Path, answer: web.Response | No
             await asyncio.sleep(5)
         return web.Response(status=answer.status, body=answer.body) if answer else web.Response()
 
-    (failure,) = asyncio.run(asked(model, handler, ["4"], timeout_s=60 if answer else 0.5))
+    (failure,) = asyncio.run(asked(model, handler, ["4"], timeout_s=HUNG_S if answer else 0.5))
     assert isinstance(failure, Failure) and failure.cause == cause and words in failure.message
 
 
 def test_a_server_that_is_gone_is_a_cause(model: Path) -> None:
     async def run() -> Any:
-        async with RewardModel(["http://127.0.0.1:1"], "token", model, 60) as judge:
+        async with RewardModel(["http://127.0.0.1:1"], "token", model, HUNG_S) as judge:
             return await judge(["4"], PROMPT)
 
     (failure,) = asyncio.run(run())
@@ -142,7 +143,7 @@ def test_a_real_server_scores_as_transformers_does(family: str, tmp_path: Path, 
             )
             url = await server.start()
             stack.push_async_callback(server.end)
-            async with RewardModel([url], "token", directory, 60) as judge:
+            async with RewardModel([url], "token", directory, HUNG_S) as judge:
                 return await judge(texts, PROMPT)
 
     rewards = asyncio.run(run())

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
+from limits import HUNG_S
 
 import allocation
 from areal_like.cluster.janitor import members
@@ -55,10 +56,10 @@ async def main(log_dir: Path) -> None:
         start = partial(start_client, cluster, plan.engine("rollout"))
         async with (
             serving(FakeServer(generate)) as urls,
-            Clients(2, start, lambda line: None, 60) as clients,
-            ServerPool(urls, cluster.token, 60, clients=clients) as pool,
+            Clients(2, start, lambda line: None, HUNG_S) as clients,
+            ServerPool(urls, cluster.token, HUNG_S, clients=clients) as pool,
         ):
-            async with pool.interrupted(0, Deadline(60)):
+            async with pool.interrupted(0, Deadline(HUNG_S)):
                 pass
             before = processes(cluster)
             asking = asyncio.gather(*(pool.sample([number], Sampling(TOKENS)) for number in range(64)))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, InThisProcess, clients_of, event, output, serving
+from limits import HUNG_S
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, WorkerError
@@ -98,7 +99,7 @@ def test_what_a_lost_client_process_read_goes_on_from_where_it_was(how: str, why
             if each.client._session:
                 await each.client._session.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
 def test_a_fault_of_a_client_process_is_not_its_server_s(monkeypatch: pytest.MonkeyPatch):
@@ -126,7 +127,7 @@ def test_a_fault_of_a_client_process_is_not_its_server_s(monkeypatch: pytest.Mon
 
     decoded = module.part_of
     monkeypatch.setattr(module, "part_of", part_of)
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
 def test_what_is_cancelled_at_once_is_aborted_after_the_server_had_it():
@@ -156,7 +157,7 @@ def test_what_is_cancelled_at_once_is_aborted_after_the_server_had_it():
             assert pool._fleet.busy
             asking[0].cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
 def test_what_has_come_of_many_samples_is_taken_in_pieces_between_which_the_event_loop_turns():
@@ -181,7 +182,7 @@ def test_what_has_come_of_many_samples_is_taken_in_pieces_between_which_the_even
             async for parts in clients.read(Server("server 0", "", cast(Any, None)), b""):
                 taken[call] += [piece.columns.item(0, 0) for _, piece in parts if isinstance(piece, Piece)]
 
-        async with Clients(1, start, print, stall_s=60) as clients:
+        async with Clients(1, start, print, stall_s=HUNG_S) as clients:
             taking = asyncio.gather(*map(take, range(calls)))
             counts = [0]
             while not taking.done():
@@ -190,7 +191,7 @@ def test_what_has_come_of_many_samples_is_taken_in_pieces_between_which_the_even
         assert taken == [list(range(samples))] * calls
         assert max(np.diff(counts)) <= EVENTS * HANDED_OVER
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
 def test_the_death_of_an_actor_costs_no_token(tmp_path: Path):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from limits import HUNG_S
 
 from areal_like.data.stream import PromptStream
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.types import FinishReason, Prompt, Trajectory
 
-LIMIT_S = 60  # hung
 PROMPTS = [Prompt(row, [row]) for row in range(5)]
 
 
@@ -26,7 +26,7 @@ async def batches(rewards: list[float], groups: int, **settings: Any) -> tuple[l
         made, reward = np.zeros(3, np.int32), rewards[min(group_id, len(rewards) - 1)]
         return [Trajectory(0, group_id, made, made.astype(np.float32), made, FinishReason.STOP, reward)]
 
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
         collector = Collector(
             prompts=PromptStream(PROMPTS, shuffle=True, seed=3),
             groups=groups,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, clients_of, event, output, serving
+from limits import HUNG_S
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
@@ -114,7 +115,7 @@ def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any,
             assert numbers["rollout/queue_seconds_max"] >= numbers["rollout/queue_seconds_mean"] >= 0
             assert not any("fault" in name for name in pool.statistics())
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
 ENDS = {
@@ -141,4 +142,4 @@ def test_what_another_try_cannot_mend_ends_the_request_with_its_name(answer: Any
             assert pool.statistics()[f"server_faults/{fault}"] == 1
             assert len(server.bodies("/generate")) == 1
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))

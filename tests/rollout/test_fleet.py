@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, clients_of, output, serving
+from limits import HUNG_S
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
@@ -250,7 +251,7 @@ def test_a_busy_server_is_seldom_asked_how_it_is():
     async def run() -> None:
         server = FakeServer(generate)
         start = time.monotonic()
-        async with pool_of(server, timeout_s=120) as pool:
+        async with pool_of(server, timeout_s=HUNG_S) as pool:
             await asyncio.gather(*(pool.generate([[1]], SAMPLING) for _ in range(300)))
         assert len(server.bodies("/v1/loads")) <= 1 + (time.monotonic() - start) / fleet.LOAD_S
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_server import Body, FakeServer, output, serving
+from limits import HUNG_S
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout import fleet, keeper
@@ -21,7 +22,6 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import SyncSpec, publish
 
-HUNG_S = 60
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 
@@ -110,7 +110,7 @@ async def opened(pool: ServerPool, version: int, *servers: FakeServer) -> None:
 def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
     async def run() -> None:
         dying, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
-        async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", 60) as pool:
+        async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors(None, urls[2])
             watching = asyncio.create_task(Keeper(actors, pool, 3, 1, said.append).keep())
@@ -159,7 +159,7 @@ def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
 
     async def run() -> None:
         hanging, other, again = FakeServer(generate), FakeServer(generate), FakeServer(generate)
-        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 60) as pool:
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors, (first, _) = Actors(urls[2]), pool.servers
             watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
@@ -179,14 +179,17 @@ def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
 )
 def test_a_death_that_is_too_much_ends_the_run(restarts: int, least: int):
     async def run() -> None:
-        async with serving(FakeServer(generate), FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+        async with (
+            serving(FakeServer(generate), FakeServer(generate)) as urls,
+            ServerPool(urls, "token", HUNG_S) as pool,
+        ):
             await opened(pool, 0)
             actors = Actors()
             actors.die(1)
             await Keeper(actors, pool, restarts, least, print).keep()
 
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(asyncio.wait_for(run(), 60))
+        asyncio.run(asyncio.wait_for(run(), HUNG_S))
     assert "rollout rank 1 failed during serving: server-1 ended with exit code -9" in str(raised.value.exceptions[0])
 
 
@@ -198,7 +201,7 @@ async def until(what: Callable[[], bool]) -> None:
 def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
     async def run() -> None:
         planned, first, second, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
-        async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", 60) as pool:
+        async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(None, *urls[1:])
             keeper = Keeper(Actors(), pool, 2, 1, said.append, [rooms.room])
@@ -285,7 +288,7 @@ class Full:
 
 def test_a_full_disk_is_told_with_what_helps(tmp_path: Path):
     async def run() -> None:
-        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await publish(DiskSync(Full(), pool, SyncSpec(20, tmp_path, 1, "gloo", 1)), 1, 20)
 
     with pytest.raises(WeightUpdateError, match=r"weights of version 1 do not fit .* write weight_update\.mode=coll"):
@@ -301,7 +304,7 @@ def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_pa
 
     async def run() -> None:
         dying, other = FakeServer(generate), FakeServer(generate)
-        async with serving(dying, other) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(dying, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors()
             watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
@@ -328,7 +331,7 @@ def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_pa
 def test_drain_goes_on_without_a_server_that_hangs(tmp_path: Path):
     async def run() -> None:
         hanging, other = FakeServer(silence), FakeServer(generate)
-        async with serving(hanging, other) as urls, ServerPool(urls, "token", 60, requests="drain") as pool:
+        async with serving(hanging, other) as urls, ServerPool(urls, "token", HUNG_S, requests="drain") as pool:
             await opened(pool, 0)
             actors = Actors(None, None, None)
             watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
@@ -363,7 +366,7 @@ async def refuse() -> Any:
 def test_an_update_goes_on_without_a_further_server_that(path: str | None, answer: Any, tmp_path: Path):
     async def run() -> None:
         planned, further, said = FakeServer(generate), FakeServer(generate), []
-        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", 60) as pool:
+        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
             watching = asyncio.create_task(Keeper(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
@@ -389,7 +392,7 @@ def test_a_server_that_is_lost_without_a_word_is_not_waited_for(path: str, tmp_p
 
     async def run() -> None:
         lost, other = FakeServer(generate), FakeServer(generate)
-        async with serving(lost, other) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(lost, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors(None, None, None)
             watching = asyncio.create_task(Keeper(actors, pool, 3, 1, print).keep())
@@ -414,7 +417,7 @@ def test_a_server_that_loads_for_too_long_is_not_said_to_hang(tmp_path: Path):
     async def run() -> None:
         slow = FakeServer(generate)
         slow.answers[UPDATE] = hang
-        async with serving(slow, FakeServer(generate)) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(slow, FakeServer(generate)) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             hung: list[Any] = []
             pool.on_hang(hung.append)
             with pytest.raises(WeightUpdateError, match=f"{UPDATE} did not answer within"):
@@ -434,7 +437,7 @@ def test_no_server_is_said_to_hang_that_had_no_time(tmp_path: Path):
     async def run() -> None:
         server = FakeServer(generate)
         server.answers["/pause_generation"] = hang
-        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             hung: list[Any] = []
             pool.on_hang(hung.append)
             with pytest.raises(WeightUpdateError, match="version 1"):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import serving as real
 import torch
-from test_versions_gpu import EXAMPLE, LENGTH, LIMIT_S, PROMPTS, SHAPE, Lenders, check_labels, peaked
+from limits import HUNG_S
+from test_versions_gpu import EXAMPLE, LENGTH, PROMPTS, SHAPE, Lenders, check_labels, peaked
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -46,12 +47,12 @@ async def taking_turns(config: Any, folder: Path, models: list[Path]) -> tuple[l
     """Responses that turns of a trainer interrupt, and the least memory that one of these had more than a server's."""
     token, asking, freed = secrets.token_hex(8), None, []
     arguments = server_arguments(config, models[0], ParallelSizes(), "cuda")
-    spec = ServerSpec("server", arguments, folder / "server.log", token, None, LIMIT_S)
+    spec = ServerSpec("server", arguments, folder / "server.log", token, None, HUNG_S)
     url = await SGLangServer(spec, "127.0.0.1").start()
     trainer = Lenders(models[0], 1)
-    async with ServerPool([url], token, LIMIT_S, requests=config.weight_update.requests) as pool:
-        sync = make_sync("ipc", trainer, pool, SyncSpec(LIMIT_S, folder, 1, "gloo", bucket_mb=16))
-        turns = Alternate(sync, [], pool, LIMIT_S, phase)
+    async with ServerPool([url], token, HUNG_S, requests=config.weight_update.requests) as pool:
+        sync = make_sync("ipc", trainer, pool, SyncSpec(HUNG_S, folder, 1, "gloo", bucket_mb=16))
+        turns = Alternate(sync, [], pool, HUNG_S, phase)
         for version in range(TURNS):
             before = free_gib()
             await turns.to_trainer(None)
@@ -60,7 +61,7 @@ async def taking_turns(config: Any, folder: Path, models: list[Path]) -> tuple[l
             if not version:
                 await turns.connect()
             with phase("weights"):
-                await publish(turns, version, LIMIT_S)
+                await publish(turns, version, HUNG_S)
             await turns.to_servers()
             if asking is None:
                 await pool.sample(PROMPTS[0], Sampling(LENGTH, ignore_eos=True))  # kernels are compiled

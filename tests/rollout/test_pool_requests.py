@@ -15,6 +15,7 @@ import pytest
 import serving as real
 from aiohttp import web
 from fake_server import Body, FakeServer, clients_of, event, output, serving
+from limits import HUNG_S
 
 from areal_like.errors import ServerError
 from areal_like.rollout import fleet
@@ -619,16 +620,16 @@ def test_a_servers_work_shows_while_it_generates_and_then_alone(sglang_server, m
         async with real.pool_on(sglang_server) as pool:
             await real.serve(pool, models[0], 0)
             (server,) = pool.servers
-            assert await server.most_running(60) >= 256
+            assert await server.most_running(HUNG_S) >= 256
             asking = asyncio.create_task(pool.generate(prompts, Sampling(26)))
             seen = []
             while not asking.done():
-                seen.append(str(await server.work_done(60)))
+                seen.append(str(await server.work_done(HUNG_S)))
                 await asyncio.sleep(0.02)
             await asking
             assert len(set(seen)) > 2
             await asyncio.sleep(1)
-            idle = [await server.work_done(60) for _ in range(3) if await asyncio.sleep(0.2) is None]
+            idle = [await server.work_done(HUNG_S) for _ in range(3) if await asyncio.sleep(0.2) is None]
             assert idle[0] == idle[1] == idle[2]
 
     asyncio.run(run())

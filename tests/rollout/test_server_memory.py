@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving as real
+from limits import HUNG_S
 from test_versions import EXACT, PROMPTS, distance, working
 
 from allocation import ParallelSizes
@@ -29,17 +30,17 @@ from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
-LENGTH, LIMIT_S = 90, 600
+LENGTH = 90
 
 
 async def taking_turns(pool: ServerPool, models: list[Path]) -> list[Response]:
     """Responses that two turns of a trainer interrupt, each of which brings other weights."""
     asking = None
     for version, model in enumerate(models):
-        await pool.hold(Deadline(LIMIT_S))
-        await pool.take_weights_back(Deadline(LIMIT_S))
+        await pool.hold(Deadline(HUNG_S))
+        await pool.take_weights_back(Deadline(HUNG_S))
         await real.serve(pool, model, version)
-        await pool.release_hold(Deadline(LIMIT_S))
+        await pool.release_hold(Deadline(HUNG_S))
         if asking is None:
             asking = asyncio.gather(*(pool.generate([prompt], Sampling(LENGTH, ignore_eos=True)) for prompt in PROMPTS))
         await working(pool)
@@ -57,10 +58,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     async def run(tmp: Path) -> dict[Requests, list[Response]]:
         token, responses = secrets.token_hex(8), {}
         arguments = server_arguments(config, folder / "model", ParallelSizes(), "cpu")
-        spec = ServerSpec("server", arguments, tmp / "server.log", token, None, LIMIT_S)
+        spec = ServerSpec("server", arguments, tmp / "server.log", token, None, HUNG_S)
         url = await SGLangServer(spec, "127.0.0.1").start()
         for requests in ("in_place", "recompute"):
-            async with ServerPool([url], token, LIMIT_S, requests=requests) as pool:
+            async with ServerPool([url], token, HUNG_S, requests=requests) as pool:
                 responses[requests] = await taking_turns(pool, models)
                 await asyncio.sleep(0.5)  # SGLang ends a server that is idle and has lost track of its slots
                 await pool.sample(PROMPTS[0], Sampling(4))

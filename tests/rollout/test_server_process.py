@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from limits import HUNG_S
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -21,7 +22,6 @@ from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerDied, ServerSpec, SGLangServer
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
-HUNG_S = 60
 LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"
 
 
@@ -31,7 +31,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     made = []
 
-    def make(end: str, *, limit_s: float = 60) -> SGLangServer:
+    def make(end: str, *, limit_s: float = HUNG_S) -> SGLangServer:
         monkeypatch.setenv("FAKE_END", end)
         monkeypatch.setenv("FAKE_LOG", LOADED)
         spec = ServerSpec("server-0", (), tmp_path / "server.log", secrets.token_hex(8), None, limit_s)

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import HUNG_S
 
 from areal_like.data.stream import PromptStream
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.types import FinishReason, Prompt, Trajectory
-
-LIMIT_S = 60  # hung
 
 
 class Clock:
@@ -54,7 +53,7 @@ async def trained(
         made = np.zeros(3, np.int32)
         return [Trajectory(prompt.sample_id, group_id, made, made.astype(np.float32), made, FinishReason.STOP, 1.0)]
 
-    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
         ticking = tasks.create_task(clock.tick())
         collector = Collector(
             prompts=PromptStream([Prompt(row, [row]) for row in range(len(lengths))], shuffle=False, seed=0),

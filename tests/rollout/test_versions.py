@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving as real
+from limits import HUNG_S
 
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
@@ -44,7 +45,7 @@ async def working(pool: ServerPool) -> None:
     """Wait until the server has generated something."""
     seen = set()
     for _ in range(1000):
-        seen.add(str(await pool.servers[0].work_done(60)))
+        seen.add(str(await pool.servers[0].work_done(HUNG_S)))
         if len(seen) > 2:
             return
         await asyncio.sleep(0.005)
@@ -99,7 +100,7 @@ def test_prefixes_are_shared_within_a_version_and_never_with_an_older_one(sglang
                 await real.serve(pool, models[version], version)
                 for _ in range(2):
                     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 4}}
-                    answer = await pool.servers[0].post("/generate", body, 60)
+                    answer = await pool.servers[0].post("/generate", body, HUNG_S)
                     cached.append(answer["meta_info"]["cached_tokens"])
             return cached
 
@@ -115,7 +116,7 @@ def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_ser
             await real.serve(pool, models[0], 0)
             await pool.generate([prompt], Sampling(2))
             before = await prefilled(pool)
-            async with pool.interrupted(1, Deadline(60)):
+            async with pool.interrupted(1, Deadline(HUNG_S)):
                 asking = asyncio.create_task(pool.generate([prompt] * 4, Sampling(4)))
                 await asyncio.sleep(0.2)
                 await real.load_from_disk(pool, models[1], 1)
@@ -123,7 +124,7 @@ def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_ser
             return responses, await prefilled(pool) - before
 
     async def prefilled(pool: ServerPool) -> int:
-        return (await pool.servers[0].work_done(60))[0][3]
+        return (await pool.servers[0].work_done(HUNG_S))[0][3]
 
     responses, tokens = asyncio.run(run())
     assert {version for response in responses for version in response.versions} == {1}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import serving as real
 import torch
+from limits import HUNG_S
 from local_trainer import LocalTrainer
 from safetensors.torch import load_file, save_file
 
@@ -26,7 +27,7 @@ from areal_like.weights.sync import SyncSpec, make_sync, publish
 pytestmark = pytest.mark.gpu
 
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo.yaml"
-LENGTH, VERSIONS, LIMIT_S = 400, 4, 600
+LENGTH, VERSIONS = 400, 4
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + i)] for i in range(24)]
 SHAPE = [
     *("gconfig.max_new_tokens=400", "actor.init_model.num_hidden_layers=4", "actor.init_model.vocab_size=512"),
@@ -72,21 +73,21 @@ async def generate(config: Any, folder: Path, models: list[Path], mode: str, bac
     """Responses during which weights change, from a server on the first GPUs."""
     token = secrets.token_hex(8)
     arguments = server_arguments(config, models[0], ParallelSizes(tp=tp), "cuda")
-    spec = ServerSpec("server", arguments, folder / "server.log", token, None, LIMIT_S)
+    spec = ServerSpec("server", arguments, folder / "server.log", token, None, HUNG_S)
     url = await SGLangServer(spec, "127.0.0.1").start()
     trainer = LocalTrainer(models[0], "cuda:1" if backend == "nccl" else "cpu")
     if mode == "ipc":
         trainer = Lenders(models[0], tp)
-    async with ServerPool([url], token, LIMIT_S) as pool:
-        sync = make_sync(mode, trainer, pool, SyncSpec(LIMIT_S, folder, 1, backend, bucket_mb=16))
+    async with ServerPool([url], token, HUNG_S) as pool:
+        sync = make_sync(mode, trainer, pool, SyncSpec(HUNG_S, folder, 1, backend, bucket_mb=16))
         await sync.connect()
-        await publish(sync, 0, LIMIT_S)
+        await publish(sync, 0, HUNG_S)
         await pool.sample(PROMPTS[0], Sampling(LENGTH, ignore_eos=True))
         asking = asyncio.gather(*(pool.sample(prompt, Sampling(LENGTH, ignore_eos=True)) for prompt in PROMPTS))
         for version in range(1, VERSIONS):
             await asyncio.sleep(0.2)
             trainer.model = models[version % 2]
-            await publish(sync, version, LIMIT_S)
+            await publish(sync, version, HUNG_S)
         return await asking
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running import CLEAN_S, Run, run
+from limits import HUNG_S
+from running import Run, run
 
 ENDLESS = ("total_train_epochs=10000", "total_train_steps=null", "evaluator.at_start=false", "warm_start=null")
 
@@ -72,11 +73,9 @@ def test_a_run_that_does_not_finish(
 ) -> None:
     with run(tmp_path, *ENDLESS, f"weight_update.mode={mode}", "saver.freq_steps=1") as started:
         started.wait_for_step(3)
-        start = time.monotonic()
         stop(started)
-        ended = started.end(600)
+        ended = started.end(HUNG_S)
         assert started.remains() == []
-        assert time.monotonic() - start < 2 * CLEAN_S
     assert "Traceback" not in started.errors
     if stop is terminate and ended == 1:  # Ray ends its driver if it notices first that its node is gone
         return

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from limits import HUNG_S
 from running import CONFIG, ROOT, SMALL
 
 from areal_like import launch, train
@@ -22,7 +23,6 @@ from areal_like.metrics.console import View
 from areal_like.preflight import Job
 from areal_like.types import Reward
 
-LIMIT_S = 120  # hung
 QUIET = {"trial_name": "t", "stats_logger.console": False}
 
 
@@ -116,7 +116,7 @@ def test_an_interrupt_of_a_notebook_s_cell_ends_the_run(monkeypatch: pytest.Monk
     async def run(job: Job, view: View) -> None:
         try:
             asyncio.get_running_loop().call_later(0.1, signal.pthread_kill, main, signal.SIGINT)
-            await asyncio.sleep(LIMIT_S)
+            await asyncio.sleep(HUNG_S)
         finally:
             await asyncio.sleep(0.1)  # as clean-up takes its time
             ended.append(job)

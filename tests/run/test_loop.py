@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from limits import HUNG_S
 from running import CONFIG
 
 from areal_like import loop
@@ -23,7 +24,6 @@ from areal_like.metrics.record import Record
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
-LIMIT_S = 120  # hung
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
 
 
@@ -138,7 +138,7 @@ async def train(
         Notes(folder),
         Parts(make_algorithm(config), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage), **roles),
     )
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HUNG_S):
         await reinforce(config, parts, steps, record)
     return record
 
@@ -293,7 +293,7 @@ def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypa
     built, ticked = loop.policy_batches, threading.Event()
 
     def build(*arguments):
-        assert ticked.wait(LIMIT_S)
+        assert ticked.wait(HUNG_S)
         return built(*arguments)
 
     async def run() -> None:

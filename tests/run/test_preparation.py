@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from limits import HUNG_S
 from running import CONFIG, ROOT, SCRIPT
 
 from areal_like.config.load import load
@@ -117,7 +118,7 @@ def test_ctrl_c_does_not_wait_for_a_download(tmp_path: Path) -> None:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(HUNG_S) == 130
     assert process.stderr and process.stderr.read() == b""
     child = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(child)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from limits import HUNG_S
 from running import Run, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
@@ -156,7 +157,7 @@ def test_the_picture_is_a_picture(finished: Run) -> None:
 def test_the_directory_is_not_another_runs(finished: Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.directory.rglob("*")}
     with run(finished.directory.parents[2], *LEARN) as second:
-        assert second.process.wait(60) == 2
+        assert second.process.wait(HUNG_S) == 2
         assert "holds the results of another run" in second.errors
     assert {path: path.stat().st_mtime_ns for path in finished.directory.rglob("*")} == before
 

@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
+from limits import HUNG_S
 
 
 def generate(url: str, headers: dict[str, str]) -> Any:
@@ -22,7 +23,7 @@ def generate(url: str, headers: dict[str, str]) -> Any:
     request = urllib.request.Request(
         url + "/generate", json.dumps(body).encode(), headers | {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=600) as answer:
+    with urllib.request.urlopen(request, timeout=HUNG_S) as answer:
         return json.load(answer)
 
 
@@ -63,7 +64,7 @@ def test_refuses_strangers(sglang_server: Any, headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("path", ["/health_generate", "/health/", "/healthy", "/metrics", "/v1/loads", "/docs"])
 def test_only_health_is_answered_without_the_token(sglang_server: Any, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
-        urllib.request.urlopen(sglang_server.url + path, timeout=60)
+        urllib.request.urlopen(sglang_server.url + path, timeout=HUNG_S)
 
 
 def test_health_generates_nothing_and_health_generate_does(sglang_server: Any) -> None:
@@ -71,11 +72,11 @@ def test_health_generates_nothing_and_health_generate_does(sglang_server: Any) -
         return sglang_server.log_file.read_text().count("Prefill batch")
 
     before = prefilled()
-    urllib.request.urlopen(sglang_server.url + "/health", timeout=60).close()
+    urllib.request.urlopen(sglang_server.url + "/health", timeout=HUNG_S).close()
     time.sleep(1)
     assert prefilled() == before
     request = urllib.request.Request(sglang_server.url + "/health_generate", headers=sglang_server.headers)
-    urllib.request.urlopen(request, timeout=60).close()
+    urllib.request.urlopen(request, timeout=HUNG_S).close()
     assert prefilled() > before
 
 
@@ -88,7 +89,7 @@ def test_no_websocket_is_open_to_strangers(sglang_server: Any) -> None:
     }
     request = urllib.request.Request(sglang_server.url + "/v1/realtime", headers=headers)
     with pytest.raises(HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=60)
+        urllib.request.urlopen(request, timeout=HUNG_S)
     assert refused.value.code in (401, 403, 404)
 
 

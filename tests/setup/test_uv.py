@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from limits import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 UV = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
@@ -51,7 +52,7 @@ def uv(project: Path, *words: str) -> str:
     """What uv answers without a network, where it knows the stubs alone."""
     command = [sys.executable, "-m", "uv", *words, "--offline", "--no-cache", "--python", sys.executable]
     env = {**os.environ, "UV_FIND_LINKS": "stubs"}
-    result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=HUNG_S)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -39,12 +39,12 @@ from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # b
 from areal_like.trainer.rank import make_engine
 
 # isort: split
+from limits import HUNG_S
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from areal_like.types import Batch, LossSpec
 
 VOCABULARY = 101
-_LIMIT_S = 600  # hung
 TEMPERATURE = 0.7
 
 
@@ -314,7 +314,7 @@ def save_after_two_steps(
     written = FileSystemWriter.write_data
 
     def write_late(*arguments: Any) -> Any:
-        assert trained.wait(_LIMIT_S)
+        assert trained.wait(HUNG_S)
         return written(*arguments)
 
     with engine(rendezvous, listener, setting) as made:

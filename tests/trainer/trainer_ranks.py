@@ -13,11 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from limits import HUNG_S
 
 from areal_like.cluster.lifetime import listen
 from areal_like.trainer.engine import Rendezvous
-
-_LIMIT_S = 900
 
 
 class Ranks:
@@ -36,7 +35,7 @@ class Ranks:
     def run(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
         """Raises AssertionError with the ranks' tracebacks when one fails or does not answer."""
         port = self._ask([(_listen, ())])[0]
-        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=600) for rank in range(n)]
+        rendezvous = [Rendezvous(rank, n, "127.0.0.1", port, timeout_s=HUNG_S) for rank in range(n)]
         return self._ask([(_with_listener, (job, r, *args)) for r in rendezvous])
 
     def once(self, job: Callable[..., Any], n: int, *args: Any) -> list[Any]:
@@ -84,7 +83,7 @@ class Ranks:
 
 def _answer(pipe: Connection) -> tuple[bool, Any]:
     try:
-        return pipe.recv() if pipe.poll(_LIMIT_S) else (False, "no answer")
+        return pipe.recv() if pipe.poll(HUNG_S) else (False, "no answer")
     except EOFError:
         return False, "the process ended"
 

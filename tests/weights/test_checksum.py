@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import serving as real
 import torch
+from limits import HUNG_S
 from local_trainer import LocalTrainer
 from test_sync import connected
 
@@ -67,7 +68,7 @@ def test_what_came_otherwise_is_named(sglang_server, tmp_path, mode):
         async with connected(mode, trainer, sglang_server, tmp_path) as (bound, pool):
             pool.checking = partial(checked, trainer)
             for trainer.updates, trainer.model in enumerate(models, 1):
-                await publish(bound, trainer.updates, 60)
+                await publish(bound, trainer.updates, HUNG_S)
 
     with pytest.raises(
         WeightUpdateError, match=r"version 2 .* 1 of \d+ tensors came otherwise .*: model\.norm\.weight"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_server import FakeServer, serving
+from limits import HUNG_S
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
@@ -21,8 +22,6 @@ from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.controller import GROUP, CollectiveSync
 from areal_like.weights.collective.rank import CollectiveSender
 from areal_like.weights.sync import SyncSpec, TensorSpec, publish
-
-HUNG_S = 120
 
 
 class Engine:
@@ -49,14 +48,14 @@ def test_who_waits_for_a_server_that_never_comes_is_let_go_and_may_join_again(mo
     monkeypatch.setattr(collective, "FORMING", timedelta(seconds=2))
     sender = CollectiveSender(Engine(), 0, "127.0.0.1")  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as threads:
-        address, port = sender.open(3, GROUP, 60)  # type: ignore[misc]
+        address, port = sender.open(3, GROUP, HUNG_S)  # type: ignore[misc]
         waiting: Future[ProcessGroupGloo] = threads.submit(joined, address, port, 1, 3)
         with pytest.raises(RuntimeError):
             sender.join("gloo")
         with pytest.raises(RuntimeError):
             waiting.result(HUNG_S)
         sender.close()
-        address, port = sender.open(2, GROUP, 60)  # type: ignore[misc]
+        address, port = sender.open(2, GROUP, HUNG_S)  # type: ignore[misc]
         waiting = threads.submit(joined, address, port, 1, 2)
         sender.join("gloo")
         group = waiting.result(HUNG_S)
@@ -90,7 +89,7 @@ def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any,
 
     async def run() -> None:
         dying, other = FakeServer(), FakeServer()
-        async with serving(dying, other) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(dying, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
 
             async def die() -> Any:
                 pool.leave(pool.servers[0], "ended with exit code -9")
@@ -122,7 +121,7 @@ def test_a_further_server_that_cannot_join_the_group_costs_no_run(monkeypatch: p
             return {"success": False, "message": "no route to host"}
 
         further.answers["/init_weights_update_group"] = refuse
-        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", 60) as pool:
+        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             pool.join(urls[1], None)
             trainer: Any = Trainer()
             await CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, "gloo", 1)).connect()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fake_server import FakeServer, output, serving
+from limits import HUNG_S
 from torch import Tensor
 
 from areal_like.errors import WeightUpdateError, WorkerError
@@ -68,7 +69,7 @@ class FakeTrainer:
 
 
 async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20, ahead_mb: int = 0) -> None:
-    async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+    async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
         spec = SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb)
         bound = make_sync("collective", trainer, pool, spec)
         await bound.connect()
@@ -138,7 +139,7 @@ def test_as_much_is_lent_at_once_as_may_be_held(ahead_mb: int, lent: list[int], 
         return {}
 
     async def run() -> None:
-        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             bound = make_sync("ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb))
             await bound.connect()
             await publish(bound, 0, 20)
@@ -167,7 +168,7 @@ def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
     trainer.transfers = watched
 
     async def run() -> None:
-        async with serving(FakeServer(), FakeServer()) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(FakeServer(), FakeServer()) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             spec = SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=99, lenders=[{0}, {1, 2}])
             bound = make_sync("ipc", trainer, pool, spec)
             await bound.connect()
@@ -193,7 +194,7 @@ def test_a_server_that_joins_while_weights_are_gathered_waits_for_the_next_ones(
     transfers = trainer.transfers
 
     async def run() -> None:
-        async with serving(FakeServer(), joining) as urls, ServerPool(urls[:1], "token", 60) as pool:
+        async with serving(FakeServer(), joining) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
 
             async def gathered(step: str, *arguments: Any, timeout_s: float) -> list[Any]:
                 if len(pool.servers) == 1:
@@ -226,7 +227,7 @@ def test_no_update_asks_a_server_that_may_have_requests_to_flush_its_cache(mode:
             await pool.generate([[1]], Sampling(4, stop_token_ids=(7,)))
 
     async def run(server: FakeServer) -> None:
-        async with serving(server) as urls, ServerPool(urls, "token", 60, requests=requests) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S, requests=requests) as pool:
             bound = make_sync(mode, FakeTrainer(), pool, SyncSpec(20, Path("nowhere"), 1, "gloo", bucket_mb=1))
             await bound.connect()
             asking = [asyncio.create_task(ask(pool)) for _ in range(8)]
@@ -250,7 +251,7 @@ def test_a_checkpoint_is_read_by_servers_that_began_without_weights():
     """By default SGLang loads it as it loaded the first weights: not at all where these were made up."""
 
     async def run(server: FakeServer) -> None:
-        async with serving(server) as urls, ServerPool(urls, "token", 60) as pool:
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await publish(make_sync("disk", FakeTrainer(), pool, SyncSpec(20, Path("nowhere"), 1, "gloo", 1)), 0, 20)
 
     server = FakeServer()

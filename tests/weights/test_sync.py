@@ -13,6 +13,7 @@ import pytest
 import serving as real
 from aiohttp import web
 from fake_server import FakeServer, serving
+from limits import HUNG_S
 from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
@@ -41,14 +42,14 @@ def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeou
 async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> AsyncIterator[tuple[WeightSync, Any]]:
     """A connected sync on the session's server, which forgets the process group afterwards."""
     async with real.pool_on(server) as pool:
-        bound = sync_over(mode, trainer, pool, directory, 60)
+        bound = sync_over(mode, trainer, pool, directory, HUNG_S)
         await bound.connect()
         try:
             yield bound, pool
         finally:
             if mode == "collective":
-                await trainer.transfer("close", timeout_s=60)
-                await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, 60)
+                await trainer.transfer("close", timeout_s=HUNG_S)
+                await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, HUNG_S)
 
 
 @pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
@@ -59,9 +60,9 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
     async def run() -> None:
         async with connected(mode, trainer, sglang_server, tmp_path) as (bound, pool):
             for version, trainer.model in enumerate(models):
-                await publish(bound, version, 60)
+                await publish(bound, version, HUNG_S)
                 assert pool.version == version
-                assert (await pool.servers[0].get("/model_info", 60))["weight_version"] == str(version)
+                assert (await pool.servers[0].get("/model_info", HUNG_S))["weight_version"] == str(version)
                 (response,) = await pool.generate([PROMPT], Sampling(8))
                 assert set(response.versions) == {version}
                 expected = [real.transformers_logprobs(model, PROMPT, response.tokens) for model in models]
@@ -86,7 +87,7 @@ def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, 
 
     async def run() -> None:
         async with connected(mode, LocalTrainer(broken, mode=mode), sglang_server, tmp_path) as (bound, _):
-            await publish(bound, 1, 60)
+            await publish(bound, 1, HUNG_S)
 
     with pytest.raises(
         WeightUpdateError, match=r"weights of version 1 over .*server 0 .*/update_weights_from_.*[Ff]ailed"
@@ -201,15 +202,15 @@ def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_serve
 
     async def run() -> None:
         async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
-            await publish(bound, 0, 60)
+            await publish(bound, 0, HUNG_S)
             (first,) = pool.servers
             await first.post(
-                "/destroy_weights_update_group", {"group_name": GROUP}, 60
+                "/destroy_weights_update_group", {"group_name": GROUP}, HUNG_S
             )  # as if it were another process
             pool.leave(first)
             pool.join(sglang_server.url, 0)
             trainer.model = models[1]
-            await publish(bound, 1, 60)
+            await publish(bound, 1, HUNG_S)
             (response,) = await pool.generate([PROMPT], Sampling(8))
             expected = real.transformers_logprobs(models[1], PROMPT, response.tokens)
             np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from left_processes import END_LIMIT_S, session_processes
+from left_processes import session_processes
+from limits import HUNG_S
 from scripted import Model, tokenizer
 
 from areal_like.config.load import load
@@ -20,6 +21,7 @@ from areal_like.workflows.make import Workflows
 
 ADAPTER = Path(__file__).parents[2] / "examples/adapters/command.py"
 AGENT = """
+from limits import HUNG_S
 import json, sys, openai
 row = json.load(sys.stdin)
 client = openai.OpenAI()
@@ -74,7 +76,7 @@ def test_what_a_program_has_started_ends_with_the_episode(play, then):
 
 def left() -> list[str]:
     """Processes of agents that do not end."""
-    limit = time.monotonic() + END_LIMIT_S
+    limit = time.monotonic() + HUNG_S
     while (
         found := [it for it in session_processes() if "agent.py" in it or "99999" in it]
     ) and time.monotonic() < limit:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from limits import HUNG_S
 
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
@@ -64,4 +65,4 @@ def test_groups_that_end_together_never_block_for_long(monkeypatch: pytest.Monke
             assert {item.group_id for item in trajectories} == {group_id}
 
     monkeypatch.setattr(single_turn, "joined", counted)
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
