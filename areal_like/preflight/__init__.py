@@ -105,7 +105,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_reward_model(config, prompts["train_dataset"]),
         *check_options(config, device, spec, plan),
         *check_roles(config, device, role_specs, plan),
-        *check_shared_prompts(config, device, role_specs, plan),
+        *check_shared_prompts(config, role_specs, plan),
         *check_sharing(config, device, plan),
         *check_workflow(config),
         *check_name(loaded),

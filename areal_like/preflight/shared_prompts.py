@@ -1,4 +1,4 @@
-"""`mb_spec.share_prompts`: where the numbers would be other ones, or where it has not run."""
+"""`mb_spec.share_prompts`: where the numbers would be other ones."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,27 +6,24 @@ from allocation import EnginePlan, Finding, Plan
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import EngineConfig, RunConfig, TrainerRole
-from areal_like.preflight.machine import Device
 
 
 def check_shared_prompts(
-    config: RunConfig, device: Device, specs: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None
+    config: RunConfig, specs: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None
 ) -> Iterator[Finding]:
     """Why a role cannot compute a prompt once for several responses, under the key that asked for it."""
     reasons: dict[str, str] = {}
     for role, section in config.roles.items():
         given = config.further_roles.get(role)
         key = f"{'actor' if given and given.mb_spec is None else role}.mb_spec.share_prompts"
-        reason = _reason(section, device, specs.get(role), plan.engine(role) if plan else None)
+        reason = _reason(section, specs.get(role), plan.engine(role) if plan else None)
         if section.mb_spec.share_prompts and reason:
             reasons.setdefault(key, reason)
     for key, reason in reasons.items():
         yield finding("RUN-SHARED-PROMPTS", key, reason, f"write {key}=false")
 
 
-def _reason(section: EngineConfig, device: Device, spec: ModelSpec | None, engine: EnginePlan | None) -> str | None:
-    if device == "cuda":
-        return "prompts are shared on the CPU only so far"
+def _reason(section: EngineConfig, spec: ModelSpec | None, engine: EnginePlan | None) -> str | None:
     if spec is not None and spec.linear_layers:
         return "linear attention has no keys that responses could share"
     if engine is None or engine.backend == "fsdp":

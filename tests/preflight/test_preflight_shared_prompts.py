@@ -33,7 +33,6 @@ def test_it_may_start(write, overrides):
     [
         (["actor.backend=megatron:c2"], "actor.mb_spec.share_prompts", "context parallelism (c2)"),
         ([*ROLES, "critic={}", "ref={backend: 'megatron:c2'}"], "actor.mb_spec.share_prompts", "(c2)"),
-        ([*ROLES, "ref={}", "critic={}", "device=cuda"], "actor.mb_spec.share_prompts", "on the CPU only"),
     ],
     ids=str,
 )
@@ -55,5 +54,5 @@ def test_it_is_refused_once_under_the_key_that_asks_for_it(write, overrides, key
 def test_a_model_that_would_be_computed_otherwise_is_refused(write, shape, words):
     loaded, job = load(write(), [SHARED]).config, check(write(), SHARED).job
     specs = {"actor": replace(job.models["actor"], **shape)}
-    found = list(check_shared_prompts(loaded, "cpu", specs, job.plan))
+    found = list(check_shared_prompts(loaded, specs, job.plan))
     assert [words in it.message for it in found] == ([True] if words else [])

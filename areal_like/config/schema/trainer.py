@@ -75,7 +75,7 @@ class MicroBatchConfig(Section):
     share_prompts: bool = Field(
         False,
         description="Whether a prompt is computed once for all of its samples in a micro-batch, with the same gradients."
-        " On the CPU so far, without context parallelism.",
+        " Not under Megatron's context parallelism.",
     )
 
 
