@@ -288,13 +288,17 @@ def reached(rendezvous: Rendezvous, listener: socket.socket | None, setting: Set
     """The fields of Megatron's own objects, and the classes of the model's modules, of an engine that has trained."""
     with engine(rendezvous, listener, setting) as made:
         made.train(make_batch(), LossSpec(sft))
-        (chunk, *_), optimized = made._wrapped, made._optimizer  # type: ignore[attr-defined]
-        first = getattr(optimized, "chained_optimizers", [optimized])[0]
-        modules = {type(module).__name__: True for module in chunk.modules()}
-        objects = {"model": chunk.config, "ddp": chunk.ddp_config, "optimizer": first.config}
-        plain = (bool, int, str, float, list)
-        seen = {name: {k: v for k, v in vars(it).items() if isinstance(v, plain)} for name, it in objects.items()}
-        return {**seen, "modules": modules}
+        return _fields(made)  # who holds one of them after the engine's end holds gloo's threads, which poll
+
+
+def _fields(made: Any) -> dict[str, dict[str, Any]]:
+    (chunk, *_), optimized = made._wrapped, made._optimizer
+    first = getattr(optimized, "chained_optimizers", [optimized])[0]
+    modules = {type(module).__name__: True for module in chunk.modules()}
+    objects = {"model": chunk.config, "ddp": chunk.ddp_config, "optimizer": first.config}
+    plain = (bool, int, str, float, list)
+    seen = {name: {k: v for k, v in vars(it).items() if isinstance(v, plain)} for name, it in objects.items()}
+    return {**seen, "modules": modules}
 
 
 def initial_weights(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> dict[str, np.ndarray]:
