@@ -21,7 +21,6 @@ from areal_like.workflows.make import Workflows
 
 ADAPTER = Path(__file__).parents[2] / "examples/adapters/command.py"
 AGENT = """
-from limits import HUNG_S
 import json, sys, openai
 row = json.load(sys.stdin)
 client = openai.OpenAI()
