@@ -24,6 +24,7 @@ from areal_like.preflight.lora import check_lora
 from areal_like.preflight.machine import Device, check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
+from areal_like.preflight.overrides import try_overrides
 from areal_like.preflight.resume import check_name, check_resume
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.preflight.rewards import check_rewards
@@ -112,6 +113,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_resume(config, prompts["train_dataset"], plan),
         *check_unused(config, device, plan),
     ]
+    if plan is not None and not has_errors(findings):
+        findings += try_overrides(config, device, role_specs, plan)
     located, job = tuple(map(loaded.origins.locate, findings)), None
     if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):
         train = prompts["train_dataset"]

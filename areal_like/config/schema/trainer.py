@@ -183,7 +183,9 @@ class MegatronConfig(Section):
         "float32", description="Data type of its second moment."
     )
     override_transformer_config: dict[str, Any] = Field(
-        {}, description="Further fields of Megatron-core's TransformerConfig, by name; unknown names are refused."
+        {},
+        description="Further fields of Megatron-core's TransformerConfig, by name. Unknown names are refused, and so is"
+        " what TransformerConfig does not take, which is tried before start.",
     )
 
 

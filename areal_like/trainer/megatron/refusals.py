@@ -1,0 +1,85 @@
+"""What Megatron-core itself says of a user's overrides, in a process of its own, as that takes torch.
+
+    python -m areal_like.trainer.megatron.refusals < asked.json
+
+reads what is `Asked` and prints a `Verdict`, both as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pydantic import BaseModel
+
+from allocation import ParallelSizes
+from areal_like.config.schema import EngineConfig
+from areal_like.trainer.megatron.options import transformer_options
+
+
+class Asked(BaseModel):
+    """A role's settings and layout; `shape` are fields of TransformerConfig that follow from the model."""
+
+    engine: EngineConfig
+    sizes: ParallelSizes
+    shape: dict[str, Any]
+    device: str
+
+
+class Verdict(BaseModel):
+    """Megatron's words against the overrides, None where there are none, and each that it would do to leave out."""
+
+    words: str | None
+    one_too_many: list[str]
+
+
+def judge(asked: Asked) -> Verdict:
+    """What Megatron refuses without any override is not about them: on a machine without Transformer Engine, say,
+    where a run for GPUs is checked."""
+    overrides = asked.engine.megatron.override_transformer_config
+    anyway, words = _refusal(asked, {}), _refusal(asked, overrides)
+    if words == anyway:
+        return Verdict(words=None, one_too_many=[])
+    fewer = {name: {other: overrides[other] for other in overrides if other != name} for name in overrides}
+    return Verdict(words=words, one_too_many=[name for name, left in fewer.items() if _refusal(asked, left) == anyway])
+
+
+def _refusal(asked: Asked, overrides: dict[str, Any]) -> str | None:
+    import torch
+    import torch.nn.functional as F
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    sizes, dtype = asked.sizes, getattr(torch, asked.engine.dtype)
+    megatron = asked.engine.megatron.model_copy(update={"override_transformer_config": overrides})
+    engine = asked.engine.model_copy(update={"megatron": megatron})
+    kind = MLATransformerConfig if asked.shape.get("multi_latent_attention") else TransformerConfig
+    options = {
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "context_parallel_size": sizes.cp,
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.etp,
+        "sequence_parallel": sizes.tp > 1,
+        "activation_func": F.silu,
+        "gated_linear_unit": True,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        **asked.shape,
+    }
+    try:
+        given = transformer_options(engine, device=asked.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
+        kind(**{**options, **given})
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}" if isinstance(error, KeyError) or not str(error) else str(error)
+    return None
+
+
+if __name__ == "__main__":
+    from areal_like.trainer.megatron.cpu import cuda as cpu
+
+    cpu.install()
+    print(judge(Asked.model_validate_json(sys.stdin.read())).model_dump_json())

@@ -1,0 +1,27 @@
+"""Overrides of TransformerConfig that Megatron-core refuses are refused before start."""
+
+from test_preflight import check, errors
+
+from areal_like.preflight import overrides
+
+in_a_process = overrides._answer
+
+OVERRIDES = "actor.megatron.override_transformer_config"
+
+
+def test_what_megatron_refuses_is_refused_before_start(write, monkeypatch):
+    monkeypatch.setattr(overrides, "_answer", in_a_process)
+    right, wrong = f"{OVERRIDES}.attention_softmax_in_fp32=true", f"{OVERRIDES}.fp8_output_proj=true"
+    (found,) = errors(write(), right, wrong)
+    assert found.where == f"{OVERRIDES}.fp8_output_proj (command line)"
+    assert "Megatron-core refuses it: fp8_output_proj must be used together with fp8 mode" in found.message
+    assert found.help == "leave out fp8_output_proj"
+    assert not check(write(), right).findings
+
+
+def test_what_cannot_be_tried_is_a_warning(write, monkeypatch):
+    monkeypatch.setattr(overrides, "_answer", in_a_process)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    checked = check(write(), f"{OVERRIDES}.attention_softmax_in_fp32=false")
+    assert checked.ok
+    assert "could not be tried" in checked.findings[0].message
