@@ -1,7 +1,7 @@
 """How long the planner takes, and whether its order of trainer layouts is the measured one.
 
-python -m benchmarks.planner                  CPU seconds of this process, and the table of benchmarks/results
-python -m benchmarks.planner measured FILE    the table of another file of benchmarks.memory
+python -m benchmarks.planner         CPU seconds of this process, and the table of benchmarks/results
+python -m benchmarks.planner FILE    the table of another file of benchmarks.memory
 
 The table has predicted step times beside measured ones. A step is the pass for log-probs, forward and backward, and the
 optimizer's step. Layouts of one shape train on the same sequences; their rank correlation is Spearman's.
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import allocation
 from allocation import BatchSpec, Cluster
@@ -28,7 +29,13 @@ MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
 CASES = (("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-30b-a3b", "128x8"), ("qwen3-235b-a22b", "128x8"))
 
 
-def main() -> None:
+def main(file: Annotated[Path | None, typer.Argument(help="of benchmarks.memory")] = None) -> None:
+    if file is None:
+        time_planner()
+    show(measured(file or MEASURED))
+
+
+def time_planner() -> None:
     results = []
     for name, cluster in CASES:
         task = Task(
@@ -82,8 +89,4 @@ def show(shapes: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measured"]:
-        show(measured(Path(sys.argv[2])))
-    else:
-        main()
-        show(measured(MEASURED))
+    typer.run(main)
