@@ -1,4 +1,4 @@
-"""The CPU demo with other settings, watched by a benchmark: rewards, seconds and processor seconds."""
+"""An example with other settings, usually the CPU demo, watched by a benchmark: rewards, seconds, CPU seconds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
 from benchmarks.report import ROOT
 
 SCRIPT = ROOT / "examples/math/gsm8k_rl.py"
@@ -25,16 +26,17 @@ MARK = "AREAL_LIKE_BENCHMARK"  # in the environment of a run's processes
 POLL_S = 2.0
 
 
-def demo(settings: Sequence[str], target: float, limit_s: float) -> dict[str, Any]:
+def demo(settings: Sequence[str], target: float, limit_s: float, config: Path = CONFIG) -> dict[str, Any]:
     """One run; `samples` are those of the steps until held-out reward `target`, dropped groups included."""
     with tempfile.TemporaryDirectory() as folder:
         where = [f"cluster.fileroot={folder}", "experiment_name=demo", "trial_name=run"]
-        command = [sys.executable, str(SCRIPT), "--config", str(CONFIG), *where, *settings]
+        command = [sys.executable, str(SCRIPT), "--config", str(config), *where, *settings]
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, MARK: folder})
         used = watched(process, folder, limit_s)
         if process.wait() not in (0, 143):
             raise SystemExit(f"the run with {settings} failed with exit code {process.returncode}")
-        return figures(Path(folder) / "demo/run/tensorboard", settings, target, used)
+        board = Path(folder) / "demo/run/tensorboard"
+        return {"settings": settings, **figures(board, load(config, settings).config, target, used)}
 
 
 def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float) -> dict[float, float]:
@@ -56,12 +58,11 @@ def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float) -> dict
     return used
 
 
-def figures(board: Path, settings: Sequence[str], target: float, used: Mapping[float, float]) -> dict[str, Any]:
+def figures(board: Path, config: RunConfig, target: float, used: Mapping[float, float]) -> dict[str, Any]:
     """What a run's events say; `used` has processor seconds by time."""
     events = EventAccumulator(str(board)).Reload()
     held_out = events.Scalars("reward/held_out")
     reached = next((event for event in held_out if event.value >= target), None)
-    config = load(CONFIG, settings).config
     dropped = events.Scalars("rollout/dropped_groups") if "rollout/dropped_groups" in events.Tags()["scalars"] else []
     replaced = sum(event.value for event in dropped if reached and event.step <= reached.step)
     start = held_out[0].wall_time
@@ -72,7 +73,6 @@ def figures(board: Path, settings: Sequence[str], target: float, used: Mapping[f
 
     groups = reached and reached.step * config.train_dataset.batch_size + replaced
     return {
-        "settings": settings,
         "load_average": os.getloadavg()[0],
         "seconds_to_target": reached and reached.wall_time - start,
         "cpu_seconds_to_target": reached and cpu_s(reached.wall_time),

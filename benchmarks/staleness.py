@@ -1,11 +1,13 @@
-"""The CPU demo's learning curve under staleness and under weight updates: rewards at equal samples.
+"""An example's learning curve under staleness and under weight updates: rewards at equal samples.
 
     python -m benchmarks.staleness [--eta 0,1,2,4,8] [--losses decoupled,naive] [--seeds 1] [key=value ...]
     python -m benchmarks.staleness --requests in_place,recompute,drain [--seeds 1,2,3] [key=value ...]
+    python -m benchmarks.staleness --requests … --config examples/math/gsm8k_grpo.yaml --name contract_curves_h200
 
 The first compares bounds of staleness (`rollout.max_head_offpolicyness`) and the two losses that
-`actor.use_decoupled_loss` chooses; the second what an update does with requests (`weight_update.requests`). Figures are
-added to those in the file, from which `python docs/generate/pictures.py` draws docs/images/learning_curves.svg.
+`actor.use_decoupled_loss` chooses; the second what an update does with requests (`weight_update.requests`); the
+third does so with another example. Figures are added to those in benchmarks/results; from the demo's
+`python docs/generate/pictures.py` draws docs/images/learning_curves.svg.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.demo import demo
+from benchmarks.demo import CONFIG, demo
 from benchmarks.report import ROOT, save
 
-RESULTS = ROOT / "benchmarks/results/staleness_cpu.json"
 LOSSES = {"decoupled": "true", "naive": "false"}
 
 
@@ -31,13 +33,16 @@ def main(
     requests: str = "",
     seeds: str = "1",
     limit_s: float = 900,
+    config: Path = CONFIG,
+    name: Annotated[str, typer.Option(help="of the file with the figures")] = "staleness_cpu",
 ) -> None:
+    file = ROOT / f"benchmarks/results/{name}.json"
     variants = contracts(requests) if requests else bounds(eta, losses)
-    for (name, settings), seed in itertools.product(list(variants), seeds.split(",")):
-        result = demo([*settings, f"seed={seed}", *(overrides or [])], 0.9, limit_s)
-        print(name, seed, {key: value for key, value in result.items() if key != "held_out"}, flush=True)
-        runs = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else {}
-        save("staleness_cpu", {"runs": runs | {f"{name}, seed {seed}": {"name": name, "seed": int(seed), **result}}})
+    for (variant, settings), seed in itertools.product(list(variants), seeds.split(",")):
+        result = demo([*settings, f"seed={seed}", *(overrides or [])], 0.9, limit_s, config)
+        print(variant, seed, {key: value for key, value in result.items() if key != "held_out"}, flush=True)
+        runs = json.loads(file.read_text())["runs"] if file.exists() else {}
+        save(name, {"runs": runs | {f"{variant}, seed {seed}": {"name": variant, "seed": int(seed), **result}}})
 
 
 def bounds(eta: str, losses: str) -> Iterator[tuple[str, list[str]]]:
