@@ -78,12 +78,16 @@ def test_a_model_that_does_more_is_asked_each_time(more: str) -> None:
     assert model.asked == 3
 
 
-def test_parameters_that_have_moved_are_loaded_anew() -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_parameters_that_have_moved_are_loaded_anew(replaced: bool) -> None:
     model = Model()
     for start in range(2):
         tensors, flat, layout = bucket(start)
         load(model, flat, layout, addresses(model))
-        model.both.data = model.both.data.clone()
+        if replaced:
+            model.both = torch.nn.Parameter(model.both.data.clone())
+        else:
+            model.both.data = model.both.data.clone()
     tensors, flat, layout = bucket(5)
     load(model, flat, layout, addresses(model))
     check(model, tensors)

@@ -37,7 +37,15 @@ def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:
 
 def addresses(model: Any) -> list[int]:
     """Where a model's parameters lie."""
-    return [parameter.data_ptr() for parameter in model.parameters()]
+    each = (parameter for module in _modules(model) for parameter in module._parameters.values())
+    return [parameter.data_ptr() for parameter in each if parameter is not None]
+
+
+def _modules(model: Any) -> list[Any]:
+    """A model's modules, which are looked for once: parameters are replaced, modules are not."""
+    if "modules_found" not in model.__dict__:
+        model.__dict__["modules_found"] = list(model.modules())
+    return model.__dict__["modules_found"]
 
 
 def load(model: Any, flat: Tensor, layout: Layout, where: list[int]) -> None:
@@ -65,42 +73,48 @@ def renew_copies(model: Any) -> None:
     The routers of GLM-4-MoE keep their weights in float32 (`sglang/srt/models/glm4_moe.py`, 0.5.17).
     """
     with torch.inference_mode():
-        for module in model.modules():
+        for module in _modules(model):
             if (copy := getattr(module, "_weight_fp32", None)) is not None:
                 copy.copy_(module.weight)
 
 
+class _Copy:
+    """Of a view of a bucket, whose `place` counts numbers of its dtype, to a view of a parameter."""
+
+    def __init__(self, target: Tensor, source: Tensor, flat: Tensor) -> None:
+        self.target, self.dtype, self._size, self._strides = target, source.dtype, source.size(), source.stride()
+        self._place = source.storage_offset() - flat.storage_offset() // source.itemsize
+        self.alike = target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
+
+    def source(self, flat: Tensor, begin: int) -> Tensor:
+        return flat.as_strided(self._size, self._strides, begin + self._place)
+
+
 @dataclass
 class _Plan:
-    """Copies into a model's parameters, which have `addresses`: target, dtype, and size, strides and place in a bucket
-    of that dtype. What is filled with a number, as the rows of an embedding beyond the vocabulary, stays as it is.
+    """Copies into a model's parameters, which have `addresses`.
+
+    What is filled with a number, as the rows of an embedding beyond the vocabulary, stays as it is.
     """
 
     addresses: list[int]
-    copies: list[tuple[Tensor, torch.dtype, Sequence[int], Sequence[int], int]] = field(default_factory=list)
+    copies: list[_Copy] = field(default_factory=list)
     filled: list[Tensor] = field(default_factory=list)
     more: bool = False  # was done than that
 
     @property
     def can_be_repeated(self) -> bool:
-        copied = [_span(target) for target, *_ in self.copies]
+        copied = [_span(copy.target) for copy in self.copies]
         filled = [_span(target) for target in self.filled if target.numel()]
         return not self.more and not any(a < d and c < b for a, b in filled for c, d in copied)
 
     def repeat(self, flat: Tensor) -> None:
-        typed: dict[torch.dtype, Tensor] = {}
-        groups: dict[bool, tuple[list[Tensor], list[Tensor]]] = {True: ([], []), False: ([], [])}
-        for target, dtype, size, strides, place in self.copies:
-            if dtype not in typed:
-                typed[dtype] = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
-            source = typed[dtype].as_strided(size, strides, typed[dtype].storage_offset() + place)
-            alike = target.dtype == dtype and target.is_contiguous() and source.is_contiguous()
-            targets, sources = groups[alike]  # one kernel copies many that are alike, and none where one is not
-            targets.append(target)
-            sources.append(source)
-        for targets, sources in groups.values():
-            if targets:
-                torch._foreach_copy_(targets, sources)
+        for dtype, alike in {(copy.dtype, copy.alike) for copy in self.copies}:
+            copies = [copy for copy in self.copies if (copy.dtype, copy.alike) == (dtype, alike)]
+            typed = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
+            begin = typed.storage_offset()
+            # One kernel copies many that are alike, and none where one is not.
+            torch._foreach_copy_([copy.target for copy in copies], [copy.source(typed, begin) for copy in copies])
 
 
 @contextmanager
@@ -129,9 +143,7 @@ class _Noting(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if function is _ATEN.copy_.default and self._holds(args[1]):
-            target, source = args[:2]
-            place = source.storage_offset() - self._flat.storage_offset() // source.itemsize
-            self._plan.copies.append((target, source.dtype, source.size(), source.stride(), place))
+            self._plan.copies.append(_Copy(args[0], args[1], self._flat))
         elif function in (_ATEN.fill_.Scalar, _ATEN.zero_.default):
             self._plan.filled.append(args[0])
         elif not function.is_view:

@@ -56,8 +56,9 @@ def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
         work()
     except _FAILURES as error:
         problem = f"failed to load: {type(error).__name__}: {error}"
-    problems: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(problems, problem, group=group)
+    problems: list[Any] = [problem] * torch.distributed.get_world_size(group)
+    if len(problems) > 1:  # to ask oneself takes half a millisecond, in which requests wait
+        torch.distributed.all_gather_object(problems, problem, group=group)
     told = [f"rank {rank} {problem}" for rank, problem in enumerate(problems) if problem]
     return not told, "; ".join(told) or "loaded"
 
