@@ -28,6 +28,7 @@ MOST_TRIES = 4  # of a sample, in a row
 LONG_PROMPT = 64  # tokens; to wait for another's prefill of less costs more than to do it again
 PAUSE_SHARE = 1 / 3  # of an update's time: the rest is for sending the weights to the others once more
 HANGS_S = 0.5  # that a server has to have had for an update before it is said to hang
+SOON_S = 0.25  # a pass takes less
 POLL_S = 0.1
 GROUPS = 2  # that start in one turn of the event loop
 MOST_SESSIONS = 100_000  # that are remembered
@@ -281,7 +282,8 @@ class ServerPool:
     async def _without_hung(self, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
         """Have servers ended that hang, if one of them is late in the body: those that do not answer for as long.
 
-        One that loads for too long has answered before.
+        One that loads for too long has answered before. To answer takes a server some milliseconds, which are not a
+        part of the body as long as it does so soon.
         """
         silent, limit_s = set(servers), deadline.left
 
@@ -292,6 +294,8 @@ class ServerPool:
 
         asking = [asyncio.create_task(ask(server)) for server in servers]
         try:
+            if asking:
+                await asyncio.wait(asking, timeout=min(SOON_S, limit_s / 10))
             yield
         except Unavailable as error:
             if error.fault == "late" and limit_s >= HANGS_S:

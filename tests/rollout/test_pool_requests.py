@@ -56,6 +56,27 @@ async def ask(*servers: FakeServer, prompts: int = 1, timeout_s: float = 300) ->
         return responses
 
 
+def test_servers_pause_when_they_have_said_that_they_live():
+    paused: list[bool] = []
+
+    async def slow_answer() -> Any:
+        await asyncio.sleep(0.05)
+        paused.append(server.is_paused)
+        return {"internal_states": [{"effective_max_running_requests_per_dp": 1}]}
+
+    async def run() -> None:
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            server.answers["/server_info"] = slow_answer
+            async with pool.interrupted(0, Deadline(HUNG_S)):
+                assert server.is_paused
+                while not paused:
+                    await asyncio.sleep(0.01)
+
+    server = FakeServer()
+    asyncio.run(run())
+    assert paused[0] is False
+
+
 def test_a_request_says_what_to_sample():
     async def generate(server: FakeServer, body: Body) -> Any:
         return [output([3, 4, STOP])]
