@@ -8,6 +8,7 @@ from allocation.resolve import Engine
 from allocation.rules.registry import CONFIG, rule
 
 _DIVIDE = "Megatron-LM core/utils.py, divide"
+SERVER_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of SGLang 0.5.17
 
 
 def _split(total: int, what: str, engine: Engine, name: str) -> Iterator[Problem]:
@@ -125,6 +126,14 @@ def server_expert_ffn(server: Engine, model: ModelSpec) -> Iterator[Problem]:
     if not rest and model.expert_ffn % parts:
         message = f"{model.expert_ffn} FFN columns of an expert cannot be split by t/e = {parts}"
         yield Problem(message, server.spans("tp", "ep"))
+
+
+@rule("ALLOC-SERVER-VOCAB", source="SGLang layers/vocab_parallel_embedding.py: divide(num_embeddings_padded, tp_size)")
+def server_vocabulary_by_tp(server: Engine, model: ModelSpec) -> Iterator[Problem]:
+    """The GPUs of a server split the vocabulary, which SGLang pads to a multiple of 64 and no further."""
+    padded = -(-model.vocab_size // SERVER_PADDING) * SERVER_PADDING
+    if model.heads % server.tp == 0:  # else that is told, and enough
+        yield from _split(padded, "rows of the vocabulary, with SGLang's padding,", server, "tp")
 
 
 @rule("ALLOC-SERVER-LAYERS", source="a pipeline stage has at least one layer")
