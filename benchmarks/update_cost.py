@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import statistics
 import time
@@ -76,6 +77,7 @@ def main(
     ahead_mb: int = 4096,
     limit_s: Annotated[float, typer.Option(help="begins no block after so many seconds")] = 3600.0,
 ) -> None:
+    os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as a trainer's ranks have it, and servers
     count, prompt, usual, most = WORK[device]
     work = Work(in_flight or count, prompt, mean or usual, longest or most)
     plan = Plan(device, contracts.split(","), interval, updates, bucket_mb, ahead_mb, time.monotonic() + limit_s)

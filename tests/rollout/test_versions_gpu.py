@@ -26,6 +26,13 @@ from areal_like.weights.sync import SyncSpec, make_sync, publish
 
 pytestmark = pytest.mark.gpu
 
+
+@pytest.fixture(autouse=True)
+def like_a_trainers_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the trainer's end, and nccl waits for ever between two ends of which one has another setting."""
+    monkeypatch.setenv("NCCL_CUMEM_ENABLE", "0")  # as `rank_environment` has it
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo.yaml"
 LENGTH, VERSIONS = 400, 4
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + i)] for i in range(24)]
