@@ -79,3 +79,13 @@ def check_roles(
     for role, section in config.further_roles.items():
         found = [of_role(other, role, section) for other in judged(as_actor(config, role), role)]
         yield from (other for other in found if other not in said)
+    if "critic" in config.further_roles and (plan is None or plan.engine("critic").backend == "megatron"):
+        yield from (of_role(found, "critic", config.further_roles["critic"]) for found in _head(config))
+
+
+def _head(config: RunConfig) -> Iterator[Finding]:
+    """Megatron-core's optimizer of whole states leaves what is float32 in a bfloat16 model out of a checkpoint."""
+    critic, key = config.roles["critic"], "actor.megatron.use_distributed_optimizer"
+    if critic.dtype == "bfloat16" and not critic.megatron.use_distributed_optimizer and config.recover.mode != "off":
+        message = "a checkpoint (recover.mode) would lack the optimizer's state of the critic's head, which is float32"
+        yield finding("RUN-MEGATRON", key, message, f"write {key}=true")

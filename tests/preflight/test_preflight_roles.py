@@ -79,6 +79,11 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
         ),
         (["critic.megatron.recompute_granularity=full"], "critic.megatron.recompute_granularity", "recompute_method"),
         (
+            ["critic.dtype=bfloat16", "critic.megatron.use_distributed_optimizer=false", "recover.mode=auto"],
+            "critic.megatron.use_distributed_optimizer",
+            "the critic's head",
+        ),
+        (
             ["ref.dtype=float32", "allocation_mode=sglang:d1+megatron:d1", "ref.backend=megatron:d1"],
             "ref.backend",
             "already",

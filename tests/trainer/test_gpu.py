@@ -13,9 +13,11 @@ from trainer_jobs import (
     TEMPERATURE,
     Setting,
     adapted_steps,
+    critic_steps,
     make_batch,
     make_groups,
     resume,
+    resumed_critic,
     save_after_two_steps,
     steps_with_groups,
     three_steps,
@@ -160,6 +162,15 @@ def test_a_checkpoint_continues_the_run(one_rank, models, model, tmp_path):
     assert steps[0] == pytest.approx(expected, rel=1e-3)
     hf = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert hf.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("megatron", [{}, PRECISE], ids=["", "precision"])
+def test_a_checkpoint_continues_a_critic(one_rank, models, megatron, tmp_path):
+    """Its head is float32 beside weights in bfloat16."""
+    critic = replace(setting(models["tied"]), megatron=megatron)
+    one_rank.run(critic_steps, 1, critic, None, tmp_path / "state")
+    (resumed,), (straight,) = (one_rank.run(resumed_critic, 1, critic, at) for at in (tmp_path / "state", None))
+    assert resumed == [pytest.approx(step, rel=1e-2 if megatron else 1e-3) for step in straight]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path)
         assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
 
 
+def test_a_critic_in_bfloat16_goes_on(ranks, models, tmp_path):
+    """Its head is float32, and comes before the other weights in the optimizer."""
+    setting = Setting(models["tied"], DP2, machine=Machine("cpu", "bfloat16"))
+    ranks.run(critic_steps, 2, setting, None, tmp_path / "state")
+    (resumed, _), (straight, _) = (ranks.run(resumed_critic, 2, setting, at) for at in (tmp_path / "state", None))
+    assert resumed == [pytest.approx(step, rel=TOLERANCE, abs=TOLERANCE) for step in straight]
+
+
 @pytest.mark.parametrize(
     ("sizes", "backend"), [(ParallelSizes(tp=2, etp=2), "megatron"), (ParallelSizes(cp=2, edp=2), "fsdp")]
 )

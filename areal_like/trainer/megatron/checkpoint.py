@@ -138,6 +138,8 @@ def _begin(part: MegatronOptimizer) -> None:
 
     Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's Adam (2.16) of few bits.
     """
+    if isinstance(part, DistributedOptimizer):
+        optimizer_shards.mend_places(part)
     if not part.config.use_precision_aware_optimizer:
         part.init_state_fn(part.optimizer, part.config)
         return

@@ -31,6 +31,18 @@ def install() -> None:
     DistributedOptimizer.load_parameter_state_from_fully_reshardable = _take
 
 
+def mend_places(optimizer: DistributedOptimizer) -> None:
+    """Have Megatron know at which place of its group the optimizer has a parameter, where it has two data types.
+
+    It counts them as they come, and puts those in float32 first (`_build_model_and_main_param_groups`, 0.19.2): every
+    weight of a critic in bfloat16, whose head is float32, would be saved under another one's name.
+    """
+    by_type = zip(optimizer.model_fp32_groups, optimizer.model_float16_groups, strict=True)
+    for group, (exact, rounded) in enumerate(by_type):
+        for place, parameter in enumerate([*exact, *rounded]):
+            optimizer.model_param_group_index_map[parameter] = group, place
+
+
 def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Offsets and sizes of the boxes that elements `start` to `end` of a row-major tensor fill, in their order."""
     row = math.prod(shape[1:])
