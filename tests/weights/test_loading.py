@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal_like.rollout.sglang import loading
 from areal_like.rollout.sglang.loading import Layout, addresses, load, renew_copies
 
 
@@ -59,7 +60,9 @@ def check(model: Model, tensors: dict[str, Tensor]) -> None:
     assert model.norm.tolist() == [*expected[:2], 0 if model.cleared else expected[2], 0, 0]
 
 
-def test_a_model_that_copies_is_asked_once() -> None:
+@pytest.mark.parametrize("large", [1, 2**20])
+def test_a_model_that_copies_is_asked_once(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+    monkeypatch.setattr(loading, "LARGE", large)
     model = Model()
     for start in range(3):
         tensors, flat, layout = bucket(start)

@@ -7,6 +7,7 @@ update, and made all at once from then on; a model that does more than copy is l
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.rollout.sglang.checksum import checksum
 
+LARGE = 2**20  # bytes of a tensor that is worth a copy of its own
 _ATEN = torch.ops.aten
 
 type Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of the tensors that lie in a bucket
@@ -85,9 +87,10 @@ class _Copy:
         self.target, self.dtype, self._size, self._strides = target, source.dtype, source.size(), source.stride()
         self._place = source.storage_offset() - flat.storage_offset() // source.itemsize
         self.alike = target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
+        self.is_large = self.alike and source.nbytes >= LARGE
 
-    def source(self, flat: Tensor, begin: int) -> Tensor:
-        return flat.as_strided(self._size, self._strides, begin + self._place)
+    def source(self, numbers: Tensor) -> Tensor:
+        return numbers.as_strided(self._size, self._strides, numbers.storage_offset() + self._place)
 
 
 @dataclass
@@ -109,12 +112,16 @@ class _Plan:
         return not self.more and not any(a < d and c < b for a, b in filled for c, d in copied)
 
     def repeat(self, flat: Tensor) -> None:
-        for dtype, alike in {(copy.dtype, copy.alike) for copy in self.copies}:
-            copies = [copy for copy in self.copies if (copy.dtype, copy.alike) == (dtype, alike)]
-            typed = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
-            begin = typed.storage_offset()
-            # One kernel copies many that are alike, and none where one is not.
-            torch._foreach_copy_([copy.target for copy in copies], [copy.source(typed, begin) for copy in copies])
+        sources = {dtype: _numbers(flat, dtype) for dtype in {copy.dtype for copy in self.copies}}
+        many: dict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for copy in sorted(self.copies, key=lambda copy: not copy.is_large):
+            source = copy.source(sources[copy.dtype])
+            if copy.is_large:  # the device copies while the next ones are found
+                copy.target.copy_(source, non_blocking=True)
+            else:  # one kernel copies many that are alike, and none where one is not
+                many[copy.dtype, copy.alike].append((copy.target, source))
+        for pairs in many.values():
+            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 
 @contextmanager
@@ -152,6 +159,10 @@ class _Noting(TorchDispatchMode):
 
     def _holds(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr()
+
+
+def _numbers(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    return flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
