@@ -84,8 +84,16 @@ def check_roles(
 
 
 def _head(config: RunConfig) -> Iterator[Finding]:
-    """Megatron-core's optimizer of whole states leaves what is float32 in a bfloat16 model out of a checkpoint."""
+    """What goes wrong in Megatron-core where a parameter of a bfloat16 model is float32.
+
+    Its optimizer of whole states has no checkpoint of it. Transformer Engine's kernel of the norm takes all gradients
+    as of the first one's data type (`clip_grads.py`, 0.19.2).
+    """
     critic, key = config.roles["critic"], "actor.megatron.use_distributed_optimizer"
     if critic.dtype == "bfloat16" and not critic.megatron.use_distributed_optimizer and config.recover.mode != "off":
-        message = "a checkpoint (recover.mode) would lack the optimizer's state of the critic's head, which is float32"
+        message = "a checkpoint (recover.mode) cannot have the optimizer's state of the critic's head, which is float32"
         yield finding("RUN-MEGATRON", key, message, f"write {key}=true")
+    if critic.dtype == "bfloat16" and critic.megatron.main_grads_dtype == "bfloat16":
+        key = "actor.megatron.main_grads_dtype"
+        message = "gradients are clipped as of one data type, and that of the critic's head is float32"
+        yield finding("RUN-MEGATRON", key, message, f"write {key}=float32")

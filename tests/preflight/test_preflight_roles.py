@@ -84,6 +84,11 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
             "the critic's head",
         ),
         (
+            ["critic.dtype=bfloat16", "critic.megatron.main_grads_dtype=bfloat16"],
+            "critic.megatron.main_grads_dtype",
+            "the critic's head",
+        ),
+        (
             ["ref.dtype=float32", "allocation_mode=sglang:d1+megatron:d1", "ref.backend=megatron:d1"],
             "ref.backend",
             "already",

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer_jobs import (
     Machine,
     Setting,
@@ -14,6 +15,7 @@ from trainer_jobs import (
     complaints,
     initial_weights,
     learning_rates,
+    reference_updates,
     store_addresses,
     threads_left,
     three_steps,
@@ -168,3 +170,13 @@ def test_a_step_that_is_not_finite_leaves_the_choice_of_experts_alone(ranks, glm
     assert seen.outcomes == [1.0, 1.0] and seen.unchanged
     bias = load_file(glm / "model.safetensors")[BIAS].numpy()
     assert not np.array_equal(seen.weights[BIAS], bias)  # after the good step
+
+
+def test_a_reference_that_moves_keeps_its_share_of_what_chooses_experts(ranks, glm, tmp_path):
+    shutil.copytree(glm, tmp_path / "new")
+    tensors = load_file(glm / "model.safetensors")
+    old = tensors[BIAS].clone()
+    tensors[BIAS] = old + 1
+    save_file(tensors, tmp_path / "new/model.safetensors", {"format": "pt"})
+    (seen,) = ranks.run(reference_updates, 1, Setting(glm), [(tmp_path / "new", 0.75)])
+    np.testing.assert_allclose(seen.weights[1][BIAS], old + 0.25, atol=1e-5)

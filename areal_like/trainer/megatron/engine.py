@@ -162,7 +162,8 @@ class MegatronEngine:
         if self._spec.optimizer is not None:
             raise RoleError(f"the {self._spec.role} has an optimizer")
         with self._memory.needed("params"):
-            parameters = [parameter.data for model in self._models for parameter in model.parameters()]
+            tensors = (tensor for model in self._models for tensor in (*model.parameters(), *model.buffers()))
+            parameters = [tensor.data for tensor in tensors if tensor.is_floating_point()]
             old = [parameter.clone() for parameter in parameters] if decay else []
             with cpu.cpu_as_cuda():
                 self._bridge.load(self._models, path)

@@ -93,9 +93,12 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     """The run of the float32 parameter and of what the optimizer remembers of it."""
     state = optimizer._get_main_param_and_optimizer_states(parameter)
     tensors = {name: state[name].detach() for name in ("param", *optimizer.optimizer_state_keys)}
+    group, place = optimizer.model_param_group_index_map[parameter]
+    stepped = optimizer.optimizer.param_groups[group]["params"][place].detach()
     if tensors["param"].dtype == torch.int16:
-        group, place = optimizer.model_param_group_index_map[parameter]
-        tensors["param"] = joined(optimizer.optimizer.param_groups[group]["params"][place].detach(), tensors["param"])
+        tensors["param"] = joined(stepped, tensors["param"])
+    elif stepped.dtype == torch.float32:
+        tensors["param"] = stepped  # Transformer Engine's copy of what is float32 stays what it was at first
     if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:  # they were made just now: room on the device
         return {name: tensor.cpu().float() for name, tensor in tensors.items()}
     return tensors
