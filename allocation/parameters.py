@@ -172,20 +172,46 @@ def held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first
 
 
 def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[Sequence[int]]:
-    """The layers of each pipeline stage, those of its virtual stages together (Megatron-LM transformer_layer.py)."""
+    """Return the layers of each pipeline stage, those of its virtual stages together."""
+    return [parts[0] if len(parts) == 1 else list(chain(*parts)) for parts in stage_chunks(model, sizes, settings)]
+
+
+def stage_chunks(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[list[range]]:
+    """Return the layers of each virtual stage of each pipeline stage (Megatron-LM transformer_layer.py)."""
     if (written := settings.pipeline_model_parallel_layout) and (parts := pipeline_stages(written)):
-        chunks = [part.count("t") for part in parts]
+        counts = [part.count("t") for part in parts]
     else:
-        ends = settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
-        middle = sizes.pp - sum(end is not None for end in ends)
-        even = (model.layers - sum(end or 0 for end in ends)) // max(1, middle)
-        per_rank = [even] * sizes.pp
-        if ends[0] is not None:
-            per_rank[0] = ends[0]
-        if ends[1] is not None:
-            per_rank[-1] = ends[1]
-        chunks = [count // sizes.vpp for _ in range(sizes.vpp) for count in per_rank]
-    spans = [range(start, stop) for start, stop in pairwise(accumulate(chunks, initial=0))]
-    if sizes.pp == len(spans):
-        return list(spans)
-    return [list(chain(*spans[stage :: sizes.pp])) for stage in range(sizes.pp)]
+        per_rank = _layers_of_stages(model, sizes, settings)
+        counts = [count // sizes.vpp for _ in range(sizes.vpp) for count in per_rank]
+    spans = [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]
+    return [spans[stage :: sizes.pp] for stage in range(sizes.pp)]
+
+
+def _layers_of_stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[int]:
+    """Return equally many layers for each stage, except for a first and a last stage that have their own."""
+    ends = settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
+    middle = sizes.pp - sum(end is not None for end in ends)
+    even = (model.layers - sum(end or 0 for end in ends)) // max(1, middle)
+    per_rank = [even] * sizes.pp
+    for stage, end in zip((0, -1), ends, strict=True):
+        if end is not None:
+            per_rank[stage] = end
+    return per_rank
+
+
+def distinct_stages(model: ModelSpec, chunks: Sequence[Sequence[range]]) -> list[int]:
+    """Return the first stage of each content; those after it have fewer micro-batches under way.
+
+    Stages differ in their layers' kinds, in order, and in embedding and head.
+    """
+    found: dict[object, int] = {}
+    for stage, parts in enumerate(chunks):
+        content = tuple(_content(model, part) for part in parts)
+        found.setdefault((stage == 0, stage == len(chunks) - 1, content), stage)
+    return list(found.values())
+
+
+def _content(model: ModelSpec, layers: Sequence[int]) -> object:
+    if not (model.linear_layers or model.dense_layers):
+        return len(layers)
+    return tuple(kind(model, number) for number in layers)

@@ -7,6 +7,7 @@ manner of Korthikanti et al., arXiv 2205.05198.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from allocation.model_spec import ModelSpec
 from allocation.parameters import Kind, kind, kinds
@@ -15,36 +16,48 @@ from allocation.settings import Workload
 
 
 def activations(
-    sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, tokens: int
+    sizes: ParallelSizes, work: Workload, chunks: Sequence[Sequence[int]], stage: int, tokens: int
 ) -> tuple[int, int]:
-    """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew."""
-    settings, model = work.megatron, work.model
-    size = {of: layer_activations(model, sizes, of, work) * tokens for of in kinds(model, layers)}
-    entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
-    in_flight, chunks = _in_flight(sizes, work, stage)
-    if settings.recompute_granularity != "full" or not layers:
-        return sum(size[of] * n for of, n in kinds(model, layers).items()) * in_flight // chunks, 0
-    each = [size[kind(model, number)] for number in layers]
-    step, per_chunk = settings.recompute_num_layers or 1, max(1, len(layers) // sizes.vpp)
-    if settings.recompute_method == "block":
-        anew = min(step, per_chunk) * sizes.vpp
-        unit, each = max(each), [*[entry] * anew, *each[anew:]]
-    else:
-        unit = max(sum(each[i : i + step]) for i in range(0, len(each), step))
-        each = [entry] * (-(-per_chunk // step) * sizes.vpp)
-    return sum(each) * in_flight // chunks, unit
+    """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew.
 
-
-def _in_flight(sizes: ParallelSizes, work: Workload, stage: int) -> tuple[int, int]:
-    """Chunks of a stage whose activations wait for their backward at once, and chunks of a micro-batch.
-
-    Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` with one chunk a rank, else
-    `(pp - stage - 1) * 2 + (vpp - 1) * group + 1`, a group being pp micro-batches or more; never more than there are.
+    `chunks` are the layers of each virtual stage of a pipeline stage.
     """
-    pp, vpp = sizes.pp, sizes.vpp
-    group = work.megatron.microbatch_group_size_per_vp_stage or pp
-    at_once = pp - stage if vpp == 1 else (pp - stage - 1) * 2 + (vpp - 1) * group + 1
-    return min(at_once, micro_batches(sizes, work) * vpp), vpp
+    settings, model = work.megatron, work.model
+    layers = [number for chunk in chunks for number in chunk]
+    size = {of: layer_activations(model, sizes, of, work) * tokens for of in kinds(model, layers)}
+    each = [[size[kind(model, number)] for number in chunk] for chunk in chunks]
+    if settings.recompute_granularity != "full" or not layers:
+        return _most_kept([sum(chunk) for chunk in each], sizes, work, stage), 0
+    entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
+    step = settings.recompute_num_layers or 1
+    if settings.recompute_method == "block":
+        unit = max(size.values())
+        kept = [entry * min(step, len(chunk)) + sum(chunk[step:]) for chunk in each]
+    else:
+        unit = max(sum(chunk[i : i + step]) for chunk in each for i in range(0, len(chunk), step))
+        kept = [entry * -(-len(chunk) // step) for chunk in each]
+    return _most_kept(kept, sizes, work, stage), unit
+
+
+def _most_kept(chunks: Sequence[int], sizes: ParallelSizes, work: Workload, stage: int) -> int:
+    """Return the most bytes whose backward a stage waits for, where a micro-batch keeps `chunks` of them.
+
+    Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` micro-batches with one chunk a rank, else
+    `(pp - stage - 1) * 2 + (vpp - 1) * group + 1` chunks, a group being pp micro-batches or more, which go through
+    the first chunk together, then through the next, and backward in the other direction; never more than there are.
+    """
+    pp, vpp = sizes.pp, len(chunks)
+    if vpp == 1:
+        return chunks[0] * min(pp - stage, micro_batches(sizes, work))
+    group, total = work.megatron.microbatch_group_size_per_vp_stage or pp, micro_batches(sizes, work) * vpp
+    at_once = min((pp - stage - 1) * 2 + (vpp - 1) * group + 1, total)
+    if len({*chunks}) == 1:
+        return chunks[0] * at_once
+    turn = group * vpp
+    forward = [chunks[i // group % vpp] if i < total else 0 for i in range(at_once + turn)]
+    backward = [chunks[vpp - 1 - i // group % vpp] for i in range(turn)]
+    changes = (new - old for new, old in zip(forward[at_once:], backward, strict=True))
+    return max(accumulate(changes, initial=sum(forward[:at_once])))
 
 
 def micro_batches(sizes: ParallelSizes, work: Workload) -> int:

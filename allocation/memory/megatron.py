@@ -26,7 +26,7 @@ from allocation.memory.items import (
     with_reserve,
 )
 from allocation.memory.transfer import buckets, communicators, largest_gathered, largest_weight
-from allocation.parameters import Held, held, kinds, stages, vocabulary
+from allocation.parameters import Held, distinct_stages, held, kinds, stage_chunks, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import ITEMS, Workload
 
@@ -36,22 +36,26 @@ _LOGITS_AT_ONCE = 1 << 28  # elements
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """A Megatron trainer: the stage with the highest peak."""
-    layers = stages(work.model, sizes, work.megatron)
+    chunks = stage_chunks(work.model, sizes, work.megatron)
     trains = role != "ref"
     only = list if trains else forward_only
-    ends = range(sizes.pp) if work.model.dense_layers or work.model.linear_layers else {0, sizes.pp - 1}
-    stage_phases = {stage: list(only(_phases(sizes, work, layers[stage], stage, trains))) for stage in sorted(ends)}
+    stages = distinct_stages(work.model, chunks)
+    stage_phases = {stage: list(only(phases_of_stage(sizes, work, chunks[stage], stage, trains))) for stage in stages}
     worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
     return Footprint(role, tuple(stage_phases[worst]), worst)
 
 
-def _phases(sizes: ParallelSizes, work: Workload, layers: Sequence[int], stage: int, trains: bool) -> list[Phase]:
+def phases_of_stage(
+    sizes: ParallelSizes, work: Workload, chunks: Sequence[Sequence[int]], stage: int, trains: bool
+) -> list[Phase]:
+    """Return the phases of a rank of one pipeline stage, whose virtual stages have the layers `chunks`."""
+    layers = [number for chunk in chunks for number in chunk]
     model, first, last = work.model, stage == 0, stage == sizes.pp - 1
     mine = held(model, sizes, layers, first=first, last=last)
     static = _static(mine, sizes, work)
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     tokens = work.tokens // sizes.cp
-    kept, unit = activations(sizes, work, layers, stage, tokens)
+    kept, unit = activations(sizes, work, chunks, stage, tokens)
     words = vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp
     logits = last * min(tokens * words, _LOGITS_AT_ONCE) * work.memory.item
     inside = max((layer_workspace(model, sizes, of, work) * tokens for of in kinds(model, layers)), default=0)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -14,9 +14,9 @@ from allocation.cli import app
 from allocation.compiler import RoleSettings
 from allocation.hardware import GIB, GPUS, find_gpu
 from allocation.memory import estimate, footprint, footprints, needed
-from allocation.memory.activations import micro_batches
-from allocation.memory.megatron import trainer
-from allocation.parameters import active_parameters, held, stages, total_parameters
+from allocation.memory.activations import activations, layer_activations, micro_batches
+from allocation.memory.megatron import phases_of_stage, trainer
+from allocation.parameters import active_parameters, held, kind, stage_chunks, stages, total_parameters
 from allocation.settings import Workload
 
 MODELS = {
@@ -125,6 +125,60 @@ def test_larger_groups_of_an_interleaved_pipeline_keep_more():
         items = trainer("actor", sizes, work).phase("forward and backward").items
         kept.append(next(item.bytes for item in items if item.name == "activations"))
     assert kept[1] == kept[0] * 7 // 5  # (2 - 1)·2 + (2 - 1)·group + 1
+
+
+def test_the_middle_of_an_uneven_pipeline_is_looked_at():
+    """With 2 layers at each end the 76 others lie on two stages: 38 layers of 72B weights on 8 GPUs."""
+    model = allocation.load_model("qwen2.5-72b")
+    ends = replace(FULL, num_layers_in_first_pipeline_stage=2, num_layers_in_last_pipeline_stage=2)
+    made = trainer("actor", ParallelSizes(pp=4, tp=8), Workload(model, ends))
+    layer = (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 29568) / 8  # queries and output, keys and values, MLP
+    assert made.stage == 1
+    assert made.phase("optimizer step").bytes == pytest.approx(38 * layer * 18 * 1.03, rel=0.02)
+    found = allocation.check(
+        "megatron:d1p4t8", model=model, megatron=ends, memory=MemorySettings(find_gpu("h100").memory)
+    )
+    assert [finding.code for finding in found.findings] == ["ALLOC-MEMORY"]
+
+
+@st.composite
+def pipelines(draw):
+    """A model, sizes and settings whose stages, and whose chunks of a stage, have any numbers of layers."""
+    model = MODELS[draw(st.sampled_from(list(MODELS)))]
+    pp, vpp = draw(st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (3, 2), (4, 3)]))
+    ends = sorted(draw(st.lists(st.integers(0, model.layers), min_size=pp * vpp - 1, max_size=pp * vpp - 1)))
+    counts = [end - start for start, end in zip([0, *ends], [*ends, model.layers], strict=True)]
+    settings = draw(st.sampled_from([MegatronSettings(), FULL, replace(FULL, recompute_method="block")]))
+    text = f"E{'|'.join('t' * count for count in counts)}L"
+    return model, ParallelSizes(pp=pp, vpp=vpp), replace(settings, pipeline_model_parallel_layout=text)
+
+
+@given(pipelines())
+def test_no_stage_needs_more_than_is_said(case):
+    model, sizes, settings = case
+    work = Workload(model, settings, batch=BATCH)
+    chunks = stage_chunks(model, sizes, settings)
+    each = [max(p.bytes for p in phases_of_stage(sizes, work, part, stage, True)) for stage, part in enumerate(chunks)]
+    assert trainer("actor", sizes, work).peak.bytes == max(each)
+
+
+@given(pipelines(), st.sampled_from([1, 2, 8]))
+def test_chunks_of_any_length_are_kept_as_long_as_the_schedule_runs(case, micro_batches):
+    """The interleaved schedule, one forward and backward after the other, of the first stage."""
+    model, sizes, settings = case
+    assume(sizes.vpp > 1 and settings.recompute_granularity is None)
+    batch = BatchSpec(micro_batches * sizes.pp, max_length=1024, micro_batch=1)
+    chunks = stage_chunks(model, sizes, settings)[0]
+    size = [
+        sum(layer_activations(model, sizes, kind(model, n), Workload(model)) for n in part) * 1024 for part in chunks
+    ]
+    total, pp, vpp = batch.sequences * sizes.vpp, sizes.pp, sizes.vpp
+    warm, kept, most = min((pp - 1) * 2 + (vpp - 1) * pp, total), 0, 0
+    for i in range(total + warm):
+        kept += size[i // pp % vpp] if i < total else 0
+        most = max(most, kept)
+        kept -= size[vpp - 1 - (i - warm) // pp % vpp] if i >= warm else 0
+    assert activations(sizes, Workload(model, settings, batch=batch), chunks, 0, 1024)[0] == most
 
 
 def test_what_does_not_fit_is_refused_with_what_would():
