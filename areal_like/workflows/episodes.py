@@ -22,8 +22,12 @@ from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.protocol import Score
+from areal_like.workflows.provenance import NotGenerated, Responses
 from areal_like.workflows.session import Limits, ParseTools, Session
 from areal_like.workflows.user_loop import CancelledWithin, TimeLimit, UserLoop, in_loop
+
+type Made = list[tuple[int, Response]]
+"""The responses that were generated for a group, each with the number of its session."""
 
 
 class EpisodeError(Exception):
@@ -96,7 +100,7 @@ class UserWorkflow:
         prefills = Prefills(self.scene.pool, group_id) if self.scene.prefill_once and self.seed is None else None
         if self.per_group:
             return await self._group(prompt, group_id, prefills)
-        made: list[Response] = []
+        made: Made = []
         sessions = [self._session(group_id, number, prefills, made) for number in range(self.n_samples)]
         with self._broken_off(made):
             episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
@@ -120,7 +124,7 @@ class UserWorkflow:
 
     async def _group(self, prompt: Prompt, group_id: int, prefills: Prefills | None) -> list[Trajectory]:
         sessions: list[Session] = []
-        made: list[Response] = []
+        made: Made = []
 
         main = asyncio.get_running_loop()
 
@@ -143,7 +147,7 @@ class UserWorkflow:
         try:
             with self._broken_off(made):
                 returned = await self._run(lambda: self.function(own, self.n_samples, rollout), sessions)
-            trajectories = _trajectories(returned, prompt, group_id, scene)
+            trajectories = _trajectories(returned, prompt, group_id, scene, Responses(made, rollout.version))
             self.scene.outcomes.add(None, episodes=self.n_samples)
             return trajectories
         except EpisodeError as error:
@@ -151,12 +155,12 @@ class UserWorkflow:
             return []
 
     @contextmanager
-    def _broken_off(self, made: Sequence[Response]) -> Iterator[None]:
+    def _broken_off(self, made: Made) -> Iterator[None]:
         """Count what was generated for a group as cancelled where the run does not need it any more."""
         try:
             yield
         except asyncio.CancelledError:
-            self.scene.pool.cancel(made)
+            self.scene.pool.cancel([response for _, response in made])
             raise
 
     async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
@@ -194,7 +198,7 @@ class UserWorkflow:
         group_id: int,
         number: int,
         prefills: Prefills | None,
-        made: list[Response],
+        made: Made,
         main: asyncio.AbstractEventLoop | None = None,
     ) -> Session:
         """Session `number` on the server of its group, whose episodes share what they begin with; adds to `made`."""
@@ -203,8 +207,9 @@ class UserWorkflow:
         async def generate(tokens: Sequence[int], sampling: Sampling, seed: int | None) -> Response:
             if prefills and not session.turns:
                 await prefills.of(tokens, sampling)
-            made.append(await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id))
-            return made[-1]
+            response = await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id)
+            made.append((number, response))
+            return response
 
         session = Session(
             scene.tokenizer,
@@ -261,7 +266,7 @@ def _reward(returned: Any) -> Reward:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
 
 
-def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene) -> list[Trajectory]:
+def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene, responses: Responses) -> list[Trajectory]:
     """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
         raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
@@ -278,6 +283,10 @@ def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene) ->
                 f"trajectory {number} begins with a generated token, not with the prompt that it was generated for"
             )
             raise EpisodeError("not trajectories", problem)
+        try:
+            item, _ = responses.claim(item)
+        except NotGenerated as problem:
+            raise EpisodeError("not trajectories", f"trajectory {number}: {problem}") from problem
         parts = {**item.reward_parts, **worth.parts}
         own = replace(item, sample_id=prompt.sample_id, group_id=group_id, sample=number)
         trajectories.append(replace(own, reward=worth.value, reward_parts=parts))

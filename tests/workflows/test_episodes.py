@@ -116,7 +116,7 @@ async def run(prompt, n, rollout):
     opening = rollout.tokenizer.encode_chat([{"role": "user", "content": prompt.row["question"]}])
     responses = [await rollout.sample(opening, max_new_tokens=2) for _ in range(n)]
     rewards = await rollout.score([response.tokens for response in responses])
-    result = [rollout.trajectory([opening, r, [5, 6], r], reward) for r, reward in zip(responses, rewards)]
+    result = [rollout.trajectory([opening, r, [5, 6]], reward) for r, reward in zip(responses, rewards)]
     async with rollout.recorded() as agent:
         await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
         return result + agent.trajectories(-1.0)
@@ -154,7 +154,7 @@ def test_a_group_is_a_coroutine_that_returns_trajectories(play):
     assert [t.reward for t in group] == [2, 2, 2, -1]
     assert [t.sample for t in group] == [0, 1, 2, 3] and {t.group_id for t in group} == {10}
     generated = group[0].generated.tolist()
-    assert generated[-6:] == [True, True, False, False, True, True] and not any(generated[:-6])
+    assert generated[-4:] == [True, True, False, False] and not any(generated[:-4])
     assert (said, counts) == ([], {"done": 3})
 
 
@@ -445,9 +445,75 @@ from areal_like.types import Trajectory
 
 
 async def run(prompt, n, rollout):
-    made = Trajectory(0, 0, [1, 2, 3], [0.0, -1, -1], [-1, 0, 0], "stop", 1.0)
+    r = await rollout.sample([1], max_new_tokens=2)
+    tokens, logprobs, versions = ([first, *own.tolist()] for first, own in ((1, r.tokens), (0.0, r.logprobs), (-1, r.versions)))
+    made = Trajectory(0, 0, tokens, logprobs, versions, "stop", 1.0)
     return [replace(made, {changes})]
 """
+
+
+TWO = """
+import numpy as np
+from dataclasses import replace
+
+kept = []
+
+
+async def run(prompt, n, rollout):
+    r, other = [await rollout.sample([1], max_new_tokens=2) for _ in range(2)]
+    whole = rollout.trajectory([[1], r, other, [4], [5]], 1.0)
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return [replace(whole, versions=np.where(whole.generated, 999999, -1))]",
+        "return [replace(whole, versions=np.where(whole.generated, 0, -1))]",
+        "return [replace(whole, logprobs=whole.logprobs / 2)]",
+        "return [replace(whole, tokens=np.where(whole.generated, 7, 1))]",
+        "return [replace(whole, versions=np.where(np.arange(len(whole.tokens)) == 0, -1, 3))]",
+        "kept.append(whole); return [kept[0]]",  # the second group has the first one's
+    ],
+)
+def test_generated_tokens_of_a_group_are_those_that_the_servers_recorded(play, body):
+    """Staleness would have no bound otherwise, nor log-probs a meaning."""
+    (*_, group), (said,), counts = play(TWO.format(body=body), groups=2 if "kept" in body else 1)
+    assert group == [] and counts["not_trajectories"] == 2
+    assert re.search(
+        r"trajectory 0: its generated tokens \d+ to \d+ are not a response to this group: .*rollout.sample", said
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return [whole, whole]",
+        "return [whole, rollout.trajectory([[1], other], 1.0)]",
+        "return [rollout.trajectory([[1], r, [4], r], 1.0)]",
+    ],
+)
+def test_a_response_is_trained_on_once(play, body):
+    (group,), (said,), counts = play(TWO.format(body=body))
+    assert (group, counts) == ([], {"not_trajectories": 2})
+    assert re.search(r"trajectory \d: the response at token \d is in the group's trajectories already", said)
+
+
+def test_a_group_may_train_on_parts_of_its_responses_and_leave_others_out(play):
+    body = """
+    cut = replace(whole, **{name: getattr(whole, name)[:4] for name in ("tokens", "logprobs", "versions")})
+    third = await rollout.sample([1], max_new_tokens=2)
+    return [cut]
+"""
+    (group,), said, counts = play(TWO.format(body=body))
+    assert (said, counts) == ([], {"done": 2}) and group[0].generated.tolist() == [False, True, True, True]
+
+
+def test_data_of_a_group_has_the_version_of_its_weights(play):
+    body = "return [replace(rollout.given([1], [2, 3], 1.0), versions=[-1, 999999, 999999])]"
+    (group,), _, counts = play(TWO.format(body=body))
+    assert counts == {"done": 2} and group[0].versions.tolist() == [-1, 3, 3]
 
 
 class Parser:
