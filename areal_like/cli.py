@@ -11,9 +11,9 @@ from rich.text import Text
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
 from areal_like.errors import DirectoryTaken, RunError
+from areal_like.job import Job
 from areal_like.launch import check, train
 from areal_like.metrics.console import complain
-from areal_like.preflight import Job
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
 

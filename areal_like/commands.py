@@ -237,7 +237,7 @@ def convert_checkpoint(
       areal-like convert-checkpoint models/qwen3 models/qwen3-megatron
       areal-like convert-checkpoint runs/gsm8k/first policy
     """
-    from areal_like.convert_checkpoint import convert
+    from areal_like.interop.convert_checkpoint import convert
 
     if (target is None) != audit:
         _refuse("name a TARGET, or write --audit")
@@ -263,8 +263,8 @@ def migrate(
       areal-like migrate run_qwen3_grpo.sh > run.yaml
       areal-like migrate gsm8k_grpo_megatron.yaml --system areal
     """
-    from areal_like.config.foreign import TITLES
-    from areal_like.migrate import migrate as read
+    from areal_like.interop.keys import TITLES
+    from areal_like.interop.migrate import migrate as read
 
     if system is not None and system not in TITLES:
         raise typer.BadParameter(f"{system!r} is none of {', '.join(TITLES)}", param_hint="--system")

@@ -16,10 +16,12 @@ from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, load
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RunError
+from areal_like.interop import keys as _keys_of_other_systems  # noqa: F401 - explains them where a key is unknown
+from areal_like.job import Job
 from areal_like.metrics.console import View, complain
-from areal_like.preflight import Job, preflight
-from areal_like.run import run
-from areal_like.user_code import given
+from areal_like.preflight import preflight
+from areal_like.run.assemble import run
+from areal_like.runtime.user_code import given
 
 type Config = str | Path | Mapping[str, Any] | RunConfig | LoadedConfig
 

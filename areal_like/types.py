@@ -7,10 +7,12 @@ log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first t
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+type Device = Literal["cpu", "cuda"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

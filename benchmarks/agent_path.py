@@ -27,11 +27,11 @@ from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.garbage import seldom_collected
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.protocol import Workflow
+from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.make import Workflows
-from areal_like.workflows.protocol import Workflow
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version, start_server
@@ -93,7 +93,7 @@ async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> tup
     rates: Rounds = {"single_turn": [], "agent": []}
     processor_s: Rounds = {"single_turn": [], "agent": []}
     async with (
-        seldom_collected(),
+        gc_tuned(),
         ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
         Workflows(run, pool, no_reward, tokenizer, print) as workflows,
         aiohttp.ClientSession(**bare_session(token)) as session,

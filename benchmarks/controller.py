@@ -43,15 +43,15 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.run import run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.data.stream import PromptStream
-from areal_like.engines import start_client
-from areal_like.garbage import let_go, seldom_collected
+from areal_like.experimental.client_processes import Clients
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.clients import Clients
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.versions import LABELS
+from areal_like.run.start import start_client
+from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
@@ -128,8 +128,8 @@ async def measure(
     steps = math.ceil(samples / N_SAMPLES / size)
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
     async with (
-        seldom_collected(),
-        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, clients=clients) as pool,
+        gc_tuned(),
+        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, read_answer=clients.read) as pool,
         asyncio.TaskGroup() as tasks,
     ):
         async with pool.interrupted(0, Deadline(60)):
@@ -150,7 +150,7 @@ async def measure(
             collector.publish(version)  # no update: the servers' tokens are all of version 0
             trajectories = await collector.next_batch()
             await asyncio.to_thread(join, trajectories, version)
-            await let_go(trajectories)
+            await release(trajectories)
         wall_s, cpu_s = time.perf_counter() - begun, {role: s - used[role] for role, s in cpu_seconds().items()}
         watching.cancel()
         total = pool.tokens["delivered"]
@@ -207,7 +207,7 @@ class Watch:
             self.wall_s = max(self.wall_s, wall - TICK_S)
             self.with_a_core_s = max(self.with_a_core_s, wall - max(TICK_S, without))
             self.cpu_s = max(self.cpu_s, time.thread_time() - cpu)
-            self.in_flight = max(self.in_flight, sum(member.in_flight for member in self.pool._fleet._members))
+            self.in_flight = max(self.in_flight, sum(member.in_flight for member in self.pool._router._states))
 
 
 def without_a_core_s() -> float:

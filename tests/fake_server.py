@@ -13,7 +13,8 @@ from aiohttp import web
 from limits import HUNG_S
 
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.rollout.clients import Client, Clients
+from areal_like.experimental.client_processes import Client, Clients
+from areal_like.rollout.reading import Read
 from areal_like.rollout.sglang.versions import LABELS
 
 Body = dict[str, Any]
@@ -144,7 +145,7 @@ class InThisProcess:
 
 @asynccontextmanager
 async def clients_of(n: int) -> AsyncIterator[Clients | None]:
-    """Client processes that are none; None for 0 of them."""
+    """Client processes that run in this one; None for 0 of them."""
 
     async def start(rank: int) -> WorkerGroup:
         groups.append(InThisProcess())
@@ -160,3 +161,8 @@ async def clients_of(n: int) -> AsyncIterator[Clients | None]:
         await asyncio.gather(*group.client._reading.values(), return_exceptions=True)
         if group.client._session:
             await group.client._session.close()
+
+
+def reader(clients: Clients | None) -> Read | None:
+    """What reads answers for a pool: client processes, or None for the pool's own process."""
+    return clients.read if clients else None

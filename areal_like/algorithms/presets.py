@@ -13,8 +13,8 @@ from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience, Need
 from areal_like.config.schema import RunConfig
+from areal_like.runtime.user_code import UserCodeError, load_object, where_it_failed
 from areal_like.types import Floats, Ints, LossSpec, Trajectory
-from areal_like.user_code import UserCodeError, load_object, where_it_failed
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+from areal_like.runtime.user_code import user_modules
 from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
-from areal_like.user_code import user_modules
 
 Need = Literal["reference", "values", "policy", "proximal"]
 """A forward pass whose result is a field of the batch.

@@ -1,7 +1,7 @@
 """What is wrong with the keys and types of a configuration, in a user's words."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -9,7 +9,6 @@ from pydantic_core import ErrorDetails
 
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding, nearest_keys, nearest_words
-from areal_like.config.foreign import known_elsewhere
 from areal_like.config.keys import (
     all_keys,
     annotation_of,
@@ -41,6 +40,10 @@ _EXPECTED = {
     "dict_type": "a section of keys",
     "string_pattern_mismatch": "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`",
 }
+
+type ForeignKeys = Callable[[str], tuple[str, str | None] | None]
+FOREIGN_KEYS: list[ForeignKeys] = []
+"""Functions that explain a key of another system in a sentence and name our key; `areal_like/interop` adds its own."""
 
 
 def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
@@ -87,7 +90,7 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
             "a file's keys are nested, not dotted",
             f"write `{leaf}: ...` in the section {section}, indented",
         )
-    if help is None and (known := known_elsewhere(key)):
+    if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
         return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
     return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_beside(key), *all_keys()]))
 

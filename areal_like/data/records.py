@@ -9,7 +9,7 @@ from typing import Any
 
 from areal_like.config.schema import SourceConfig
 from areal_like.demo import arithmetic
-from areal_like.user_code import UserCodeError, load_object, where_it_failed
+from areal_like.runtime.user_code import UserCodeError, load_object, where_it_failed
 
 type Record = Mapping[str, Any]
 

@@ -6,22 +6,17 @@ nothing.
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from allocation import Plan
 from allocation.diagnostics import Finding, has_errors
-from allocation.model_spec import ModelSpec
-from areal_like.algorithms.types import Algorithm
 from areal_like.config.load import LoadedConfig
-from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import training_steps
-from areal_like.data.tokenizer import Tokenizer
+from areal_like.job import Job
 from areal_like.preflight.algorithm import find_algorithm
 from areal_like.preflight.data import check_data, find_prompts
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.lora import check_lora
-from areal_like.preflight.machine import Device, check_machine, device_of
+from areal_like.preflight.machine import check_machine, device_of
 from areal_like.preflight.model import check_model, find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.overrides import try_overrides
@@ -33,38 +28,6 @@ from areal_like.preflight.shared_prompts import check_shared_prompts
 from areal_like.preflight.sharing import check_sharing, described
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.workflow import check_workflow
-from areal_like.types import Prompt
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run that may start: all that was decided before its first process; `steps` is the number of training steps."""
-
-    config: RunConfig
-    device: Device
-    plan: Plan
-    algorithm: Algorithm
-    tokenizer: Tokenizer
-    train_prompts: Sequence[Prompt]
-    evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
-    steps: int
-    warnings: Sequence[Finding] = ()
-    sharing: str | None = None  # how trainer and servers share GPUs, in words
-    models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
-
-    @property
-    def valid_prompts(self) -> Sequence[Prompt]:
-        """Those of `valid_dataset`."""
-        return self.evaluated.get("valid_dataset", ())
-
-    @property
-    def further_servers(self) -> range:
-        """The numbers of servers beyond the plan's that the run may have (`rollout.max_servers`)."""
-        return range(len(self.plan.engine("rollout").servers), self.config.rollout.max_servers or 0)
-
-    def __str__(self) -> str:
-        engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
-        return f"{engines} on {len(self.plan.devices)} {'GPUs' if self.device == 'cuda' else 'CPU slots'}"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.findings import finding, nearest_words, unused
 from areal_like.config.schema import RunConfig
+from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
 from areal_like.types import Batch
-from areal_like.user_code import FORM, UserCodeError, where_it_failed
 
 _CODE = "RUN-ALGORITHM"
 

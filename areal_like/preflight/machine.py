@@ -14,10 +14,10 @@ from areal_like.checkpoint.store import DIRECTORY
 from areal_like.cluster.resources import bundles, check_existing, names_gpus
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig
+from areal_like.types import Device
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
 LARGEST_PORT = 65535
-Device = Literal["cpu", "cuda"]
 
 
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:

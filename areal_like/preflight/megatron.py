@@ -10,10 +10,10 @@ from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, unused
 from areal_like.config.options import OptionProblem
 from areal_like.config.schema import PRECISIONS, MegatronConfig, RunConfig
-from areal_like.preflight.machine import Device
 from areal_like.trainer.environment import attention_environment
 from areal_like.trainer.megatron.options import check_overrides, row_multiple
 from areal_like.trainer.packing import sequence_alignment
+from areal_like.types import Device
 
 _MEGATRON = "actor.megatron"
 _OVERRIDES = f"{_MEGATRON}.override_transformer_config"

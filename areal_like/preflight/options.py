@@ -6,9 +6,9 @@ from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, unused
 from areal_like.config.schema import RunConfig, SGLangConfig
-from areal_like.preflight.machine import Device
 from areal_like.preflight.megatron import about, check_trainer_options
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
+from areal_like.types import Device
 
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
@@ -16,7 +16,7 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     yield from _server(config.sglang, device)
     yield from _prefill(config)
     if plan is not None:
-        yield from _fleet(config, len(plan.engine("rollout").servers))
+        yield from _router(config, len(plan.engine("rollout").servers))
     yield from check_trainer_options(config, device, spec, plan)
 
 
@@ -42,7 +42,7 @@ def _prefill(config: RunConfig) -> Iterator[Finding]:
         yield finding("RUN-UNUSED", "rollout.prefill_once", message, help, severity=Severity.WARNING)
 
 
-def _fleet(config: RunConfig, servers: int) -> Iterator[Finding]:
+def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
     """How many servers have to be left of those that there are."""
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, so fewer would be left from the start"

@@ -10,8 +10,8 @@ from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig, TrainerRole
-from areal_like.preflight.machine import Device
 from areal_like.trainer.megatron.refusals import Asked, Verdict
+from areal_like.types import Device
 
 _SECTION = "megatron.override_transformer_config"
 

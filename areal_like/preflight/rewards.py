@@ -9,8 +9,8 @@ from areal_like.config.schema import SINGLE_TURN, JudgeConfig, RewardConfig, Run
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS
+from areal_like.runtime.user_code import Portable, UserCodeError
 from areal_like.types import AnswerCheck, Prompt
-from areal_like.user_code import Portable, UserCodeError
 
 CODE = "RUN-REWARD"
 _RESPONSE = "The answer is 42."  # to a row without a reference answer

@@ -9,9 +9,9 @@ from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import ActorConfig, RoleConfig, RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.preflight.machine import Device
 from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec
+from areal_like.types import Device
 
 _ACTORS_KEY = re.compile(r"\bactor\.(\w+)")
 

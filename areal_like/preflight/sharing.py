@@ -11,7 +11,8 @@ from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.preflight.layout import workloads
-from areal_like.preflight.machine import Device, gpu_count
+from areal_like.preflight.machine import gpu_count
+from areal_like.types import Device
 
 _KEY = "rollout.sharing"
 _STAY = f"write {_KEY}=resident"

@@ -20,8 +20,8 @@ from areal_like.config.schema import (
     SourceConfig,
     TrainerRole,
 )
-from areal_like.preflight.machine import Device
 from areal_like.preflight.rewards import judges
+from areal_like.types import Device
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import functions, worker
 from areal_like.rewards.pool import Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS, Verifier
+from areal_like.runtime.user_code import Portable
 from areal_like.types import Ints, Prompt, Reward
-from areal_like.user_code import Portable
 
 type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]]
 

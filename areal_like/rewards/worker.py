@@ -21,7 +21,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from areal_like.user_code import UserCodeError
+from areal_like.runtime.user_code import UserCodeError
 
 TIMED_OUT = 1  # faulthandler's exit code
 UNSENT = "cannot be sent to or from a worker process"

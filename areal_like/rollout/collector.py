@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from areal_like.data.stream import PromptStream
 from areal_like.events import span
 from areal_like.rollout.admission import Admission
+from areal_like.rollout.protocol import Workflow
 from areal_like.types import Trajectory, generated_in
-from areal_like.workflows.protocol import Workflow
 
 
 @dataclass(eq=False, kw_only=True)

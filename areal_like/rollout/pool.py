@@ -12,8 +12,8 @@ import numpy as np
 
 from areal_like.errors import Fault
 from areal_like.events import span, turn
-from areal_like.rollout.clients import Clients
-from areal_like.rollout.fleet import PAUSE_S, Fleet, Near
+from areal_like.rollout.reading import Read
+from areal_like.rollout.router import PAUSE_S, PrefixAffinity, Router
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable, session
 from areal_like.rollout.turns import Turns
@@ -39,7 +39,7 @@ class ServerPool:
 
     Weights change only while `interrupted`. What happens to running requests then is what `requests` says
     (`weight_update.requests`); in any case every token has the version that made it. `timeout_s` is how long a server
-    may do nothing while it has requests. Their answers are read by `clients`, or without them by this process.
+    may do nothing while it has requests. `read_answer` reads their answers, by default in this process.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class ServerPool:
         *,
         requests: Requests = "in_place",
         prefill_once: bool = True,
-        clients: Clients | None = None,
+        read_answer: Read | None = None,
     ) -> None:
         self._session = session(token)
         self._numbers = itertools.count()
-        self._fleet = Fleet(timeout_s, clients.read if clients else None)
+        self._router = Router(timeout_s, read_answer)
         self._requests = requests
         self._prefill_once = prefill_once
-        self._sessions: dict[Hashable, Near] = {}
+        self._sessions: dict[Hashable, PrefixAffinity] = {}
         self._start = Turns(GROUPS)
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
@@ -73,23 +73,23 @@ class ServerPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._fleet.stop()
+        await self._router.stop()
         await self._session.close()
 
     @property
     def version(self) -> int:
         """The weights' version that the servers hold; -1 before the first."""
-        return self._fleet.version
+        return self._router.version
 
     @property
     def tokens_generated(self) -> int:
         """All tokens that servers have answered: those in `tokens`, and of samples that are on their way."""
-        return self._fleet.generated
+        return self._router.generated
 
     def statistics(self) -> dict[str, float]:
         """How long requests last stood still; since the last call: how long they waited and ran, and faults."""
-        waited, ran, faults, loads = self._fleet.waited or [0.0], self._fleet.ran, self._faults, self._fleet.loads
-        self._fleet.waited, self._fleet.ran, self._faults = [], [], Counter()
+        waited, ran, faults, loads = self._router.waited or [0.0], self._router.ran, self._faults, self._router.loads
+        self._router.waited, self._router.ran, self._faults = [], [], Counter()
         return {
             "rollout/pause_seconds": self.pause_s,
             "rollout/queue_seconds_mean": float(np.mean(waited)),
@@ -103,7 +103,7 @@ class ServerPool:
     @property
     def servers(self) -> list[Server]:
         """Everybody who has to have the next weights."""
-        return self._fleet.servers
+        return self._router.servers
 
     def join(self, url: str, rank: int | None) -> Server:
         """Add a server, which is sent requests once the next version has been brought to it.
@@ -111,12 +111,12 @@ class ServerPool:
         `rank` is its place in the layout. One beyond that, with None, is taken out where an update fails because of it.
         """
         server = Server(f"server {next(self._numbers)}", url, self._session, rank)
-        self._fleet.join(server)
+        self._router.join(server)
         return server
 
     def leave(self, server: Server, why: str = "left the run") -> None:
         """Take a server out; its requests go on elsewhere, from what it had answered."""
-        self._fleet.leave(server, why)
+        self._router.leave(server, why)
 
     def leave_out(self, error: ServerError) -> None:
         """Take out the servers beyond the layout that failed by an error."""
@@ -127,11 +127,11 @@ class ServerPool:
     @property
     def serving(self) -> list[Server]:
         """Servers that hold the present version."""
-        return self._fleet.serving
+        return self._router.serving
 
     def on_hang(self, tell: Callable[[Server], object]) -> None:
         """Have a server told that does nothing although it has requests."""
-        self._fleet.hung = tell
+        self._router.hung = tell
 
     async def generate(
         self,
@@ -147,12 +147,12 @@ class ServerPool:
         as `sample` does.
         """
         await self._start()
-        first: dict[bytes, tuple[Sample, Near]] = {}
+        first: dict[bytes, tuple[Sample, PrefixAffinity]] = {}
 
         async def one(place: int) -> Response:
             awaited = self._prefill_once and not seeds and len(prompts[place]) >= LONG_PROMPT
             sample = Sample(np.asarray(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
-            leader, near = first.setdefault(sample.prompt.tobytes(), (sample, Near()))
+            leader, near = first.setdefault(sample.prompt.tobytes(), (sample, PrefixAffinity()))
             if leader is not sample and awaited:
                 await leader.begun.wait()
             return await self._finish(sample, priority, near)
@@ -191,20 +191,20 @@ class ServerPool:
         """
         near = None
         if session is not None:
-            near = self._sessions.pop(session, None) or Near(bound=True)
+            near = self._sessions.pop(session, None) or PrefixAffinity(bound=True)
             self._sessions[session] = near  # the last is the latest
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
         return await self._finish(Sample(np.array(tokens, np.int32), sampling, seed), priority, near)
 
-    async def _finish(self, sample: Sample, priority: int, near: Near | None) -> Response:
+    async def _finish(self, sample: Sample, priority: int, near: PrefixAffinity | None) -> Response:
         causes: list[str] = []
         outcome = "cancelled"
         try:
             while sample.finish_reason is None:
                 before = sample.length
                 try:
-                    await self._fleet.generate(sample, priority, near)
+                    await self._router.generate(sample, priority, near)
                 except ServerError as error:
                     self._faults[error.fault] += 1
                     if not isinstance(error, Unavailable):
@@ -234,15 +234,15 @@ class ServerPool:
         servers = self.servers if servers is None else servers
         async with self._without_hung(servers, deadline):
             if self._requests == "drain":
-                await self._fleet.close(deadline)
-            with self._fleet.excused(), span("weights", "pause", version=version):
+                await self._router.close(deadline)
+            with self._router.excused(), span("weights", "pause", version=version):
                 await self._pause([server for server in servers if server not in self._held], deadline)
                 async with self.checking(servers, deadline):
                     yield servers
-                self._fleet.version = version
+                self._router.version = version
                 await self._continue([server for server in servers if server not in self._held], deadline)
         await asyncio.gather(*(self._acknowledge(server, version, deadline) for server in servers))
-        await self._fleet.open(servers, deadline)
+        await self._router.open(servers, deadline)
 
     async def hold(self, deadline: Deadline) -> None:
         """Pause all servers until `release_hold`, and have them give back their GPUs' memory; updates may come then.
@@ -250,8 +250,8 @@ class ServerPool:
         What running requests have in the KV cache waits in host memory, or is made anew afterwards where `requests` is
         `recompute`. Raises ServerError.
         """
-        self._held, self._fleet.on_hold = self.servers, True
-        self._holding.enter_context(self._fleet.excused())
+        self._held, self._router.on_hold = self.servers, True
+        self._holding.enter_context(self._router.excused())
         await self._pause(self._held, deadline)
         await _tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
         for server in self._held:
@@ -266,9 +266,9 @@ class ServerPool:
         held, self._held = [server for server in self._held if server in self.servers], ()
         await _tell(held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
         await self._continue(held, deadline)
-        for server in self._fleet.busy:
+        for server in self._router.busy:
             turn(server.name, "generating")
-        self._fleet.on_hold = False
+        self._router.on_hold = False
         self._holding.close()
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
@@ -307,7 +307,7 @@ class ServerPool:
 
     async def _end(self, server: Server) -> None:
         """Tell whoever keeps the servers that one hangs, and wait until it has left, if it does."""
-        self._fleet.hung(server)
+        self._router.hung(server)
         leaving = Deadline(2 * AFTERMATH_S)
         while server in self.servers and not leaving.passed:
             await asyncio.sleep(POLL_S)

@@ -7,7 +7,7 @@ from socket import socket
 from typing import Any
 
 from areal_like.cluster.lifetime import listen
-from areal_like.garbage import uncollected
+from areal_like.runtime.gc_tuning import uncollected
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.environment import apply_environment
 

@@ -16,12 +16,12 @@ import numpy as np
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.functions import VALUE, as_reward
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
+from areal_like.rollout.protocol import Score
+from areal_like.runtime.user_code import UserCodeError, where_it_failed
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
-from areal_like.user_code import UserCodeError, where_it_failed
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.outcomes import Outcomes
-from areal_like.workflows.protocol import Score
 from areal_like.workflows.provenance import NotGenerated, Responses
 from areal_like.workflows.session import Limits, ParseTools, Session
 from areal_like.workflows.user_loop import CancelledWithin, TimeLimit, UserLoop, in_loop
@@ -39,7 +39,7 @@ class EpisodeError(Exception):
 
 
 @dataclass(frozen=True)
-class Scene:
+class EpisodeContext:
     """What the episodes of a run have in common."""
 
     pool: ServerPool
@@ -88,7 +88,7 @@ class UserWorkflow:
 
     function: Callable[..., Awaitable[Any]]
     per_group: bool
-    scene: Scene
+    scene: EpisodeContext
     sampling: Sampling
     n_samples: int
     seed: int | None = None
@@ -266,7 +266,9 @@ def _reward(returned: Any) -> Reward:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
 
 
-def _trajectories(returned: Any, prompt: Prompt, group_id: int, scene: Scene, responses: Responses) -> list[Trajectory]:
+def _trajectories(
+    returned: Any, prompt: Prompt, group_id: int, scene: EpisodeContext, responses: Responses
+) -> list[Trajectory]:
     """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
         raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")

@@ -11,13 +11,13 @@ from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.sglang.http import Unavailable
-from areal_like.user_code import load_object
+from areal_like.runtime.user_code import load_object
 from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import parsed_arguments
-from areal_like.workflows.episodes import Scene, UserWorkflow
+from areal_like.workflows.episodes import EpisodeContext, UserWorkflow
 from areal_like.workflows.outcomes import Outcomes
-from areal_like.workflows.protocol import Score, Workflow
 from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn
 from areal_like.workflows.user_loop import UserLoop
@@ -70,7 +70,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     ) -> None:
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
         self._config = config
-        self._scene = Scene(
+        self._scene = EpisodeContext(
             pool,
             tokenizer,
             score,
@@ -105,7 +105,14 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         return self._make(workflow, replace(self._scene, limits=limits), sampling, n_samples, None, trained=False)
 
     def _make(
-        self, name: str, scene: Scene, sampling: Sampling, n_samples: int, seed: int | None, *, trained: bool = True
+        self,
+        name: str,
+        scene: EpisodeContext,
+        sampling: Sampling,
+        n_samples: int,
+        seed: int | None,
+        *,
+        trained: bool = True,
     ) -> Workflow:
         if name == SINGLE_TURN:
             return SingleTurn(scene.pool, scene.score, sampling, n_samples, seed)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.protocol import Score
 from areal_like.rollout.turns import Turns
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.joining import given, joined
-from areal_like.workflows.protocol import Score
 
 TRAJECTORIES = 4  # that are made in one turn of the event loop; the memory for one of 16k tokens takes up to 1 ms
 

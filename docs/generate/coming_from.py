@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from areal_like.config.foreign import TABLES, TITLES, Entry
-from areal_like.migrate import migrate
+from areal_like.interop.keys import TABLES, TITLES, Entry
+from areal_like.interop.migrate import migrate
 
 FOLDER = Path(__file__).parents[1] / "coming_from"
 BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do not edit. -->\n"

@@ -12,8 +12,8 @@ from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apar
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.runtime.user_code import UserCodeError
 from areal_like.types import Batch, FinishReason, Trajectory
-from areal_like.user_code import UserCodeError
 
 
 def config(algorithm: str, actor: dict | None = None, **sections: dict) -> RunConfig:

@@ -24,15 +24,15 @@ from areal_like.checkpoint.journal import Journal, Step, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.config.load import load
 from areal_like.data.stream import PromptStream
-from areal_like.directory import RunDirectory, run_directory
 from areal_like.errors import DirectoryTaken
-from areal_like.evaluation import Evaluator
-from areal_like.loop import Parts, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.run.directory import RunDirectory, run_directory
+from areal_like.run.evaluation import Evaluator
+from areal_like.run.loop import Parts, reinforce
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -10,9 +10,9 @@ import pytest
 from ray import cloudpickle as ray_pickle
 
 from areal_like.config.load import load
-from areal_like.engines import carry_user_code
 from areal_like.preflight import preflight
 from areal_like.preflight.algorithm import find_algorithm
+from areal_like.run.start import carry_user_code
 
 
 def errors(file: Path, *overrides: str) -> list[str]:

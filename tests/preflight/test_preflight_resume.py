@@ -15,10 +15,11 @@ from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL
 from areal_like.config.load import load
 from areal_like.data.dataset import fingerprints
-from areal_like.directory import run_directory
+from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.preflight import Job, preflight
+from areal_like.preflight import preflight
+from areal_like.run.directory import run_directory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 SETTINGS = (

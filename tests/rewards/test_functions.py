@@ -13,8 +13,8 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import functions
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.worker import LOG_BYTES
+from areal_like.runtime.user_code import Portable, UserCodeError, load_object
 from areal_like.types import Prompt, Reward
-from areal_like.user_code import Portable, UserCodeError, load_object
 
 OWN = """
 import asyncio, math, os, subprocess, time

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, event, output, serving
+from fake_server import Body, FakeServer, clients_of, event, output, reader, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
-from areal_like.rollout import fleet
+from areal_like.rollout import router
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
@@ -23,7 +23,7 @@ GOOD = [output([3, 4, STOP])]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(router, "PAUSE_S", 0.02)
     monkeypatch.setattr(http, "AFTERMATH_S", 0.02)
 
 
@@ -102,7 +102,7 @@ def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any,
         async with (
             serving(FakeServer(generate)) as urls,
             clients_of(clients) as readers,
-            ServerPool(urls, "token", 0.3, clients=readers) as pool,
+            ServerPool(urls, "token", 0.3, read_answer=reader(readers)) as pool,
         ):
             async with pool.interrupted(0, Deadline(300)):
                 pass

@@ -23,7 +23,7 @@ from areal_like.config.load import load
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.sharing import Alternate
+from areal_like.run.gpu_sharing import Alternate
 from areal_like.weights.sync import SyncSpec, make_sync, publish
 
 pytestmark = pytest.mark.gpu

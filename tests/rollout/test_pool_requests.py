@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import serving as real
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, event, output, serving
+from fake_server import Body, FakeServer, clients_of, event, output, reader, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
-from areal_like.rollout import fleet
+from areal_like.rollout import router
 from areal_like.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
 from areal_like.rollout.sglang import http as client
@@ -32,7 +32,7 @@ SAMPLING = Sampling(max_new_tokens=6, temperature=0.7, top_p=0.9, stop_token_ids
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "PAUSE_S", 0.02)
+    monkeypatch.setattr(router, "PAUSE_S", 0.02)
     monkeypatch.setattr(client, "AFTERMATH_S", 0.02)
 
 
@@ -52,7 +52,7 @@ async def ask(*servers: FakeServer, prompts: int = 1, timeout_s: float = 300) ->
         async with pool.interrupted(0, Deadline(300)):
             pass
         responses = await pool.generate([[1, 2]] * prompts, SAMPLING)
-        assert not pool._fleet.busy
+        assert not pool._router.busy
         return responses
 
 
@@ -113,7 +113,7 @@ def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version
         async with (
             serving(server) as urls,
             clients_of(clients) as readers,
-            ServerPool(urls, "token", 300, clients=readers) as pool,
+            ServerPool(urls, "token", 300, read_answer=reader(readers)) as pool,
         ):
             async with pool.interrupted(0, Deadline(300)):
                 pass
@@ -457,7 +457,7 @@ def test_every_token_is_accounted_for_whatever_fails_or_is_cancelled():
             await asyncio.gather(*asking[:20], return_exceptions=True)
             assert pool.tokens["cancelled"] >= in_flight
             assert pool.tokens_generated == pool.tokens.total()
-            assert not pool._fleet.busy
+            assert not pool._router.busy
             while sum(len(server.bodies("/abort_request")) for server in servers) < 20:
                 await asyncio.sleep(0.01)
 

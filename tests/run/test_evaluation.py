@@ -12,8 +12,8 @@ from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.errors import RewardsMissing
-from areal_like.evaluation import EvaluationSet, Evaluator, pass_at
 from areal_like.preflight import preflight
+from areal_like.run.evaluation import EvaluationSet, Evaluator, pass_at
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 

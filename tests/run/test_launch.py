@@ -19,8 +19,8 @@ from areal_like import launch, train
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
 from areal_like.errors import ServerError
+from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.preflight import Job
 from areal_like.types import Reward
 
 QUIET = {"trial_name": "t", "stats_logger.console": False}

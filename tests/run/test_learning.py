@@ -19,7 +19,7 @@ from test_train_step import Silent
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.config.load import load
-from areal_like.loop import Parts, train_step
+from areal_like.run.loop import Parts, train_step
 from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8

@@ -13,15 +13,15 @@ import pytest
 from limits import HUNG_S
 from running import CONFIG
 
-from areal_like import loop
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
-from areal_like.evaluation import EvaluationSet, Evaluator
-from areal_like.loop import Parts, mean, reinforce
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.run import loop
+from areal_like.run.evaluation import EvaluationSet, Evaluator
+from areal_like.run.loop import Parts, mean, reinforce
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")

@@ -20,8 +20,8 @@ from areal_like.config.load import load
 from areal_like.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View
 from areal_like.preflight import preflight
-from areal_like.prepare import model_directory
-from areal_like.run import run
+from areal_like.run.assemble import run
+from areal_like.run.model_files import model_directory
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ DOWNLOADS_THEN_RUNS = """
 import asyncio, sys
 from pathlib import Path
 from areal_like.config.load import load
-from areal_like.prepare import model_directory
+from areal_like.run.model_files import model_directory
 
 try:
     asyncio.run(model_directory(load(sys.argv[1], ["actor.init_model=null", "actor.path=owner/name"]).config, Path()))

@@ -13,8 +13,8 @@ from running import CONFIG
 from areal_like.algorithms.losses import decoupled_ppo, dpo, value_loss
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
-from areal_like.gate import check_logprobs
-from areal_like.loop import Parts, train_step
+from areal_like.run.logprob_check import check_logprobs
+from areal_like.run.loop import Parts, train_step
 from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
 
@@ -49,7 +49,7 @@ class Model:
         return {"loss": self._answer, "loss_tokens": 1.0, **(drift if self._name == "actor" else {})}
 
 
-class Scene:
+class EpisodeContext:
     """A step of `algorithm` at version 0 on one group of four with these rewards; each has two generated tokens."""
 
     def __init__(self, *overrides: str, rewards: tuple[float | None, ...] = (1.0, 0.0, 0.0, 1.0)) -> None:
@@ -73,7 +73,7 @@ class Scene:
 
 
 def test_the_proximal_policy_is_asked_from_the_second_mini_batch_on() -> None:
-    scene = Scene("actor.ppo_n_minibatches=2", "actor.use_decoupled_loss=true")
+    scene = EpisodeContext("actor.ppo_n_minibatches=2", "actor.use_decoupled_loss=true")
     assert scene.did == ["actor: log-probs of 2", "actor: train on 2", "actor: train on 2"]
     assert ["proximal_logprobs" in batch.fields for batch in scene.actor.batches] == [False, True]
     assert (scene.stats["tokens"], scene.stats["logprob_diff"]) == (12, 55)
@@ -81,27 +81,31 @@ def test_the_proximal_policy_is_asked_from_the_second_mini_batch_on() -> None:
 
 def test_without_a_proximal_policy_servers_are_compared_with_the_weights_that_they_have() -> None:
     """The second mini-batch meets others."""
-    scene = Scene("actor.ppo_n_minibatches=2", "actor.use_decoupled_loss=false")
+    scene = EpisodeContext("actor.ppo_n_minibatches=2", "actor.use_decoupled_loss=false")
     assert scene.did == ["actor: train on 2", "actor: train on 2"]
     assert scene.stats["logprob_diff"] == 10
 
 
 def test_the_reference_is_asked_about_the_whole_batch_before_rewards_are_made_of_its_answer() -> None:
     """Log-probs are -1, the reference's -2: each of two tokens costs 0.1 of k1."""
-    scene = Scene("actor.ppo_n_minibatches=1", "actor.kl_ctl=0.1", "ref={}", "actor.reward_norm={mean_level: null}")
+    scene = EpisodeContext(
+        "actor.ppo_n_minibatches=1", "actor.kl_ctl=0.1", "ref={}", "actor.reward_norm={mean_level: null}"
+    )
     assert scene.did == ["reference: log-probs of 4", "actor: train on 4"]
     (batch,) = scene.actor.batches
     np.testing.assert_allclose(batch.fields["advantages"][:6], [0, 0.8, 0.9, 0, -0.2, -0.1], rtol=1e-6)
 
 
 def test_a_reference_in_the_loss_reaches_every_mini_batch() -> None:
-    scene = Scene("actor.ppo_n_minibatches=2", "actor.kl_loss_coef=0.1", "ref={}")
+    scene = EpisodeContext("actor.ppo_n_minibatches=2", "actor.kl_loss_coef=0.1", "ref={}")
     assert [set(batch.fields["reference_logprobs"]) for batch in scene.actor.batches] == [{-2.0}, {-2.0}]
     assert scene.actor.losses[0].parameters.kl_loss_coef == 0.1
 
 
 def test_a_critic_gives_values_and_is_trained_on_the_returns() -> None:
-    scene = Scene("algorithm=ppo", "critic={}", "actor.ppo_n_minibatches=1", "actor.adv_norm={mean_level: null}")
+    scene = EpisodeContext(
+        "algorithm=ppo", "critic={}", "actor.ppo_n_minibatches=1", "actor.adv_norm={mean_level: null}"
+    )
     assert scene.did == ["critic: values of 4", "critic: train on 4", "actor: train on 4"]
     (batch,) = scene.critic.batches
     assert [spec.function for spec in (*scene.critic.losses, *scene.actor.losses)] == [value_loss, decoupled_ppo]
@@ -111,13 +115,13 @@ def test_a_critic_gives_values_and_is_trained_on_the_returns() -> None:
 
 
 def test_a_critic_that_warms_up_is_trained_alone() -> None:
-    scene = Scene("algorithm=ppo", "critic.warmup_steps=1", "actor.ppo_n_minibatches=2")
+    scene = EpisodeContext("algorithm=ppo", "critic.warmup_steps=1", "actor.ppo_n_minibatches=2")
     assert scene.did == ["critic: values of 4", "critic: train on 2", "critic: train on 2"]
     assert "loss" not in scene.stats
 
 
 def test_dpo_trains_on_pairs_under_the_weights_that_the_step_starts_from() -> None:
-    scene = Scene("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1")
+    scene = EpisodeContext("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1")
     assert scene.did == ["reference: log-probs of 4", "actor: log-probs of 4", "actor: train on 4"]
     assert scene.actor.losses[0].function is dpo
     (batch,) = scene.actor.batches
@@ -126,14 +130,14 @@ def test_dpo_trains_on_pairs_under_the_weights_that_the_step_starts_from() -> No
 
 
 def test_a_step_without_any_pair_trains_nothing_and_is_a_step_all_the_same() -> None:
-    scene = Scene("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1", rewards=(1.0, 1.0))
+    scene = EpisodeContext("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1", rewards=(1.0, 1.0))
     assert not scene.actor.batches
     assert scene.stats == {"tokens": 0}
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
 def test_a_step_without_rewards_asks_nobody(algorithm: str) -> None:
-    scene = Scene(f"algorithm={algorithm}", "ref={}", "actor.ppo_n_minibatches=1", rewards=(None, None))
+    scene = EpisodeContext(f"algorithm={algorithm}", "ref={}", "actor.ppo_n_minibatches=1", rewards=(None, None))
     assert scene.did == []
     assert scene.stats == {}
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TOP = "the run itself"  # every module of areal_like/ that is not named here
 LAYERS = [
-    {"types", "errors", "events", "garbage", "user_code"},
+    {"types", "errors", "events", "runtime"},
     {"config"},
     {
         "algorithms",
@@ -28,7 +28,9 @@ LAYERS = [
         "weights",
         "workflows",
     },
+    {"experimental", "job"},
     {"preflight"},
+    {"interop", "run"},
     {TOP},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

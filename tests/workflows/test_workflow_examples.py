@@ -18,8 +18,8 @@ from areal_like.config.load import load
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.runtime.user_code import load_object
 from areal_like.types import Prompt, Reward, Trajectory
-from areal_like.user_code import load_object
 from areal_like.workflows.make import Workflows
 
 ROOT = Path(__file__).parents[2]

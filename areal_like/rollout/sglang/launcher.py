@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Never
 
-from areal_like.garbage import uncollected
 from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier
 from areal_like.rollout.sglang.versions import run_scheduler
+from areal_like.runtime.gc_tuning import uncollected
 
 
 def prepare_imports(cuda: bool) -> None:

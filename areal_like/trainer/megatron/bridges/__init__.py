@@ -2,7 +2,7 @@
 
 import json
 
-from areal_like.garbage import uncollected
+from areal_like.runtime.gc_tuning import uncollected
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 

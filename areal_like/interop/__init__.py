@@ -1,0 +1,1 @@
+"""Other systems: reading their configurations, and converting checkpoints."""

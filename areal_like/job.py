@@ -1,0 +1,43 @@
+"""What was decided about a run before its first process started; known to every part of the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from allocation import Plan
+from allocation.diagnostics import Finding
+from allocation.model_spec import ModelSpec
+from areal_like.algorithms.types import Algorithm
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.types import Device, Prompt
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that may start: all that was decided before its first process; `steps` is the number of training steps."""
+
+    config: RunConfig
+    device: Device
+    plan: Plan
+    algorithm: Algorithm
+    tokenizer: Tokenizer
+    train_prompts: Sequence[Prompt]
+    evaluated: Mapping[str, Sequence[Prompt]]  # by the names of `config.evaluations`
+    steps: int
+    warnings: Sequence[Finding] = ()
+    sharing: str | None = None  # how trainer and servers share GPUs, in words
+    models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
+
+    @property
+    def valid_prompts(self) -> Sequence[Prompt]:
+        """Those of `valid_dataset`."""
+        return self.evaluated.get("valid_dataset", ())
+
+    @property
+    def further_servers(self) -> range:
+        """The numbers of servers beyond the plan's that the run may have (`rollout.max_servers`)."""
+        return range(len(self.plan.engine("rollout").servers), self.config.rollout.max_servers or 0)
+
+    def __str__(self) -> str:
+        engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
+        return f"{engines} on {len(self.plan.devices)} {'GPUs' if self.device == 'cuda' else 'CPU slots'}"

@@ -1,0 +1,29 @@
+"""Where the tokens are that servers have generated: each is in one place."""
+
+from collections.abc import Mapping
+
+from areal_like.rollout.collector import Collector
+from areal_like.rollout.pool import ServerPool
+
+
+def token_ledger(pool: ServerPool, collector: Collector, evaluated: int) -> Mapping[str, float]:
+    """Tokens since the run began or went on, by where they are: `generated` is the sum of the others.
+
+    `unfinished` are those of samples that have ended, in a group or an evaluation that has not; what a workflow leaves
+    out of its trajectories stays there.
+    """
+    finished = {
+        "trained": collector.tokens_trained,
+        "waiting": collector.tokens_waiting,
+        "dropped": collector.tokens_dropped,
+        "evaluated": evaluated,
+    }
+    account = {
+        "generated": pool.tokens_generated,
+        **finished,
+        "unfinished": pool.tokens["delivered"] - sum(finished.values()),
+        "in_flight": pool.tokens_generated - pool.tokens.total(),
+        "cancelled": pool.tokens["cancelled"],
+        "failed": pool.tokens["failed"],
+    }
+    return {f"tokens/{name}": float(value) for name, value in account.items()}

@@ -1,0 +1,148 @@
+"""The directory of a run: taken by one run alone, and entered again by the command that goes on with it."""
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal_like.checkpoint.files import write_durably
+from areal_like.checkpoint.journal import Journal
+from areal_like.checkpoint.recovery import Recovery, Saves
+from areal_like.checkpoint.state import RunState
+from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
+from areal_like.config.load import dump
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.data.dataset import fingerprints
+from areal_like.errors import DirectoryTaken, PreparationError
+from areal_like.job import Job
+from areal_like.metrics.console import View, complain
+from areal_like.metrics.record import Record
+from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.metrics.rollback import forget
+from areal_like.preflight.machine import CONFIG_FILE
+
+LOCK_S = 120.0  # the clean-up of a run that was killed takes seconds
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's record, and where it goes on; `lock` is the descriptor of what nobody else has meanwhile."""
+
+    record: Record
+    checkpoint: Checkpoint | None = None
+    store: Store | None = None
+    journal: Journal | None = None
+    lock: int | None = None
+
+    @property
+    def state(self) -> RunState:
+        """That of the checkpoint, or of a run that begins."""
+        return self.checkpoint.state if self.checkpoint else RunState()
+
+    def recovery(self, config: RunConfig, trained: Mapping[TrainerRole, Saves]) -> Recovery | None:
+        """What keeps the run's place, None with `recover.mode: off`."""
+        if self.store is None or self.journal is None:
+            return None
+        return Recovery(
+            config=config.recover,
+            store=self.store,
+            journal=self.journal,
+            trained=trained,
+            version=self.state.version,
+        )
+
+
+@asynccontextmanager
+async def run_directory(
+    job: Job, view: View, open_record: Callable[[int | None], Record]
+) -> AsyncIterator[RunDirectory]:
+    """Take the directory of a run; `open_record` is given the step from which a record that is there is void.
+
+    Raises PreparationError (DirectoryTaken) and CheckpointError."""
+    path = job.config.run_dir
+    async with AsyncExitStack() as leaving:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if job.config.recover.mode == "off":
+                _new(job.config, path)
+                opened = RunDirectory(open_record(None))
+            else:
+                lock = await _lock(path / DIRECTORY, view)
+                leaving.callback(os.close, lock)
+                opened = _resumed(job, path, view, lock, open_record)
+        except OSError as error:
+            reason = error.strerror or error
+            raise PreparationError(f"{path} (cluster.fileroot) cannot be written: {reason}") from error
+        try:
+            yield opened
+        except (KeyboardInterrupt, asyncio.CancelledError):  # whoever ends it by hand cancels its task
+            if opened.store:
+                (path / DIRECTORY / INTERRUPTED).touch()
+            raise
+        except Exception as error:
+            if opened.store:
+                error.add_note(_way_on(opened.store, job.config.trial_name))
+            raise
+
+
+def _new(config: RunConfig, path: Path) -> None:
+    try:
+        with (path / CONFIG_FILE).open("x") as file:  # of runs that start together, one has the directory
+            file.write(dump(config))
+    except FileExistsError as error:
+        problem = f"{path} belongs to a run that started at the same time"
+        raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
+
+
+def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[[int | None], Record]) -> RunDirectory:
+    """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
+    config, directory, existed = job.config, path / DIRECTORY, (path / CONFIG_FILE).exists()
+    journal = Journal(directory / JOURNAL, *fingerprints(job.train_prompts))
+    found, complaints = newest(directory)
+    complain(complaints)
+    version = found.state.version if found else 0
+    journal.cut(version)
+    store = Store(directory, journal.run, config.recover.keep)
+    store.clean(version)
+    write_durably(path / CONFIG_FILE, dump(config))
+    for ending in (directory / INTERRUPTED, path / SUMMARY_FILE):
+        ending.unlink(missing_ok=True)
+    void_from = version + 1 if found else 0 if existed else None
+    if void_from is not None:
+        forget(path, void_from)
+    record = open_record(void_from)
+    if found:
+        store.last = found.path
+        record.resume(found.state.record, version, found.state.tokens_generated)
+        view.say(f"going on from {found.path}, after step {version}")
+    elif existed:
+        view.say(f"{directory} has no whole checkpoint: the run begins anew")
+    return RunDirectory(record, found, store, journal, lock)
+
+
+async def _lock(directory: Path, view: View) -> int:
+    """Wait until nothing is left of the run's last processes; the lock ends with this process and with its janitor."""
+    directory.mkdir(exist_ok=True)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + LOCK_S
+    with view.doing("waiting for the end of the run's last processes"):
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    problem = f"{directory.parent} belongs to a run that has not ended"
+                    raise DirectoryTaken(f"{problem}; end it, or set trial_name to another name") from None
+            await asyncio.sleep(0.2)
+
+
+def _way_on(store: Store, name: str) -> str:
+    if store.last is None:
+        return "no checkpoint was complete: the same command begins the run anew"
+    return f"the last checkpoint is {store.last}: the same command with trial_name={name} goes on from there"

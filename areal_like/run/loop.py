@@ -1,0 +1,265 @@
+"""One run of asynchronous reinforcement learning.
+
+Prompts are admitted while their samples may still be fresh when they are used; servers generate all the while. A
+training step takes the oldest finished groups, moves the policy from version v to v + 1, and brings the new weights to
+every server before the next one.
+
+Held-out prompts are evaluated beside that, with the version that was just published; the next one waits for the last
+answer, so that all answers are of one version.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from areal_like.algorithms.batch import join, policy_batches, with_field
+from areal_like.algorithms.types import Algorithm, Need
+from areal_like.checkpoint.journal import Step
+from areal_like.checkpoint.recovery import Recovery
+from areal_like.checkpoint.state import RunState
+from areal_like.config.schema import RunConfig
+from areal_like.errors import RewardsMissing, RunError
+from areal_like.metrics.record import Record
+from areal_like.rewards.scoring import Rewards
+from areal_like.rollout.collector import Collector
+from areal_like.run.evaluation import Evaluator
+from areal_like.run.gpu_sharing import RESIDENT, Sharing
+from areal_like.run.logprob_check import check_logprobs
+from areal_like.runtime.gc_tuning import release
+from areal_like.trainer.reference import Reference
+from areal_like.trainer.remote import Trainer
+from areal_like.types import Batch, FinishReason, Floats, Trajectory
+from areal_like.weights.sync import WeightSync, publish
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready to be used."""
+
+    algorithm: Algorithm
+    trainer: Trainer
+    sync: WeightSync
+    collector: Collector
+    evaluator: Evaluator
+    rewards: Rewards
+    reference: Reference | None = None
+    critic: Trainer | None = None
+    episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
+    tokens: Callable[[], Mapping[str, float]] = dict  # where those are that servers have generated
+    servers: Callable[[], Mapping[str, float]] = dict  # how the servers fared since the last call
+    recovery: Recovery | None = None
+    sharing: Sharing = RESIDENT
+
+
+async def reinforce(
+    config: RunConfig, parts: Parts, steps: int, record: Record, resumed: RunState | None = None
+) -> None:
+    """Train up to version `steps`, from 0 or where a resumed run stands; the servers hold that version before.
+
+    A batch without any reward is a step without an optimizer step: its version is published with the weights of the one
+    before, so that what was admitted stays as fresh as it was promised. Raises RewardsMissing where there are more of
+    them in a row than `reward.max_missing_batches`, and LogprobMismatch before the first step.
+    """
+    async with asyncio.TaskGroup() as tasks:
+
+        def evaluation(done: int) -> asyncio.Task[None] | None:
+            due = parts.evaluator.due(done, steps)
+            return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
+
+        record.start()
+        state = resumed or RunState()
+        parts.collector.publish(state.version)
+        evaluating, in_row = None if resumed else evaluation(0), state.missing_in_row
+        if parts.recovery and config.warm_start and not resumed:
+            await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
+        for version in range(state.version, steps):
+            done = version + 1
+            trajectories = await _next_batch(parts, record, evaluating)
+            if version == state.version and trajectories:
+                with record.phase("log-probs"):
+                    await check_logprobs(config, parts.trainer, trajectories)
+            stats = await train_step(config, parts, trajectories, version, record)
+            in_row = 0 if stats else in_row + 1
+            if in_row > config.reward.max_missing_batches:
+                raise RewardsMissing(len(trajectories), f"step {done}")
+            await _publish(config, parts, record, done, evaluating)
+            evaluating = evaluation(done)
+            if parts.reference and parts.reference.due(done):
+                with record.phase("reference update"):
+                    await parts.reference.update()
+            if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
+                await _save(config, parts, record, done)
+            tasks.create_task(record.samples(done, trajectories))
+            stats |= await _statistics(config, parts, trajectories, version)
+            record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+            await release(trajectories)
+            if parts.recovery:
+                step, place = _place(parts.collector, done, in_row)
+                await parts.recovery.note(step)
+                with record.phase("checkpoint"):
+                    now = done == steps
+                    await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
+        if evaluating:
+            await parts.sharing.to_servers()
+
+
+async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[None] | None) -> list[Trajectory]:
+    """The servers' turn, which ends when a batch is finished; then it is the trainer's."""
+    await parts.sharing.to_servers()
+    with record.phase("wait for rollouts"):
+        trajectories = await parts.collector.next_batch()
+    await parts.sharing.to_trainer(evaluating)
+    return trajectories
+
+
+async def _publish(
+    config: RunConfig, parts: Parts, record: Record, done: int, evaluating: asyncio.Task[None] | None
+) -> None:
+    """Bring the new weights to the servers, once an evaluation of those before has its answers."""
+    if evaluating:
+        with record.phase("evaluation"):
+            await evaluating
+    with record.phase("weight update"):
+        await publish(parts.sync, done, config.weight_update.timeout_s)
+    parts.collector.publish(done)
+
+
+def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:
+    """The step that was just made, and where it leaves the run."""
+    step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
+    untrained = tuple(collector.untrained)
+    return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
+
+
+async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
+    """The policy's checkpoint, or its adapters and what they make of it, and the critic's, each in its directory."""
+    path = record.checkpoint(done)
+    with record.phase("saving"):
+        if config.actor.use_lora:
+            await parts.trainer.save_adapters(path)
+        if not config.actor.use_lora:
+            await parts.trainer.save_hf(path)
+        elif config.saver.merge_lora:
+            await parts.trainer.save_hf(path.with_name(f"{path.name}-merged"))
+        if parts.critic:
+            await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
+
+
+async def _statistics(
+    config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int
+) -> dict[str, float]:
+    """What a step's record gets beside the training's own statistics."""
+    described = await asyncio.to_thread(describe, trajectories, version)
+    if parts.algorithm.keeps or config.rollout.oversampling:
+        described["dropped_groups"] = float(parts.collector.newly_dropped())
+    counts = (parts.episodes(), parts.tokens(), parts.servers())
+    return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
+
+
+async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
+    results = await evaluator.evaluate()
+    record.held_out(done, {name: result.scalars() for name, result in results.items()})
+    for name, result in results.items():
+        await record.samples(done, result.trajectories, name)
+
+
+async def train_step(
+    config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
+) -> dict[str, float]:
+    """Move the policy from `version` to the next: one optimizer step per mini-batch, the critic's too if there is one.
+
+    Returns their statistics, or {} where no trajectory has a reward. While the critic warms up, it alone is trained.
+    """
+    algorithm, temperature = parts.algorithm, config.gconfig.temperature
+    with record.phase("batch"):
+        experience = await asyncio.to_thread(join, trajectories, version)
+    if experience is None:
+        return {}
+    for need, field, phase in _PASSES:
+        if need in algorithm.needs:
+            with record.phase(phase):
+                values = await _pass(parts, need, experience.batch, temperature)
+            experience = with_field(experience, field, values)
+    with record.phase("batch"):
+        batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
+    stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))}
+    if parts.critic and algorithm.critic:
+        with record.phase("training of the critic"):
+            of_critic = [await parts.critic.train(batch, algorithm.critic, temperature) for batch in batches]
+        stats |= {f"critic_{name}": value for name, value in mean(of_critic).items()}
+        if config.critic and version < config.critic.warmup_steps:
+            return stats
+    if "proximal" in algorithm.needs and len(batches) > 1:
+        # At the first mini-batch the proximal policy is the current one, which the loss knows without another pass.
+        with record.phase("log-probs"):
+            batches[1:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[1:]]
+    with record.phase("training"):
+        of_policy = [await parts.trainer.train(batch, algorithm.loss, temperature) for batch in batches]
+    if "proximal" not in algorithm.needs:  # later mini-batches know no log-probs of the weights that servers have
+        of_policy[1:] = [{name: part[name] for name in part if name not in _ON_POLICY} for part in of_policy[1:]]
+    return stats | mean(of_policy)
+
+
+_ON_POLICY = ("on_policy_logprob_diff", "on_policy_share")
+_OF_A_STEP = frozenset({"loss", "grad_norm", "lr", "skipped"})  # steps that leave responses out count as others
+_PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and phase of each
+    ("reference", "reference_logprobs", "reference"),
+    ("values", "values", "values"),
+    ("policy", "proximal_logprobs", "log-probs"),
+)
+
+
+async def _pass(parts: Parts, need: Need, batch: Batch, temperature: float) -> Floats:
+    """What an algorithm needs of one of the models; preflight has seen to it that this is there."""
+    if need == "values" and parts.critic:
+        return await parts.critic.values(batch)
+    model = parts.reference if need == "reference" else parts.trainer
+    if model is None or need == "values":
+        raise RunError(f"the algorithm needs {need}, which this run has no model for: set ref or critic")
+    return await model.log_probs(batch, temperature)
+
+
+async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> Batch:
+    logprobs = await trainer.log_probs(batch, temperature)
+    return replace(batch, fields={**batch.fields, "proximal_logprobs": logprobs})
+
+
+def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of the optimizer steps' statistics: over their tokens, or over steps for what is a step's; where it came.
+
+    Their tokens, `loss_tokens`, are added up. The servers' log-probs are compared where both sides used the same
+    weights; a step may have no such token.
+    """
+    result: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in stats for name in part):
+        having = [part for part in stats if name in part]
+        weights = [1 if name in _OF_A_STEP else part.get("loss_tokens", 1) for part in having]
+        values = [part[name] for part in having]
+        result[name] = float(sum(values) if name == "loss_tokens" else np.average(values, weights=weights))
+    drift, share = result.pop(_ON_POLICY[0], 0.0), result.get(_ON_POLICY[1])
+    return result | ({"logprob_diff": drift / share} if share else {})
+
+
+def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known."""
+    if not trajectories:  # every episode failed before it had generated anything
+        return {"reward_missing": 0.0, "skipped_batches": 1.0}
+    rewards = [item.reward for item in trajectories if item.reward is not None]
+    staleness = [version - item.oldest_version for item in trajectories]
+    parts: dict[str, list[float]] = {}
+    for name, part in (part for item in trajectories for part in item.reward_parts.items()):
+        parts.setdefault(f"reward_parts/{name}", []).append(part)
+    return (
+        ({"reward": float(np.mean(rewards))} if rewards else {})
+        | {
+            "reward_missing": float(len(trajectories) - len(rewards)),
+            "skipped_batches": float(not rewards),
+            "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
+            "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
+            "staleness_mean": float(np.mean(staleness)),
+            "staleness_max": float(np.max(staleness)),
+        }
+        | {tag: float(np.mean(values)) for tag, values in parts.items()}
+    )

@@ -1,0 +1,89 @@
+"""A run's model in Hugging Face form: found, made, or downloaded.
+
+The hub's client is a process of its own, `python -m areal_like.run.model_files OWNER/NAME`: it downloads in threads,
+which would have to end before Ctrl-C ends the run if they were of this process.
+"""
+
+import asyncio
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from areal_like.cluster import bound
+from areal_like.cluster.lifetime import PACKAGE_ROOT
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.demo.init_model import write_init_model
+from areal_like.errors import PreparationError
+from areal_like.preflight.model import is_local
+
+NOT_DOWNLOADED = 3  # exit code: standard output gives the reason
+
+
+async def model_directory(config: RunConfig, directory: Path) -> Path:
+    """Where the model lies, made or downloaded if it does not yet. Raises PreparationError."""
+    if config.actor.init_model:
+        made = directory / "initial_model"
+        write = partial(write_init_model, seed=config.seed, dtype=config.actor.dtype)
+        try:
+            await asyncio.to_thread(write, config.actor.init_model, made)
+        except (OSError, SafetensorError) as error:
+            raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
+        return made.absolute()
+    return await local_directory(str(config.actor.path), "actor.path")
+
+
+async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerRole, Path]:
+    """Where the model of each role lies; one without `path` has the actor's. Raises PreparationError."""
+    found: dict[TrainerRole, Path] = {"actor": await model_directory(config, directory)}
+    for role, engine in config.roles.items():
+        if role != "actor":
+            found[role] = await local_directory(engine.path, f"{role}.path") if engine.path else found["actor"]
+    return found
+
+
+async def local_directory(path: str, key: str) -> Path:
+    """Where a model lies, downloaded if it is a name on the hub. Raises PreparationError, which names the key."""
+    return Path(path).absolute() if is_local(path) else await _downloaded(path, key)
+
+
+async def _downloaded(name: str, key: str) -> Path:
+    """Where the hub's cache holds a model; the process that fills it ends with this one, and when it is cancelled."""
+    python_path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
+        *(sys.executable, "-P", "-m", __name__, name),
+        env={**os.environ, "PYTHONPATH": python_path},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        output = (await process.communicate())[0].decode().strip()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if code := process.returncode:
+        reason = output if code == NOT_DOWNLOADED else f"exit code {code}"
+        raise PreparationError(f"{name} ({key}) cannot be downloaded: {reason}")
+    return Path(output.splitlines()[-1])
+
+
+def _download(name: str) -> int:
+    """Prints the directory or the reason; returns the exit code."""
+    import httpx
+    from huggingface_hub import snapshot_download
+
+    try:
+        print(snapshot_download(name))
+    except (OSError, httpx.HTTPError) as error:  # those of the hub are both
+        print(error)
+        return NOT_DOWNLOADED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_download(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from allocation import EnginePlan
+from areal_like.algorithms.types import Algorithm
+from areal_like.cluster.run import Cluster
+from areal_like.cluster.workers import WorkerGroup
+from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
+from areal_like.experimental.client_processes import Client
+from areal_like.job import Job
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.supervisor import ServerSupervisor
+from areal_like.run.model_files import local_directory
+from areal_like.trainer.engine import EngineSpec, LoRA
+from areal_like.trainer.rank import TrainerRank
+from areal_like.trainer.reference import Reference
+from areal_like.trainer.remote import Trainer
+from areal_like.weights.checksum import checked
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
+
+
+async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
+    """All ranks of a role, with the model loaded."""
+    plan, limit = job.plan.engine(role), job.config.roles[role].timeout_s
+    ranks = await cluster.start_group(
+        role,
+        TrainerRank,
+        [(device,) for device in plan.devices],
+        lambda rank, host: {"rank": rank, "world_size": plan.world_size, "address": host},
+        call_timeout_s=limit,
+    )
+    address, port = await ranks.call_one(0, "listen", phase="start-up")
+    engine = engine_spec(job, role, model, cluster.shared_dir)
+    await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
+    return Trainer(ranks)
+
+
+def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
+    """What every rank of a role is told."""
+    plan = job.plan.engine(role)
+    return EngineSpec(
+        role=role,
+        config=job.config.roles[role],
+        optimizer=job.config.optimizer(role),
+        lora=_lora(job.config.actor) if role == "actor" else None,
+        backend=plan.backend,
+        path=model,
+        weights=_initial_weights(job.config.roles[role]),
+        tokenizer=job.tokenizer.directory,
+        scratch=scratch,
+        sizes=plan.sizes,
+        device=job.device,
+        seed=job.config.seed,
+        total_steps=job.config.updates(role, job.steps),
+    )
+
+
+def _initial_weights(config: EngineConfig) -> Path | None:
+    """The Megatron checkpoint that a role starts from, absolute as ranks have directories of their own."""
+    start = config.megatron
+    return Path(str(start.dist_checkpointing_path)).absolute() if start.use_dist_checkpointing else None
+
+
+def _lora(actor: ActorConfig) -> LoRA | None:
+    """The actor's adapters, if these are what is trained."""
+    return LoRA(actor.lora_rank, actor.lora_alpha, tuple(actor.target_modules)) if actor.use_lora else None
+
+
+def carry_user_code(algorithm: Algorithm) -> None:
+    """Have Ray send a user's losses to the ranks by value: these cannot import the file that they come from."""
+    from ray.cloudpickle import register_pickle_by_value
+
+    for module in algorithm.user_modules:
+        register_pickle_by_value(module)
+
+
+def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
+    """The reference, if the run has one."""
+    section, actor = job.config.ref, trainers["actor"]
+    return Reference(section, trainers.get("ref", actor), actor, cluster.shared_dir) if section else None
+
+
+async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
+    """All servers, ready for requests, and their URLs."""
+    servers = await _server_actors(cluster, job, model, job.plan.engine("rollout"))
+    return servers, await servers.call_all("start", phase="start-up")
+
+
+async def start_client(cluster: Cluster, rollout: EnginePlan, rank: int) -> WorkerGroup:
+    """One client process, on the node of one of the servers."""
+    devices = rollout.servers[rank % len(rollout.servers)].devices[:1]
+    arguments = {"token": cluster.token}
+    return await cluster.start_group(
+        "client", Client, [devices], lambda rank, host: arguments, call_timeout_s=math.inf, first_rank=rank
+    )
+
+
+def make_supervisor(
+    cluster: Cluster, job: Job, model: Path, servers: WorkerGroup, pool: ServerPool, say: Callable[[str], None]
+) -> ServerSupervisor:
+    """Who restarts servers, but not where these have no memory in the trainer's turn, and has further ones."""
+    rollout = job.config.rollout
+    return ServerSupervisor(
+        servers,
+        pool,
+        max_restarts=0 if rollout.alternates else rollout.max_restarts,
+        min_servers=rollout.min_servers,
+        say=say,
+        rooms=[partial(_further_server, cluster, job, model, say, rank) for rank in job.further_servers],
+    )
+
+
+@asynccontextmanager
+async def _further_server(
+    cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
+) -> AsyncIterator[WorkerGroup]:
+    """The actor of one more server of the plan's size, as soon as the cluster has room for it."""
+    rollout = job.plan.engine("rollout")
+    one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
+    plan = replace(job.plan, allocation="", engines=(one,))  # any GPUs of one node
+    waits = f"server {rank} is started once the cluster has room for it (rollout.max_servers): "
+    async with cluster.enlarged(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
+        yield await _server_actors(room, job, model, one, rank)
+
+
+async def _server_actors(cluster: Cluster, job: Job, model: Path, plan: EnginePlan, first_rank: int = 0) -> WorkerGroup:
+    config, limit = job.config, job.config.rollout.startup_timeout_s
+
+    def arguments(rank: int, host: str) -> dict[str, Any]:
+        name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
+        command = server_arguments(config, model, plan.sizes, job.device, rank)
+        log_file = (cluster.log_dir / f"{name}.log").absolute()
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
+
+    return await cluster.start_group(
+        "rollout",
+        SGLangServer,
+        [server.devices for server in plan.servers],
+        arguments,
+        call_timeout_s=limit + 10,  # the server's own limit speaks first
+        first_rank=first_rank,
+    )
+
+
+async def start_reward_model(
+    cluster: Cluster, job: Job, section: RewardModelConfig
+) -> tuple[WorkerGroup, list[str], Path]:
+    """The reward model's servers, ready for requests, their URLs, and where the model lies."""
+    plan, limit = job.plan.engine("reward"), job.config.rollout.startup_timeout_s
+    directory = await local_directory(section.path, "reward.model.path")
+    command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
+
+    def arguments(rank: int, host: str) -> dict[str, object]:
+        name = f"reward-{rank}"
+        log_file = (cluster.log_dir / f"{name}.log").absolute()
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, "/classify"), "host": host}
+
+    devices = [server.devices for server in plan.servers]
+    servers = await cluster.start_group("reward", SGLangServer, devices, arguments, call_timeout_s=limit + 10)
+    return servers, await servers.call_all("start", phase="start-up"), directory
+
+
+def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
+    """The way that `weight_update.mode` names."""
+    update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
+    spec = SyncSpec(
+        timeout_s=update.timeout_s,
+        directory=cluster.shared_dir,
+        ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
+        backend=collective_backend(actor, rollout, job.device),
+        bucket_mb=update.bucket_mb,
+        ahead_mb=update.ahead_mb,
+        lenders=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
+    )
+    if update.checksum:
+        pool.checking = partial(checked, trainer)
+    return make_sync(update.mode, trainer, pool, spec)
+
+
+def _on_gpus_of_servers(actor: EnginePlan, rollout: EnginePlan) -> list[set[int]]:
+    """For each server the actor's ranks on its GPUs."""
+    return [
+        {rank for rank, device in enumerate(actor.devices) if device in server.devices} for server in rollout.servers
+    ]
+
+
+def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:
+    """nccl between GPUs; gloo on CPU, and where trainer rank 0 shares a GPU with a server, which nccl refuses."""
+    return "gloo" if device == "cpu" or actor.devices[0] in rollout.devices else "nccl"

@@ -1,0 +1,92 @@
+"""A run's first lines: what runs where, how much each rank holds, its environment, and how a batch is cut."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from allocation import EnginePlan, MegatronSettings
+from allocation.model_spec import ModelSpec
+from allocation.parameters import held, stages, total_parameters
+from areal_like.config.schema import RunConfig
+from areal_like.job import Job
+from areal_like.run.start import engine_spec
+from areal_like.trainer.engine import EngineSpec
+from areal_like.trainer.environment import rank_environment
+from areal_like.trainer.megatron.options import row_multiple
+from areal_like.trainer.packing import alignment_of
+
+
+def opening(job: Job) -> Iterator[str]:
+    """The lines, those of each role on trainer ranks first."""
+    for role in job.config.roles:
+        spec, plan = engine_spec(job, role, Path(), None), job.plan.engine(role)
+        yield f"{role}: {plan.backend}, {_dimensions(plan)} on {_count(plan.world_size, 'rank')}" + _parameters(
+            job.models.get(role), plan, job.config.roles[role].megatron.override_transformer_config
+        )
+        yield f"  {_micro_batches(job.config, spec)}"
+        if spec.resting:
+            yield f"  in host memory, except while they are needed: {', '.join(spec.resting)}"
+        variables = " ".join(f"{name}={value}" for name, value in rank_environment(spec).items())
+        yield f"  environment, as far as it is not set otherwise: {variables}"
+    rollout = job.plan.engine("rollout")
+    most = job.config.rollout.max_servers
+    more = f"; up to {most} as soon as the cluster has room (rollout.max_servers)" if job.further_servers else ""
+    yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
+
+
+def _dimensions(plan: EnginePlan) -> str:
+    """All sizes of a layout; those of experts where they have a grid of their own."""
+    sizes = plan.sizes
+    text = f"DP {sizes.dp}, TP {sizes.tp}, PP {sizes.pp}, CP {sizes.cp}"
+    if sizes.vpp > 1:
+        text += f", {sizes.vpp} virtual stages each"
+    return text + (f", experts EP {sizes.ep}, ETP {sizes.etp}" if plan.backend == "megatron" else "")
+
+
+def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, object]) -> str:
+    """Parameters of the rank that has most of them, and of the whole model."""
+    if model is None:  # one of the hub, whose files are not here yet
+        return ""
+    total, sizes = total_parameters(model), plan.sizes
+    if plan.backend == "fsdp":
+        return f"; {_large(-(-total // plan.world_size))} of {_large(total)} parameters each"
+    split = {name: overrides[name] for name in _SPLITS if name in overrides}
+    layers = stages(model, sizes, MegatronSettings(**split))  # type: ignore[arg-type]  # preflight has checked them
+    ends = (0, sizes.pp - 1)
+    most = max(
+        held(model, sizes, own, first=stage == ends[0], last=stage == ends[1]).total for stage, own in enumerate(layers)
+    )
+    return f"; {_large(most)} of {_large(total)} parameters {'at most ' if sizes.pp > 1 else ''}on each"
+
+
+_SPLITS = (
+    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    "pipeline_model_parallel_layout",
+)
+
+
+def _micro_batches(config: RunConfig, spec: EngineSpec) -> str:
+    """How a step's samples reach a data-parallel rank; the most micro-batches are of the longest sequences."""
+    samples = config.train_dataset.batch_size * config.gconfig.n_samples
+    parts = 1 if spec.optimizer is None else config.actor.ppo_n_minibatches
+    each = -(-samples // parts)
+    share, limit = -(-each // spec.sizes.dp), spec.config.mb_spec.max_tokens_per_mb
+    rows = row_multiple(spec.config.megatron.override_transformer_config) or 1
+    multiple = alignment_of(spec.backend, spec.sizes, rows)
+    longest = -(-config.longest_sequence // multiple) * multiple
+    most = -(-share // max(1, limit // longest))
+    text = f"a step has {_count(samples, 'sequence')} of at most {config.longest_sequence} tokens"
+    if spec.optimizer is not None:
+        text += f", in {_count(parts, 'optimizer step')} of {each}"
+    micro_batches = "a micro-batch" if most == 1 else f"1 to {most} micro-batches"
+    return f"{text}; a data-parallel rank packs its {share} into {micro_batches} of at most {limit} tokens"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _large(number: int) -> str:
+    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)

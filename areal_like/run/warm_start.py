@@ -1,0 +1,47 @@
+"""Supervised training on reference answers before reinforcement learning, through the same trainer."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from areal_like.algorithms.batch import supervised_batch
+from areal_like.algorithms.losses import sft
+from areal_like.data.stream import PromptStream
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.job import Job
+from areal_like.metrics.console import View
+from areal_like.trainer.remote import Trainer
+from areal_like.types import Batch, LossSpec, Prompt
+
+
+async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
+    """Train until the held-out expected reward is reached, or for `warm_start.steps` optimizer steps."""
+    config, temperature = job.config.warm_start, job.config.gconfig.temperature
+    if config is None:
+        return
+    training = _examples(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed), job.tokenizer)
+    test = supervised_batch(list(_examples(job.valid_prompts, job.tokenizer)))
+    with view.doing("warm start", config.steps) as advance:
+        for step in range(1, config.steps + 1):
+            batch = supervised_batch(list(islice(training, config.batch_size)))
+            await trainer.train(batch, LossSpec(sft), temperature, learning_rate=config.lr)
+            advance()
+            if step % config.check_every == 0 or step == config.steps:
+                reward = await expected_reward(trainer, test, temperature)
+                if reward >= config.target_reward:
+                    break
+    view.say(f"warm start: expected held-out reward {reward:.3f} after {step} steps")
+
+
+async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) -> float:
+    """Mean probability of a whole reference response: what a verifier that accepts nothing else would give."""
+    logprobs = await trainer.log_probs(batch, temperature) * batch.fields["loss_mask"]
+    sequence = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+    return float(np.exp(np.bincount(sequence, logprobs)).mean())
+
+
+def _examples(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Prompts with their reference answers, end token included."""
+    for prompt in prompts:
+        yield prompt.tokens, tokenizer.encode_response(prompt.answer)

@@ -1,0 +1,47 @@
+"""A training step before the first, while the servers start: it compiles the kernels, and changes nothing."""
+
+from collections.abc import Mapping
+from itertools import chain, islice
+
+import numpy as np
+
+from areal_like.config.schema import TrainerRole
+from areal_like.job import Job
+from areal_like.trainer.remote import Trainer
+from areal_like.types import Batch
+
+# Megatron remembers magnitudes for FP8, and keeps its first calls as graphs: a rehearsal would be among them.
+_REMEMBERING = {"fp8", "fp4", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"}
+
+
+def rehearsing(job: Job) -> list[TrainerRole]:
+    """The roles whose ranks have kernels to compile, on GPUs whose memory no server is dividing up at that time."""
+    if job.device == "cpu":
+        return []
+    taken = {device for engine in job.plan.engines if engine.role in ("rollout", "reward") for device in engine.devices}
+    return [
+        role
+        for role, section in job.config.roles.items()
+        if not taken & set(job.plan.engine(role).devices)
+        and not _REMEMBERING & section.megatron.override_transformer_config.keys()
+    ]
+
+
+async def rehearse(job: Job, trainers: Mapping[TrainerRole, Trainer]) -> None:
+    """Have these ranks do a step, one role after the other as they may share GPUs."""
+    for role in rehearsing(job):
+        await trainers[role].rehearse(rehearsal_batch(job, role))
+
+
+def rehearsal_batch(job: Job, role: TrainerRole) -> Batch:
+    """Prompts one after the other, as sequences of the greatest length: a full micro-batch for each data-parallel rank.
+
+    A step has micro-batches as large as these, and no fewer.
+    """
+    config, longest = job.config, job.config.longest_sequence
+    samples = config.train_dataset.batch_size * config.gconfig.n_samples // config.actor.ppo_n_minibatches
+    full = job.plan.engine(role).sizes.dp * (config.roles[role].mb_spec.max_tokens_per_mb // longest)
+    lengths = np.full(max(1, min(samples, full)), longest, np.int32)
+    words = islice(chain.from_iterable(prompt.tokens for prompt in job.train_prompts), int(lengths.sum()))
+    tokens = np.resize(np.fromiter(words, np.int32), lengths.sum())
+    return Batch(lengths, tokens, {"loss_mask": np.ones(len(tokens), np.float32)})

@@ -1,0 +1,447 @@
+"""Servers that die or hang are started again, as often as is allowed, and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_server import Body, FakeServer, output, serving
+from limits import HUNG_S
+
+from areal_like.errors import WeightUpdateError, WorkerError
+from areal_like.rollout import router, supervisor
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.supervisor import ServerSupervisor
+from areal_like.weights.disk.controller import DiskSync
+from areal_like.weights.sync import SyncSpec, publish
+
+STOP = 7
+SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "PAUSE_S", 0.02)
+    monkeypatch.setattr(supervisor, "AGAIN_S", 0.02)
+    monkeypatch.setattr(http, "AFTERMATH_S", 0.05)
+
+
+class Actors:
+    """The Ray actors of fake servers: `die(rank)` ends one, and `spare` are the URLs of those started again."""
+
+    def __init__(self, *spare: str | None) -> None:
+        self.deaths: dict[int, asyncio.Event] = {}
+        self.ended: list[int] = []
+        self.starts = 0
+        self.members = [SimpleNamespace(host="10.0.0.7")]
+        self._spare = list(spare)
+
+    def die(self, rank: int) -> None:
+        self.deaths.setdefault(rank, asyncio.Event()).set()
+
+    async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
+        if method == "watch":
+            await self.deaths.setdefault(rank, asyncio.Event()).wait()
+            self.deaths[rank] = asyncio.Event()
+            raise WorkerError("rollout", rank, phase, f"server-{rank} ended with exit code -9", Path("log"), "trace")
+        if method == "end":
+            self.ended.append(rank)
+            self.die(rank)
+            return None
+        self.starts += 1
+        if (url := self._spare.pop(0)) is None:
+            raise WorkerError("rollout", rank, phase, "server-0 ended before it was ready", Path("log"), "trace")
+        return url
+
+
+class Stuck(Actors):
+    """An actor that cannot end its server."""
+
+    async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
+        if method == "end":
+            raise WorkerError("rollout", rank, phase, "no answer from rank 0 within 610 s", Path("log"))
+        return await super().call_one(rank, method, phase=phase, timeout=timeout)
+
+
+class Rooms:
+    """Room for one further server at a time, which `grant` gives; its actor's servers are at `urls`."""
+
+    def __init__(self, *urls: str | None) -> None:
+        self.actors: list[Actors] = []
+        self.held = 0
+        self._urls, self._granted = list(urls), asyncio.Semaphore(0)
+
+    def grant(self) -> None:
+        self._granted.release()
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[Actors]:
+        await self._granted.acquire()
+        self.actors.append(Stuck(self._urls.pop(0)))
+        self.held += 1
+        try:
+            yield self.actors[-1]
+        finally:
+            self.held -= 1
+
+
+async def generate(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(0.005)
+    return [output([3, STOP], server.version) for _ in body["input_ids"]]
+
+
+async def silence(server: FakeServer, body: Body) -> Any:
+    await asyncio.sleep(600)
+
+
+async def opened(pool: ServerPool, version: int, *servers: FakeServer) -> None:
+    async with pool.interrupted(version, Deadline(5)):
+        for server in servers:
+            server.version = str(version)
+
+
+def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
+    async def run() -> None:
+        dying, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
+        async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, urls[2])
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, said.append).keep())
+            asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(20)]
+            while not dying.bodies("/generate"):
+                await asyncio.sleep(0.01)
+            actors.die(0)
+            for response in await asyncio.gather(*asking):
+                assert response.tokens.tolist() == [3, STOP]
+            while len(pool.servers) < 2:
+                await asyncio.sleep(0.01)
+            assert [server.url for server in pool.serving] == [other.url]
+            assert again.requests == []
+            await opened(pool, 1, other, again)
+            assert [server.url for server in pool.serving] == [other.url, again.url]
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert again.bodies("/generate")
+            assert actors.starts == 2
+            assert said[0] == "server-0 ended with exit code -9; 1 others go on, and it is started again"
+            assert not watching.done()
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_hangs_is_ended_and_started_again():
+    async def run() -> None:
+        hanging, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 0.3) as pool:
+            await opened(pool, 0)
+            actors = Actors(urls[2])
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, said.append).keep())
+            responses = await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert len(responses) == 20
+            while actors.starts < 1:
+                await asyncio.sleep(0.01)
+            assert actors.ended == [0]
+            assert said[0].startswith("server 0 did nothing although it had requests (rollout.request_timeout_s)")
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
+    """Who said it asked before the server was ended, and heard nothing until another one was started in its place."""
+
+    async def run() -> None:
+        hanging, other, again = FakeServer(generate), FakeServer(generate), FakeServer(generate)
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors, (first, _) = Actors(urls[2]), pool.servers
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            await asyncio.sleep(0.02)
+            pool._router.hung(first)
+            await until(lambda: actors.starts == 1)
+            pool._router.hung(first)
+            await asyncio.sleep(0.05)
+            assert (actors.ended, len(pool.servers)) == ([0], 2)
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("restarts", "least"), [(0, 1), (3, 2)], ids=["no restarts are allowed", "two servers are needed"]
+)
+def test_a_death_that_is_too_much_ends_the_run(restarts: int, least: int):
+    async def run() -> None:
+        async with (
+            serving(FakeServer(generate), FakeServer(generate)) as urls,
+            ServerPool(urls, "token", HUNG_S) as pool,
+        ):
+            await opened(pool, 0)
+            actors = Actors()
+            actors.die(1)
+            await ServerSupervisor(actors, pool, restarts, least, print).keep()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(asyncio.wait_for(run(), HUNG_S))
+    assert "rollout rank 1 failed during serving: server-1 ended with exit code -9" in str(raised.value.exceptions[0])
+
+
+async def until(what: Callable[[], bool]) -> None:
+    while not what():
+        await asyncio.sleep(0.01)
+
+
+def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
+    async def run() -> None:
+        planned, first, second, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
+        async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(None, *urls[1:])
+            watcher = ServerSupervisor(Actors(), pool, 2, 1, said.append, [rooms.room])
+            watching = asyncio.create_task(watcher.keep())
+            await asyncio.sleep(0.05)
+            assert (rooms.held, len(pool.servers)) == (0, 1)
+
+            rooms.grant()
+            await until(lambda: len(said) == 1)
+            again = "the others go on, and it is started again once the cluster has room for it"
+            assert said[0] == f"server 1: server-0 ended before it was ready; {again}"
+            assert rooms.held == 0
+
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            assert said[1] == "server 1 was added on 10.0.0.7 as server 1, and takes part from the next weights on"
+            assert pool.serving == pool.servers[:1]
+            await opened(pool, 1, planned, first)
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            assert first.bodies("/generate")
+            assert pool.statistics()["rollout/servers"] == 2
+
+            rooms.actors[1].die(0)
+            await until(lambda: len(pool.servers) == 1)
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            await opened(pool, 2, planned, second)
+            assert [server.url for server in pool.serving] == [urls[0], urls[2]]
+
+            rooms.actors[2].die(0)
+            await until(lambda: len(pool.servers) == 1)
+            await until(lambda: len(said) == 5)
+            assert said[4].endswith("started again 2 times (rollout.max_restarts), and is not any more")
+            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [2, 2]
+            assert (watcher.restarts, rooms.held, watching.done()) == (0, 0, False)
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_the_run():
+    async def run() -> None:
+        planned, hanging, last, said = FakeServer(generate), FakeServer(silence), FakeServer(generate), []
+        async with serving(planned, hanging, last) as urls, ServerPool(urls[:1], "token", 0.3) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(*urls[1:])
+            watching = asyncio.create_task(ServerSupervisor(Actors(), pool, 0, 1, said.append, [rooms.room] * 2).keep())
+            rooms.grant()
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 3)
+            await opened(pool, 1, planned, hanging, last)
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(30)))
+            await until(lambda: len(pool.servers) == 2)
+            await until(lambda: rooms.held == 1)
+            watching.cancel()
+            await asyncio.wait([watching])
+            assert rooms.held == 0
+
+    asyncio.run(run())
+
+
+UPDATE = "/update_weights_from_disk"
+
+
+async def hang() -> Any:
+    await asyncio.sleep(600)
+
+
+class Disk:
+    """A trainer that has written its weights."""
+
+    async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+        path.mkdir()
+
+
+class Full:
+    """A trainer whose disk has no room."""
+
+    async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+        path.mkdir()
+        cause = "SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)"
+        raise WorkerError("actor", 0, phase, cause, Path("log"), "trace")
+
+
+def test_a_full_disk_is_told_with_what_helps(tmp_path: Path):
+    async def run() -> None:
+        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            await publish(DiskSync(Full(), pool, SyncSpec(20, tmp_path, 1, "gloo", 1)), 1, 20)
+
+    with pytest.raises(WeightUpdateError, match=r"weights of version 1 do not fit .* write weight_update\.mode=coll"):
+        asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "silent", [(), ("/pause_generation",), (UPDATE,)], ids=["dies", "hangs", "has a scheduler that hangs"]
+)
+def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_path: Path):
+    """SGLang answers a pause without its scheduler."""
+
+    async def run() -> None:
+        dying, other = FakeServer(generate), FakeServer(generate)
+        async with serving(dying, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors()
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+
+            async def die() -> Any:
+                actors.die(0)
+                await asyncio.sleep(0.1)
+                raise ConnectionResetError
+
+            dying.answers |= dict.fromkeys((*silent, "/server_info"), hang) if silent else {UPDATE: die}
+            await publish(DiskSync(Disk(), pool, SyncSpec(3, tmp_path, 1, "gloo", 1)), 1, 3)
+            assert actors.ended == ([0] if silent else [])
+            assert pool.version == 1
+            assert [server.url for server in pool.serving] == [other.url]
+            assert other.version == "1"
+            response = await pool.sample([9], SAMPLING)
+            assert response.versions.tolist() == [1, 1]
+            watching.cancel()
+
+    asyncio.run(run())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_drain_goes_on_without_a_server_that_hangs(tmp_path: Path):
+    async def run() -> None:
+        hanging, other = FakeServer(silence), FakeServer(generate)
+        async with serving(hanging, other) as urls, ServerPool(urls, "token", HUNG_S, requests="drain") as pool:
+            await opened(pool, 0)
+            actors = Actors(None, None, None)
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            hanging.answers["/server_info"] = hang
+            asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(4)]
+            await until(lambda: bool(hanging.bodies("/generate")))
+            await publish(DiskSync(Disk(), pool, SyncSpec(1, tmp_path, 1, "gloo", 1)), 1, 1)
+            assert actors.ended == [0]
+            responses = await asyncio.gather(*asking)
+            assert {version for response in responses for version in response.versions.tolist()} == {0, 1}
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+async def refuse() -> Any:
+    return {"success": False, "message": "no such directory"}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        (UPDATE, refuse),
+        (UPDATE, hang),
+        ("/pause_generation", hang),
+        ("/continue_generation", hang),
+        ("/server_info", hang),
+        (None, None),
+    ],
+    ids=["refuses", "is late", "does not pause", "does not go on", "does not say what it can", "is unreachable"],
+)
+def test_an_update_goes_on_without_a_further_server_that(path: str | None, answer: Any, tmp_path: Path):
+    async def run() -> None:
+        planned, further, said = FakeServer(generate), FakeServer(generate), []
+        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
+            watching = asyncio.create_task(ServerSupervisor(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
+            rooms.grant()
+            await until(lambda: len(pool.servers) == 2)
+            if path:
+                further.answers[path] = answer
+            await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
+            assert [server.url for server in pool.serving] == [planned.url]
+            assert (pool.version, planned.version) == (1, "1")
+            await until(lambda: rooms.held == 0)
+            await until(lambda: said[-1].endswith("it is started again once the cluster has room for it"))
+            assert said[-1].startswith("server 1: ")
+            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [1, 1]
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [UPDATE, "/pause_generation", "/continue_generation", "/model_info"])
+def test_a_server_that_is_lost_without_a_word_is_not_waited_for(path: str, tmp_path: Path):
+    """Its host is silent, so that no connection breaks, and only Ray says that it is lost."""
+
+    async def run() -> None:
+        lost, other = FakeServer(generate), FakeServer(generate)
+        async with serving(lost, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, None, None)
+            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+
+            async def lose() -> Any:
+                actors.die(0)
+                await asyncio.sleep(600)
+
+            lost.answers[path] = lose
+            update = publish(DiskSync(Disk(), pool, SyncSpec(300, tmp_path, 1, "gloo", 1)), 1, 300)
+            await asyncio.wait_for(update, HUNG_S)
+            assert [server.url for server in pool.serving] == [other.url]
+            assert (other.version, actors.ended) == ("1", [])
+            watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_loads_for_too_long_is_not_said_to_hang(tmp_path: Path):
+    """Another limit would help it, a restart would not."""
+
+    async def run() -> None:
+        slow = FakeServer(generate)
+        slow.answers[UPDATE] = hang
+        async with serving(slow, FakeServer(generate)) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            hung: list[Any] = []
+            pool.on_hang(hung.append)
+            with pytest.raises(WeightUpdateError, match=f"{UPDATE} did not answer within"):
+                await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
+            assert hung == []
+
+    asyncio.run(run())
+
+
+def test_no_server_is_said_to_hang_that_had_no_time(tmp_path: Path):
+    class Slow(Disk):
+        """A trainer that takes all of the time."""
+
+        async def save_hf(self, path: Path, *, phase: str, timeout_s: float) -> None:
+            await asyncio.sleep(timeout_s)
+
+    async def run() -> None:
+        server = FakeServer(generate)
+        server.answers["/pause_generation"] = hang
+        async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            hung: list[Any] = []
+            pool.on_hang(hung.append)
+            with pytest.raises(WeightUpdateError, match="version 1"):
+                await publish(DiskSync(Slow(), pool, SyncSpec(0.1, tmp_path, 1, "gloo", 1)), 1, 0.1)
+            assert hung == []
+
+    asyncio.run(run())

@@ -1,0 +1,74 @@
+"""What a run says first: layout, parameters, environment and micro-batches of each role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from running import CONFIG
+
+from areal_like.config.load import load
+from areal_like.preflight import preflight
+from areal_like.run.startup_report import opening
+
+
+def lines(*overrides: str, device: str = "cpu") -> list[str]:
+    job = preflight(load(CONFIG, list(overrides)), dry_run=True).job
+    assert job is not None
+    return list(opening(replace(job, device=device)))  # type: ignore[arg-type]
+
+
+def test_each_role_has_its_layout_its_parameters_and_its_environment() -> None:
+    said = lines("ref.backend=megatron:t2", "critic.backend=megatron:p2", "actor.init_model.num_hidden_layers=4")
+    roles = {line.partition(":")[0]: line for line in said if not line.startswith(" ")}
+    assert "DP 2, TP 1, PP 1, CP 1, experts EP 1, ETP 1 on 2 ranks" in roles["actor"]
+    assert "DP 1, TP 2, PP 1, CP 1, experts EP 1, ETP 1 on 2 ranks" in roles["ref"]
+    assert "at most" in roles["critic"] and " PP 2," in roles["critic"]
+    whole = roles["actor"].partition("; ")[2].partition(" of ")
+    assert whole[0] == whole[2].partition(" parameters")[0]  # nothing is split
+    assert float(roles["ref"].partition("; ")[2].split()[0]) < float(whole[0].split()[0])
+    assert roles["rollout"].startswith("rollout: sglang, 1 server of TP 1")
+    assert all("OMP_NUM_THREADS=1" in line for line in said if "environment" in line)
+
+
+def test_the_micro_batches_follow_from_batch_and_layout() -> None:
+    said = lines(
+        *(
+            "actor.backend=megatron:d2",
+            "train_dataset.batch_size=8",
+            "gconfig.n_samples=4",
+            "actor.ppo_n_minibatches=2",
+        ),
+        *("train_dataset.max_prompt_length=40", "valid_dataset.max_prompt_length=40", "gconfig.max_new_tokens=24"),
+        *("actor.mb_spec.max_tokens_per_mb=128", "ref.mb_spec.max_tokens_per_mb=256"),
+    )
+    actor, ref = (line for line in said if "micro-batches" in line)
+    assert "32 sequences of at most 64 tokens, in 2 optimizer steps of 16" in actor
+    assert "packs its 8 into 1 to 4 micro-batches of at most 128 tokens" in actor
+    assert "packs its 16 into 1 to 4 micro-batches of at most 256 tokens" in ref
+    assert "optimizer" not in ref
+
+
+def test_what_rests_in_host_memory_and_a_gpus_variables_are_said() -> None:
+    said = lines(
+        "actor.megatron.optimizer_offload=true", "actor.env_vars.NCCL_DEBUG=WARN", "ref.offload=true", device="cuda"
+    )
+    resting = [line.partition(": ")[2] for line in said if line.startswith("  in host memory, except while")]
+    assert resting == ["optimizer", "params"]
+    variables, _ = (line for line in said if "environment" in line)
+    assert "NVTE_TORCH_COMPILE=0" in variables and "NCCL_DEBUG=WARN" in variables
+
+
+def test_fsdp_has_no_grid_of_experts() -> None:
+    (actor, *_) = lines("actor.backend=fsdp:d2")
+    assert actor.startswith("actor: fsdp, DP 2, TP 1, PP 1, CP 1 on 2 ranks; ")
+    assert "EP" not in actor
+
+
+def test_servers_beyond_the_layout_are_told_where_the_run_may_have_them() -> None:
+    *_, told = lines("rollout.max_servers=1")
+    assert told == "rollout: sglang, 1 server of TP 1"
+    job = preflight(load(CONFIG, ["rollout.max_servers=1"]), dry_run=True).job
+    assert job is not None
+    grown = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update={"max_servers": 3})})
+    *_, told = opening(replace(job, config=grown))
+    assert told == "rollout: sglang, 1 server of TP 1; up to 3 as soon as the cluster has room (rollout.max_servers)"

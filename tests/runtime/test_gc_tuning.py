@@ -1,0 +1,65 @@
+"""The garbage collector looks at what is new in small pieces, and at nothing while modules are imported."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from contextlib import suppress
+from importlib import import_module
+
+from areal_like.runtime.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, release, uncollected
+
+MANY = 100_000
+
+
+def test_what_comes_while_as_much_goes_is_looked_through_before_it_is_many():
+    async def run() -> list[int]:
+        before, young = gc.get_threshold(), []
+        async with gc_tuned():
+            old = [[number] for number in range(MANY)]
+            gc.collect(1)
+            new = []
+            for _ in range(10):
+                for _ in range(MANY // 10):  # Python counts what is made less what is freed
+                    new.append([old.pop()])
+                await asyncio.sleep(2 * YOUNG_S)
+                young.append(len(gc.get_objects(0)) + len(gc.get_objects(1)))
+        assert gc.get_threshold() == before
+        assert gc.get_freeze_count() == 0
+        return young
+
+    assert max(asyncio.run(run())) < MANY // 20
+
+
+def test_what_is_imported_is_neither_collected_nor_looked_through_later():
+    before = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+
+
+def test_what_cannot_be_imported_leaves_the_collector_on():
+    try:
+        with suppress(ModuleNotFoundError), uncollected():
+            import_module("no_such_module")
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
+def test_a_batch_goes_in_pieces_between_which_the_event_loop_turns():
+    left: list[int] = []
+
+    async def run() -> None:
+        batch = [[number] for number in range(3 * TOGETHER + 1)]
+        going = asyncio.create_task(release(batch))
+        while not going.done():
+            await asyncio.sleep(0)
+            left.append(len(batch))
+
+    asyncio.run(run())
+    assert sorted(set(left), reverse=True) == [2 * TOGETHER + 1, TOGETHER + 1, 1, 0]
