@@ -11,6 +11,8 @@ from areal_like.rollout.admission import Admission
 from areal_like.rollout.protocol import Workflow
 from areal_like.types import Trajectory, generated_in
 
+STARTED = 32  # groups that start in one turn of the event loop, each some 50 us of work
+
 
 @dataclass(eq=False, kw_only=True)
 class Collector:
@@ -44,6 +46,8 @@ class Collector:
     _running: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
     _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
+    tokens_waiting: int = field(default=0, init=False)  # of groups that are finished and not trained yet
+    _is_filling: bool = field(default=False, init=False)
     _told: int = field(init=False)  # how many of those that were dropped
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -60,22 +64,19 @@ class Collector:
         """Ids of the groups that were admitted, now or before the run was resumed, and are not trained yet."""
         return [*self.admission.waiting, *self._again]
 
-    @property
-    def tokens_waiting(self) -> int:
-        """Tokens of groups that are finished and not trained yet."""
-        return sum(self._tokens.values())
-
     async def next_batch(self) -> list[Trajectory]:
         """Wait for the next batch; its groups are complete, in order of age."""
         self._fill()
-        while (groups := self.admission.take(self._finished)) is None:
+        while (groups := self.admission.take()) is None:
             self._progress.clear()
             await self._progress.wait()
         self.taken = groups
         for group in self.admission.given_up:
             self._give_up(group)
         batch = [trajectory for group in groups for trajectory in self._finished.pop(group)]
-        self.tokens_trained += sum(self._tokens.pop(group) for group in groups)
+        tokens = sum(self._tokens.pop(group) for group in groups)
+        self.tokens_trained += tokens
+        self.tokens_waiting -= tokens
         self._fill()
         return batch
 
@@ -85,15 +86,36 @@ class Collector:
         self._fill()
 
     def _fill(self) -> None:
-        while (
-            (self._again or self.started - self.dropped < self.groups)
-            and self.admission.capacity
-            and len(self._running) != self.max_groups
-        ):
-            group_id = self._again.popleft() if self._again else self.started
-            self.started = max(self.started, group_id + 1)
-            self.admission.start(group_id)
-            self._running[group_id] = self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
+        """Start the groups that may start, STARTED in each turn of the event loop."""
+        if not self._is_filling and self._start_some():
+            self._is_filling = True
+            self.tasks.create_task(self._start_others())
+
+    async def _start_others(self) -> None:
+        try:
+            await asyncio.sleep(0)
+            while self._start_some():
+                await asyncio.sleep(0)
+        finally:
+            self._is_filling = False
+
+    def _start_some(self) -> bool:
+        """Start up to STARTED groups; returns whether there are more."""
+        for _ in range(STARTED):
+            if not self._may_start():
+                return False
+            self._start()
+        return self._may_start()
+
+    def _may_start(self) -> bool:
+        has_prompts = bool(self._again) or self.started - self.dropped < self.groups
+        return has_prompts and self.admission.capacity > 0 and len(self._running) != self.max_groups
+
+    def _start(self) -> None:
+        group_id = self._again.popleft() if self._again else self.started
+        self.started = max(self.started, group_id + 1)
+        self.admission.start(group_id)
+        self._running[group_id] = self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
 
     def _give_up(self, group_id: int) -> None:
         """A group is not needed: break it off, or drop what it has."""
@@ -102,7 +124,9 @@ class Collector:
             task.cancel()
         else:
             del self._finished[group_id]
-            self.tokens_dropped += self._tokens.pop(group_id)
+            tokens = self._tokens.pop(group_id)
+            self.tokens_waiting -= tokens
+            self.tokens_dropped += tokens
 
     async def _run(self, group_id: int) -> None:
         with span("groups", "group", group=group_id):
@@ -117,6 +141,8 @@ class Collector:
             self.admission.drop(group_id)
         else:
             self._finished[group_id], self._tokens[group_id] = trajectories, tokens
+            self.tokens_waiting += tokens
+            self.admission.finish(group_id)
         self._progress.set()
         self._fill()
 

@@ -12,7 +12,7 @@ from limits import HUNG_S
 
 from areal_like.data.stream import PromptStream
 from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
+from areal_like.rollout.collector import STARTED, Collector
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 PROMPTS = [Prompt(row, [row]) for row in range(5)]
@@ -125,3 +125,34 @@ def test_a_group_that_ends_as_it_is_given_up_is_dropped_with_its_tokens() -> Non
     spared = asyncio.run(run())
     assert (spared.dropped, spared.tokens_dropped, spared.tokens_generated) == (1, 1, 4)
     assert (spared.newly_dropped(), spared.newly_dropped()) == (1, 0)
+
+
+def test_thousands_of_groups_start_in_order_and_never_in_one_turn_of_the_event_loop() -> None:
+    async def run() -> None:
+        begun: list[int] = []
+
+        async def workflow(prompt: Prompt, group_id: int) -> list[Trajectory]:
+            begun.append(group_id)
+            return await answer(prompt, group_id)
+
+        async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
+            stream, admission = PromptStream(PROMPTS, shuffle=True, seed=3), Admission(1000, 1)
+            many = Collector(
+                prompts=stream, groups=3000, workflow=workflow, admission=admission, max_groups=None, tasks=tasks
+            )
+            many.publish(0)
+            before = 0
+            while len(begun) < 2000:
+                await asyncio.sleep(0)
+                assert len(begun) - before <= STARTED
+                before = len(begun)
+            assert many.tokens_waiting == sum(many._tokens.values())
+            taken = [item.group_id for item in await many.next_batch()]
+            many.publish(1)
+            taken += [item.group_id for item in await many.next_batch()]
+            assert (many.tokens_waiting, many.tokens_trained) == (sum(many._tokens.values()), 2000)
+        assert taken == list(range(2000))
+        assert begun == list(range(3000))
+        assert many.tokens_waiting == 1000
+
+    asyncio.run(run())
