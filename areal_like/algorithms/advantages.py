@@ -34,7 +34,7 @@ def normalised(values: Reals, groups: Ints, norm: NormConfig) -> Floats:
             result *= np.where(size > 1, size / np.maximum(size - 1, 1), 0)[member]
     if norm.std_level is not None:
         member = _members(groups, norm.std_level)
-        deviation, informative = _deviation(values, member)
+        deviation, informative = _deviation(values, member, unbiased=norm.std_unbiased)
         result = np.where(informative[member], result / np.where(informative, deviation, 1)[member], 0)
     return result.astype(np.float32)
 
@@ -44,11 +44,14 @@ def _members(groups: Ints, level: str) -> NDArray[np.int64]:
     return np.unique(groups, return_inverse=True)[1] if level == "group" else np.zeros(len(groups), np.int64)
 
 
-def _deviation(values: Reals, member: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
+def _deviation(
+    values: Reals, member: NDArray[np.int64], *, unbiased: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
     """Of each set; False where it is rounding of the values' own size, not a preference."""
     size = np.bincount(member)
     mean = np.bincount(member, values) / size
-    deviation = np.sqrt(np.bincount(member, (values - mean[member]) ** 2) / size)
+    freedom = np.maximum(size - 1, 1) if unbiased else size
+    deviation = np.sqrt(np.bincount(member, (values - mean[member]) ** 2) / freedom)
     return deviation, deviation > 1e-6 * np.maximum(np.abs(mean), 1e-6)
 
 
@@ -76,6 +79,9 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     if settings.overlong_penalty_factor:
         tail = settings.overlong_tokens or max(1, longest // 5)
         shaped -= overlong_penalty(counts, longest, tail, settings.overlong_penalty_factor)
+    shaped = (shaped + settings.reward_bias) * settings.reward_scaling
+    if settings.reward_clip is not None:
+        shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
     rewards = normalised(shaped, experience.groups, settings.reward_norm)
     values = batch.fields.get("values") if settings.critic else None
     if values is None and not settings.kl_ctl and settings.discount == 1 and settings.adv_norm == NormConfig():

@@ -36,6 +36,9 @@ class Settings:
     kl_ctl: float = 0.0
     kl_loss_coef: float = 0.0
     kl_estimator: KLEstimator | None = None
+    reward_scaling: float = 1.0
+    reward_bias: float = 0.0
+    reward_clip: float | None = None
     reward_norm: NormConfig = NOTHING
     adv_norm: NormConfig = NOTHING
     discount: float = 1.0

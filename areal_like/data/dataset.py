@@ -58,6 +58,8 @@ def messages_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
     messages = [_message(message) for message in own]
     if source.system_prompt is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": source.system_prompt})
+    if source.prompt_suffix and isinstance(messages[-1]["content"], str):
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + source.prompt_suffix}
     return messages
 
 
@@ -187,7 +189,7 @@ def _encoded(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list
     """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
     if isinstance(given, str) and source.system_prompt is None and not tools and not source.chat_template_kwargs:
-        return tokenizer.encode_prompt(given)
+        return tokenizer.encode_prompt(given + source.prompt_suffix)
     return tokenizer.encode_chat(messages_of(source, record), tools or None, **source.chat_template_kwargs)
 
 

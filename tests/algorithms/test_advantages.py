@@ -50,6 +50,13 @@ def test_the_levels_of_mean_and_deviation_may_differ():
     np.testing.assert_allclose(normalise([1, 2], [0, 0], NOTHING), [1, 2])
 
 
+def test_an_unbiased_deviation_divides_by_one_less():
+    """Of 1, 0, 0, 0 the squared distances add up to 0.75: the deviation is 0.5, not sqrt(0.75) / 2."""
+    unbiased = IN_GROUP.model_copy(update={"std_unbiased": True})
+    np.testing.assert_allclose(normalise([1, 0, 0, 0], [0] * 4, unbiased), [1.5, -0.5, -0.5, -0.5])
+    assert not normalise([1.0], [0], unbiased).any()
+
+
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), min_size=1, max_size=20))
 def test_incomplete_groups_never_blow_values_up(pairs):
     rewards, groups = zip(*pairs, strict=True)
@@ -135,6 +142,15 @@ def experience(rewards=(1.0, 0.0), groups=(0, 0), lengths=(3, 4), mask=(0, 1, 1,
     arrays = {name: np.array(values, np.float32) for name, values in {"loss_mask": mask, **fields}.items()}
     batch = Batch(np.array(lengths, np.int32), np.zeros(sum(lengths), np.int32), arrays)
     return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), batch)
+
+
+def test_rewards_are_shifted_scaled_and_clipped_before_their_norm():
+    """Rewards 1, 0, 4 with bias -0.5 and factor 10 are 5, -5, 35, and 20 at most."""
+    own = Settings(reward_bias=-0.5, reward_scaling=10, reward_clip=20)
+    three = experience((1.0, 0.0, 4.0), (0, 0, 0), (2, 2, 2), (0, 1, 0, 1, 0, 1))
+    np.testing.assert_allclose(estimate(three, own, 9)["advantages"], [5, -5, 20])
+    centred = replace(own, reward_norm=FROM_GROUP_MEAN)
+    np.testing.assert_allclose(estimate(three, centred, 9)["advantages"], np.array([5, -5, 20]) - 20 / 3, rtol=1e-6)
 
 
 def test_without_critic_and_divergence_all_tokens_of_a_trajectory_have_its_reward():

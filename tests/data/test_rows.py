@@ -58,6 +58,13 @@ def test_a_text_becomes_a_conversation_where_something_asks_for_one(tmp_path):
     assert text(prompts[1]).startswith('tools: [{"name": "all"}]\n')
 
 
+def test_a_suffix_ends_the_prompt_whether_it_is_a_text_or_a_conversation(tmp_path):
+    path = rows_file(tmp_path, {"question": "1?"}, {"question": [{"role": "user", "content": "2?"}]})
+    plain, talk = load_prompts(DatasetConfig(path=path, prompt_suffix=" Box it."), BYTES, None)
+    assert text(plain).startswith("1? Box it.") and text(talk) == "user: 2? Box it.\nassistant: "
+    assert talk.messages()[-1]["content"] == "2? Box it." and talk.row["question"][0]["content"] == "2?"
+
+
 def test_a_rows_own_system_message_stays_and_template_variables_reach_the_template(tmp_path):
     path = rows_file(tmp_path, {"question": [{"role": "system", "content": "Own."}, *MESSAGES]})
     template = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ enable_thinking }}"

@@ -69,6 +69,8 @@ def test_learning_rate_warms_up_decays_and_can_be_replaced_for_a_step(ranks, mod
     setting = Setting(models["tied"], optimizer=optimizer, total_steps=6)
     rates = ranks.run(learning_rates, 1, setting, 3)[0]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5, 0.8, 0.6])
+    share = optimizer.model_copy(update={"warmup_steps": 0, "warmup_steps_proportion": 0.4})  # int(2.4) steps
+    assert ranks.run(learning_rates, 1, Setting(models["tied"], optimizer=share, total_steps=6), 3)[0] == rates
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
@@ -97,6 +99,7 @@ def test_a_single_step_moves(ranks, models):
     ("optimizer", "steps", "words"),
     [
         (OptimizerConfig(lr_scheduler_type="cosine"), None, "needs the number of training steps"),
+        (OptimizerConfig(warmup_steps_proportion=0.1), None, "needs the number of training steps"),
         (OptimizerConfig(warmup_steps=5), 5, "warmup_steps is 5, but the run has only 5"),
     ],
 )

@@ -39,7 +39,7 @@ from areal_like.types import LossSpec
 SCHEDULES = [
     {},
     {"lr_scheduler_type": "linear", "warmup_steps": 2, "min_lr_ratio": 0.1},
-    {"lr_scheduler_type": "cosine", "warmup_steps": 1},
+    {"lr_scheduler_type": "cosine", "warmup_steps_proportion": 0.25},
 ]
 
 

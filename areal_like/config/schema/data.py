@@ -46,6 +46,7 @@ class SourceConfig(Section):
     system_prompt: str | None = Field(
         None, description="System message of prompts that have none; null: none. It makes a conversation of a text."
     )
+    prompt_suffix: str = Field("", description="Text added to the end of the last message, or of a text.")
     tools: list[dict[str, Any]] = Field(
         [], description="Tools that the chat template is given, as JSON schemas in OpenAI's form."
     )

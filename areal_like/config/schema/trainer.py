@@ -93,6 +93,12 @@ class OptimizerConfig(Section):
         "constant", description="Shape of the learning rate after warm-up, over the run's steps."
     )
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
+    warmup_steps_proportion: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="`warmup_steps` as a share of the run's optimizer steps; the larger of both counts.",
+    )
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
     max_skipped_steps: int = Field(
         3,
@@ -100,6 +106,10 @@ class OptimizerConfig(Section):
         description="Optimizer steps in a row that may be skipped because the gradient is not finite; one more ends the "
         "run.",
     )
+
+    def warmup(self, total_steps: int) -> int:
+        """Return the optimizer steps of the warm-up in a run of so many."""
+        return max(self.warmup_steps, int(self.warmup_steps_proportion * total_steps))
 
 
 class MegatronConfig(Section):
@@ -208,6 +218,9 @@ class NormConfig(Section):
     std_level: Literal["group", "batch"] | None = Field(
         None, description="Values whose standard deviation divides; null: none."
     )
+    std_unbiased: bool = Field(
+        False, description="Divide the squared distances of n values by n - 1 instead of n in that standard deviation."
+    )
 
 
 class EngineConfig(Section):
@@ -299,6 +312,13 @@ class ActorConfig(EngineConfig):
     )
     kl_estimator: KLEstimator | None = Field(
         None, description="Estimator of that divergence; null: k1 in the reward, k3 in the loss."
+    )
+    reward_scaling: float = Field(
+        1.0, gt=0, description="Factor of rewards, after `reward_bias` and before their norm."
+    )
+    reward_bias: float = Field(0.0, description="Added to rewards before `reward_scaling`.")
+    reward_clip: float | None = Field(
+        None, gt=0, description="Largest absolute reward after `reward_scaling`; null: not clipped."
     )
     reward_norm: NormConfig | None = Field(
         None, description="How rewards are normalised; null: as the algorithm does it."

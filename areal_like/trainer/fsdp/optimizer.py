@@ -21,7 +21,7 @@ def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
 
 def make_schedule(optimizer: AdamW, section: OptimizerConfig, steps: int) -> LambdaLR:
     """`trainer/megatron/optimizer.make_schedule`'s rates."""
-    warmup, final = section.warmup_steps, section.min_lr_ratio
+    warmup, final = section.warmup(steps), section.min_lr_ratio
 
     def share(step: int) -> float:
         if step < warmup:

@@ -127,10 +127,9 @@ def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, rol
     Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
     """
     if total_steps is None:
-        if section.lr_scheduler_type != "constant":
-            raise ValueError(
-                f"{role}.optimizer.lr_scheduler_type {section.lr_scheduler_type} needs the number of training steps"
-            )
+        if section.lr_scheduler_type != "constant" or section.warmup_steps_proportion:
+            key = "lr_scheduler_type" if section.lr_scheduler_type != "constant" else "warmup_steps_proportion"
+            raise ValueError(f"{role}.optimizer.{key} {getattr(section, key)} needs the number of training steps")
         return section.warmup_steps + 1
     if section.warmup_steps >= total_steps:
         raise ValueError(
@@ -147,10 +146,10 @@ def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig,
     """
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=section.lr / (section.warmup_steps + 1),
+        init_lr=section.lr / (section.warmup(steps) + 1),
         max_lr=section.lr,
         min_lr=section.lr * section.min_lr_ratio,
-        lr_warmup_steps=section.warmup_steps,
+        lr_warmup_steps=section.warmup(steps),
         lr_decay_steps=steps,
         lr_decay_style=section.lr_scheduler_type,
         start_wd=section.weight_decay,
