@@ -207,7 +207,7 @@ class Watch:
             self.wall_s = max(self.wall_s, wall - TICK_S)
             self.with_a_core_s = max(self.with_a_core_s, wall - max(TICK_S, without))
             self.cpu_s = max(self.cpu_s, time.thread_time() - cpu)
-            self.in_flight = max(self.in_flight, sum(member.in_flight for member in self.pool._router._states))
+            self.in_flight = max(self.in_flight, self.pool._router._dispatch.in_flight)
 
 
 def without_a_core_s() -> float:

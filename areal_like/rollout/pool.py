@@ -12,8 +12,9 @@ import numpy as np
 
 from areal_like.errors import Fault
 from areal_like.events import span, turn
+from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
-from areal_like.rollout.router import PAUSE_S, PrefixAffinity, Router
+from areal_like.rollout.router import PAUSE_S, Router
 from areal_like.rollout.sample import Response, Sample, Sampling
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable, session
 from areal_like.rollout.turns import Turns
@@ -152,10 +153,10 @@ class ServerPool:
         async def one(place: int) -> Response:
             awaited = self._prefill_once and not seeds and len(prompts[place]) >= LONG_PROMPT
             sample = Sample(np.asarray(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
-            leader, near = first.setdefault(sample.prompt.tobytes(), (sample, PrefixAffinity()))
+            leader, affinity = first.setdefault(sample.prompt.tobytes(), (sample, PrefixAffinity()))
             if leader is not sample and awaited:
                 await leader.begun.wait()
-            return await self._finish(sample, priority, near)
+            return await self._finish(sample, priority, affinity)
 
         tasks = [asyncio.ensure_future(one(place)) for place in range(len(prompts))]
         try:
@@ -189,22 +190,22 @@ class ServerPool:
         The smallest `priority` goes first. What fails is continued on another server or later; raises ServerError after
         MOST_TRIES in a row that brought no token.
         """
-        near = None
+        affinity = None
         if session is not None:
-            near = self._sessions.pop(session, None) or PrefixAffinity(bound=True)
-            self._sessions[session] = near  # the last is the latest
+            affinity = self._sessions.pop(session, None) or PrefixAffinity(bound=True)
+            self._sessions[session] = affinity  # the last is the latest
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-        return await self._finish(Sample(np.array(tokens, np.int32), sampling, seed), priority, near)
+        return await self._finish(Sample(np.array(tokens, np.int32), sampling, seed), priority, affinity)
 
-    async def _finish(self, sample: Sample, priority: int, near: PrefixAffinity | None) -> Response:
+    async def _finish(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> Response:
         causes: list[str] = []
         outcome = "cancelled"
         try:
             while sample.finish_reason is None:
                 before = sample.length
                 try:
-                    await self._router.generate(sample, priority, near)
+                    await self._router.generate(sample, priority, affinity)
                 except ServerError as error:
                     self._faults[error.fault] += 1
                     if not isinstance(error, Unavailable):

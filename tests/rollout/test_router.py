@@ -17,7 +17,7 @@ from fake_server import Body, FakeServer, clients_of, output, reader, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
-from areal_like.rollout import router
+from areal_like.rollout import dispatch, router
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
@@ -170,7 +170,7 @@ def test_waiting_for_a_turn_is_no_silence_and_the_oldest_goes_first():
 
     assert asyncio.run(run()) > 1.9
     assert len(begun) == 40, "a request was sent twice"
-    room = math.ceil(router.AHEAD * 4)
+    room = math.ceil(dispatch.AHEAD * 4)
     assert most <= room
     first, later = begun[:room], begun[room:]
     assert first == list(reversed(range(40 - room, 40)))  # there was room when they came
@@ -200,7 +200,7 @@ def test_a_long_answer_may_come_late_as_long_as_the_server_works():
 def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: int, samples: int, monkeypatch: Any):
     """It could run 40 at once; of what comes beyond its KV cache it says that it waits."""
     monkeypatch.setattr(router, "LOAD_S", 0.02)
-    monkeypatch.setattr(router, "GROWTH", 1)  # samples take seconds, not milliseconds
+    monkeypatch.setattr(dispatch, "GROWTH", 1)  # samples take seconds, not milliseconds
     there: list[int] = []
 
     def say(server: FakeServer, change: int) -> None:
@@ -219,7 +219,7 @@ def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: in
         server = FakeServer(generate)
         server.most_running = 40
         async with pool_of(server) as pool:
-            while kv_holds < 40 and pool._router._states[0].capacity > math.ceil(router.AHEAD * kv_holds):
+            while kv_holds < 40 and pool._router._states[0].capacity > math.ceil(dispatch.AHEAD * kv_holds):
                 await asyncio.gather(*(pool.sample([number], SAMPLING) for number in range(samples)))
                 there.clear()
             await asyncio.gather(*(pool.sample([number], SAMPLING) for number in range(samples)))
@@ -227,17 +227,17 @@ def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: in
             return pool._router._states[0].capacity
 
     room = asyncio.run(run())
-    assert max(there) <= math.ceil(router.AHEAD * min(kv_holds, 40)) + (kv_holds < 40)  # it said so a moment ago
-    assert room == math.ceil(router.AHEAD * min(kv_holds, 40))
+    assert max(there) <= math.ceil(dispatch.AHEAD * min(kv_holds, 40)) + (kv_holds < 40)  # it said so a moment ago
+    assert room == math.ceil(dispatch.AHEAD * min(kv_holds, 40))
 
 
 def test_the_long_and_few_at_the_end_of_a_step_take_no_room_from_the_next():
     async def run() -> list[int]:
-        member = router.ServerState(http.Server("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
+        state = dispatch.ServerState(http.Server("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
         rooms = []
         for running, waiting in ((6, 0), (6, 2), (6, 2)):
-            member.follow(http.Load(running, waiting, kv_use=0.9))
-            rooms.append(member.capacity)
+            state.follow(http.Load(running, waiting, kv_use=0.9))
+            rooms.append(state.capacity)
         return rooms
 
     assert asyncio.run(run()) == [320, 160, 80]
@@ -384,7 +384,7 @@ def test_who_gives_up_waiting_takes_no_room():
         server.most_running = 1
         async with pool_of(server) as pool:
             asking = [asyncio.create_task(pool.generate([[prompt]], SAMPLING)) for prompt in range(20, 25)]
-            while len(server.bodies("/generate")) < router.AHEAD:
+            while len(server.bodies("/generate")) < dispatch.AHEAD:
                 await asyncio.sleep(0.01)
             for task in (asking[0], asking[3]):  # one was sent, one waits
                 task.cancel()
