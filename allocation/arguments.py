@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from allocation import BatchSpec, Cluster
+from allocation import BatchSpec, Cluster, Finding
 from allocation.grid import DEFAULT_ORDER
 from allocation.hardware import Gpu, find_gpu
 
@@ -27,6 +29,14 @@ class Dtype(StrEnum):
 
     bfloat16 = "bfloat16"
     float32 = "float32"
+
+
+_ENDS = re.compile(r"(?<![.\w])num_layers_in_(first|last)_pipeline_stage=(\d+)")
+
+
+def with_options(finding: Finding) -> Finding:
+    """Return the finding with this command's options in place of Megatron's names."""
+    return replace(finding, help=finding.help and _ENDS.sub(r"--\1-stage-layers \2", finding.help))
 
 
 @contextmanager
@@ -100,5 +110,9 @@ GpuName = Annotated[
     Gpu | None,
     typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
 ]
+FirstStage = Annotated[
+    int | None, typer.Option("--first-stage-layers", min=1, help="Layers of the first pipeline stage.")
+]
+LastStage = Annotated[int | None, typer.Option("--last-stage-layers", min=1, help="Layers of the last pipeline stage.")]
 Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]

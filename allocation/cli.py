@@ -34,8 +34,10 @@ from allocation.arguments import (
     Batch,
     ClusterSize,
     Dtype,
+    FirstStage,
     GpuName,
     Json,
+    LastStage,
     Model,
     NeededClusterSize,
     NeededModel,
@@ -44,6 +46,7 @@ from allocation.arguments import (
     Words,
     system_option,
     usage,
+    with_options,
 )
 from allocation.cases import Case, UsageError, cases, no_files, one, texts
 from allocation.diagnostics import has_errors
@@ -91,6 +94,8 @@ def check(
     batch: Batch = None,
     gpu: GpuName = None,
     order: Order = None,
+    first: FirstStage = None,
+    last: LastStage = None,
     as_json: Json = False,
 ) -> None:
     """Say everything that is wrong with allocations, all at once.
@@ -108,7 +113,8 @@ def check(
         shape = load_model(model) if model else None
     with usage(UsageError):
         memory = MemorySettings(gpu.memory) if gpu else None
-        checked = cases(words, model=shape, cluster=cluster, batch=batch, order=order, memory=memory)
+        megatron = _ends(first, last) if first or last else None
+        checked = cases(words, model=shape, cluster=cluster, batch=batch, megatron=megatron, order=order, memory=memory)
     if gpu and not shape:
         raise typer.BadParameter("memory is checked for a model; say --model too", param_hint="--gpu")
     if as_json:
@@ -162,6 +168,8 @@ def memory(
     sharded: Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed-optimizer")] = True,
     share: Annotated[float, typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="SGLang's.")] = 0.8,
     offload: Annotated[bool, typer.Option("--offload", help="Engines that share GPUs take turns.")] = False,
+    first: FirstStage = None,
+    last: LastStage = None,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -181,7 +189,7 @@ def memory(
         no_files("memory", words)
     spec = batch or BatchSpec(DEFAULT_SEQUENCES)
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
-    settings = MegatronSettings(use_distributed_optimizer=sharded, **_recompute(recompute))
+    settings = replace(_ends(first, last), use_distributed_optimizer=sharded, **_recompute(recompute))
     limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
     with usage(ModelError, "--model"):
         work = Workload(load_model(model), settings, limits, spec)
@@ -210,6 +218,8 @@ def plan(
     staleness: Annotated[int, typer.Option(min=0, help="max_head_offpolicyness; 0 is synchronous.")] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
     top: Annotated[int, typer.Option(min=1, max=100, help="How many layouts to show.")] = 8,
+    first: FirstStage = None,
+    last: LastStage = None,
     as_json: Json = False,
 ) -> None:
     """Find the layouts of a model on a cluster, best first, by predicted step time.
@@ -221,7 +231,7 @@ def plan(
       allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
-    from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts
+    from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts, shortfall
     from allocation.views.facts import MOST_RANKS
 
     if cluster.n_gpus > MOST_RANKS:
@@ -234,11 +244,12 @@ def plan(
         )
         raise typer.BadParameter(problem, param_hint="--response")
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
-    task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness)
+    task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
-        nodes = fewest_nodes(task)
-        help = f"; {nodes}x{cluster.n_gpus_per_node} has room" if nodes else ""
-        typer.echo(f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}{help}", err=True)
+        lines = [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
+        if nodes := fewest_nodes(task):
+            lines.append(f"{nodes}x{cluster.n_gpus_per_node} has room")
+        typer.echo("; ".join(lines), err=True)
         raise typer.Exit(INVALID)
     tide, more = asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
     from allocation.views import planned
@@ -255,6 +266,10 @@ def _tell_what_does_not_fit(plan: Plan, cluster: Cluster | None, work: Workload)
         plan.allocation, cluster=cluster, model=work.model, batch=work.batch, megatron=work.megatron, memory=work.memory
     )
     _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
+
+
+def _ends(first: int | None, last: int | None) -> MegatronSettings:
+    return MegatronSettings(num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last)
 
 
 def _recompute(kind: Recompute) -> dict[str, Any]:
@@ -428,7 +443,7 @@ def _print_case(case: Case) -> None:
     from allocation.views.terminal import finding_text, verdict
 
     checked_with = [f"  checked with {case.checked_with}"] if case.checked_with else []
-    for line in (verdict(case.label, case.plan), *checked_with, *map(finding_text, case.findings)):
+    for line in (verdict(case.label, case.plan), *checked_with, *map(finding_text, map(with_options, case.findings))):
         _console().print(line, soft_wrap=True)
 
 
@@ -438,6 +453,6 @@ def _tell(findings: Sequence[Finding]) -> None:
         from allocation.views.terminal import finding_text
 
         for finding in findings:
-            _console(stderr=True).print(finding_text(finding), soft_wrap=True)
+            _console(stderr=True).print(finding_text(with_options(finding)), soft_wrap=True)
     if has_errors(findings):
         raise typer.Exit(INVALID)

@@ -24,6 +24,7 @@ EXPOSED = {"dp": 0.4, "cp": 0.5, "tp": 1.0, "ep": 1.0, "pp": 1.0}
 # Seconds of a decoding step beside memory and arithmetic, and for every all-reduce of a layer. Not measured here.
 DECODE_STEP = 4e-3
 ALL_REDUCE = 15e-6
+ALL_REDUCE_NODES = 60e-6  # of a server over several nodes
 # Bytes a second of a weight update, from gathering to the last acknowledgement, and its fixed seconds, from
 # benchmarks/results/h200x2_nccl_weight_update.json for the latter; the former is not measured for a large model.
 TRANSFER = 10e9

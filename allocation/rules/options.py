@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
-from allocation.pipeline import pipeline_stages
+from allocation.pipeline import EVEN, pipeline_stages, split_words, uneven_ends
 from allocation.resolve import Engine
 from allocation.rules.registry import CONFIG, STATE, rule
 from allocation.settings import MegatronSettings
@@ -23,23 +23,39 @@ def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelS
     ends = [settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage]
     given = [value for value in ends if value is not None]
     layers, stages = model.layers - sum(given), engine.pp - len(given)
+    help = _other_ends(engine, settings, model)
     if any(value < 1 for value in given):
-        yield Problem("num_layers_in_first/last_pipeline_stage must be at least 1, not 0")
-        return
-    if (stages or layers) and (stages < 1 or layers < 1):
+        yield Problem("num_layers_in_first/last_pipeline_stage must be at least 1, not 0", (), help)
+    elif (stages or layers) and (stages < 1 or layers < 1):
         message = f"{model.layers} layers on {engine.pp} stages leave {layers} for {stages} stages in the middle"
-        yield Problem(message, engine.spans("pp"))
-        return
-    if stages and layers % stages:
+        yield Problem(message, engine.spans("pp"), help)
+    elif stages and layers % stages:
         rest = f" left for {stages} middle stages" if given else ""
         message = f"{layers} layers{rest} cannot be split evenly by `{engine.says('pp')}`"
-        help = "set num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage for an uneven split"
         yield Problem(message, engine.spans("pp"), help)
-        return
-    for held in {*given, *([layers // stages] if stages else [])} if engine.vpp > 1 else ():
-        if held % engine.vpp:
-            message = f"{held} layers of a stage cannot be split by `{engine.says('vpp')}`"
-            yield Problem(message, engine.spans("vpp", "pp"))
+    else:
+        for held in {*given, *([layers // stages] if stages else [])} if engine.vpp > 1 else ():
+            if held % engine.vpp:
+                message = f"{held} layers of a stage cannot be split by `{engine.says('vpp')}`"
+                yield Problem(message, engine.spans("vpp", "pp"), help)
+
+
+def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> str | None:
+    """Return the layers of a first and a last stage with which the layers can be split."""
+    ends = uneven_ends(model.layers, engine.pp, engine.vpp)
+    if ends is None:
+        return None
+    counts = split_words(model.layers, engine.pp, ends)
+    if ends == EVEN:
+        return f"leave num_layers_in_first/last_pipeline_stage out: {counts} layers"
+    keys = [f"num_layers_in_{which}_pipeline_stage" for which in ("first", "last")]
+    middle = (model.layers - sum(end or 0 for end in ends)) // max(1, engine.pp - sum(end is not None for end in ends))
+    words = [
+        f"{key}={end or middle}"
+        for key, end in zip(keys, ends, strict=True)
+        if end or getattr(settings, key) is not None
+    ]
+    return f"write {' '.join(words)}: {counts} layers"
 
 
 @rule("ALLOC-PIPELINE-LAYOUT",

@@ -130,36 +130,57 @@ def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
         yield Problem(f"{idle} of the cluster's {request.cluster.n_gpus} GPUs stay idle")
 
 
-@rule("ALLOC-SERVER-NODE", source="SGLang: tensor parallelism needs the links inside a node")
+@rule("ALLOC-SERVER-NODE", source="SGLang server_args.py: nnodes divides tp_size")
 def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | None) -> Iterator[Problem]:
-    """Tensor parallelism of a server stays inside a node, unless `@` names the GPUs."""
-    per_node = cluster.n_gpus_per_node if cluster else DEFAULT_GPUS_PER_NODE
+    """A server's tensor-parallel GPUs are on one node or fill several nodes, unless `@` names the GPUs."""
+    per_node = _per_node(cluster)
     named = any(engine.node.gpus for engine, _ in placed)
-    for engine, gpus in placed:
-        if engine.backend.kind != SERVER or engine.node.gpus or engine.tp == 1:
-            continue
-        if engine.tp > per_node:
-            message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node"
+    for engine, gpus in _with_tensor_parallelism(placed):
+        if engine.tp > per_node and engine.tp % per_node:
+            message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node, and not a multiple of them"
             yield _about(engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}")
         elif split := _first_split(gpus, engine.tp, per_node):
             ids = ",".join(map(str, gpu_ranges(split)))
-            message = f"tensor-parallel GPUs {ids} of `{_short(engine.label)}` are on several nodes"
+            where = "on several nodes" if engine.tp <= per_node else "on parts of nodes"
+            message = f"tensor-parallel GPUs {ids} of `{_short(engine.label)}` are {where}"
             help = (
                 f"take a t that divides the {per_node} GPUs of a node"
-                if per_node % engine.tp
+                if per_node % engine.tp and engine.tp < per_node
                 else "put this engine first"
             )
             help = "name its GPUs with `@`, each server's on one node" if named else help
             yield _about(engine, message, engine.spans("tp"), help)
 
 
+@rule("ALLOC-SERVER-NODES", source="SGLang server_args.py: nnodes", severity=Severity.WARNING)
+def server_over_nodes(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | None) -> Iterator[Problem]:
+    """A server over several nodes sends activations over the network in each layer, and needs a process on each node;
+    runs of areal-like start each server on one node."""
+    per_node = _per_node(cluster)
+    for engine, _ in _with_tensor_parallelism(placed):
+        if engine.tp > per_node and engine.tp % per_node == 0:
+            message = f"each server of `{_short(engine.label)}` runs over {engine.tp // per_node} nodes"
+            yield _about(engine, message, engine.spans("tp"))
+
+
+def _per_node(cluster: Cluster | None) -> int:
+    return cluster.n_gpus_per_node if cluster else DEFAULT_GPUS_PER_NODE
+
+
+def _with_tensor_parallelism(placed: Sequence[tuple[Engine, Gpus]]) -> Iterator[tuple[Engine, Gpus]]:
+    """The servers of several tensor-parallel GPUs that the compiler has placed."""
+    return ((e, gpus) for e, gpus in placed if e.backend.kind == SERVER and not e.node.gpus and e.tp > 1)
+
+
 def _first_split(gpus: Gpus, tp: int, per_node: int) -> Gpus:
-    """The GPUs of the first tensor-parallel group that a node does not hold, none where each is on one."""
-    if per_node % tp == 0 and all(r.start % tp == 0 and r.stop % tp == 0 for r in gpus):
+    """The GPUs of the first tensor-parallel group that lies on more nodes than it needs, none where each is right."""
+    unit = min(tp, per_node)
+    if per_node % unit == 0 and all(r.start % unit == 0 and r.stop % unit == 0 for r in gpus):
         return ()
     ids = [gpu for r in gpus for gpu in r]
     groups = (ids[i : i + tp] for i in range(0, len(ids), tp))
-    split = next((group for group in groups if len({gpu // per_node for gpu in group}) > 1), ())
+    nodes = -(-tp // per_node)
+    split = next((group for group in groups if len({gpu // per_node for gpu in group}) > nodes), ())
     return joined(range(gpu, gpu + 1) for gpu in split)
 
 

@@ -6,6 +6,7 @@ from rich.console import Group
 from rich.text import Text
 
 from allocation.hardware import GIB
+from allocation.pipeline import EVEN, split_words
 from allocation.planner import Asynchrony, Choice, Task
 from allocation.views.terminal import plain_table
 from allocation.views.words import count
@@ -28,13 +29,23 @@ def title(task: Task) -> str:
 def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None) -> Group:
     """The layouts, best first, and sentences about the best."""
     numbers = ("s a step", "training", "rollout", "GiB", "share")
-    table = plain_table(*numbers, "recompute", "allocation", right=numbers)
+    uneven = any(one.trainer.ends != EVEN for one in choices)
+    stages = ["layers of stages"] if uneven else []
+    table = plain_table(*numbers, "recompute", *stages, "allocation", right=numbers)
     for one in choices:
         seconds = (one.seconds, one.trainer.seconds, one.servers.seconds)
         recompute = one.trainer.megatron.recompute_granularity or ""
         memory = (f"{one.peak / GIB:.0f}", f"{one.servers.share:g}")
-        table.add_row(*(f"{s:.1f}" for s in seconds), *memory, recompute, one.allocation)
+        table.add_row(
+            *(f"{s:.1f}" for s in seconds), *memory, recompute, *[stage_words(task, one)] * uneven, one.allocation
+        )
     return Group(Text(title(task), "bold"), table, Text(), *map(Text, reasons(task, choices[0], tide, more)))
+
+
+def stage_words(task: Task, one: Choice) -> str:
+    """The layers of each pipeline stage where they are not equally many."""
+    trainer = one.trainer
+    return split_words(task.model.layers, trainer.sizes.pp, trainer.ends) if trainer.ends != EVEN else ""
 
 
 def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> list[str]:
@@ -48,7 +59,13 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
         f"sglang.mem_fraction_static={servers.share:g}; the longest alone takes {servers.longest:.1f} s. "
         f"A weight update takes {best.update:.1f} s.",
     ]
-    if more is not None:
+    named = zip(("first", "last"), best.trainer.ends, strict=True)
+    if keys := " and ".join(f"num_layers_in_{which}_pipeline_stage={n}" for which, n in named if n is not None):
+        lines.append(f"The stages of its pipeline have {stage_words(task, best)} layers: set {keys}.")
+    if servers.tp > task.cluster.n_gpus_per_node:
+        nodes = servers.tp // task.cluster.n_gpus_per_node
+        lines.append(f"A server needs {nodes} nodes, and runs of areal-like start each server on one.")
+    if more is not None and more.seconds < best.seconds:
         change = more.seconds / best.seconds - 1
         lines.append(f"With one node more {more.allocation} takes {more.seconds:.1f} s ({change:+.0%}).")
     lines.append(

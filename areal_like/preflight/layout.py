@@ -202,9 +202,11 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
     key, help = _KEYS.get(found.code), found.help
     if found.code == "ALLOC-MEMORY":
         return with_keys(found, config)
+    if found.code == "ALLOC-LAYERS":
+        help = help and re.sub(r"num_layers_in_\w+=", r"actor.megatron.override_transformer_config.\g<0>", help)
+        return _of_own(replace(found, help=help), config)
     if key is None:
         return found
-    role = _role_of(found)
     if found.code == "ALLOC-PACKED-LENGTH" and help is not None:
         help = re.sub(r"set \w+ to (\d+)", rf"write {key}=\1", help)
     if found.code == "ALLOC-SEQUENCE-POSITIONS" and model is not None:
@@ -213,8 +215,13 @@ def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Findin
         help = f"write {key}={room} or less" if room > 0 else "use shorter prompts (max_prompt_length)"
     if found.code in _VALUES:
         help = f"write {key}={_VALUES[found.code]}"
-    found = replace(found, source=Source("", key), spans=(), help=help)
-    section = config.further_roles.get(role) if role != "actor" and role != "rollout" else None
+    return _of_own(replace(found, source=Source("", key), spans=(), help=help), config, _role_of(found))
+
+
+def _of_own(found: Finding, config: RunConfig, role: Any = None) -> Finding:
+    """The finding with the keys of the role that it is about, where that has its own."""
+    role = role or _role_of(found)
+    section = config.further_roles.get(role) if role not in ("actor", "rollout") else None
     return of_role(found, role, section) if section else found
 
 

@@ -58,7 +58,8 @@ def test_suggestions_are_made():
 @pytest.mark.parametrize(
     ("text", "cluster", "help", "followed"),
     [
-        ("sglang:d1t16", "2x8", "take more servers with a t that divides 8", "sglang:d2t8"),
+        ("sglang:d1t12", "2x8", "take more servers with a t that divides 8", "sglang:d2t8"),
+        ("megatron:d4+sglang:d1t16", "3x8", "put this engine first", "sglang:d1t16+megatron:d4"),
         ("sglang:d3t3", "2x8", "take a t that divides the 8 GPUs of a node", "sglang:d3t4"),
         ("megatron:d6+sglang:d2t4", "2x8", "put this engine first", "sglang:d2t4+megatron:d6"),
         ("megatron:d2@0-1+sglang:d1t4", "2x4", NAMED, "megatron:d2@0-1+sglang:d1t4@4-7"),
@@ -77,6 +78,12 @@ def test_a_server_that_leaves_its_node_is_told_what_works(text, cluster, help, f
     assert not found(followed)
     for nearest in finding.nearest:
         assert "p" not in nearest.partition(":")[2] and nearest.count("@") == text.count("@")
+
+
+def test_a_server_may_fill_several_nodes():
+    result = allocation.check("sglang:d2t16+megatron:d8", cluster=Cluster.parse("5x8"))
+    assert result.ok and [f.code for f in result.findings] == ["ALLOC-SERVER-NODES"]
+    assert {device.node for device in result.plan.engine("rollout").servers[1].devices} == {2, 3}
 
 
 @pytest.mark.parametrize(

@@ -515,6 +515,18 @@ def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
     assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")
 
 
+def test_layers_that_do_not_divide_are_told_the_keys_that_split_them(write):
+    """Those of the role: the reference has a section of its own."""
+    uneven = ["actor.init_model.num_hidden_layers=7", "actor.backend=megatron:d1p2", "ref={megatron: {}}"]
+    for more, owner in ([], "actor"), (["actor.backend=megatron:d2", "ref.backend=megatron:d1p2"], "ref"):
+        overrides = [*NODES, "cluster.n_nodes=1", *uneven, *more]
+        found = [f for f in errors(write(), *overrides) if f.code == "ALLOC-LAYERS" and f.key == f"{owner}.backend"]
+        words = found[0].help.removeprefix("write ").partition(":")[0].split()
+        assert words == [f"{owner}.megatron.override_transformer_config.num_layers_in_first_pipeline_stage=4"]
+        after = check(write(), *overrides, *words).findings
+        assert not [f for f in after if f.code == "ALLOC-LAYERS" and f.key == f"{owner}.backend"]
+
+
 @pytest.mark.parametrize(
     ("key", "layout", "nearest"),
     [

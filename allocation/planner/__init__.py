@@ -1,0 +1,28 @@
+"""Layouts of trainer and servers for a model on a cluster, best first, by predicted step time under the memory model.
+
+The step time of asynchronous training is that of its slower side, `max(training, rollout)`, and the weight update; of
+synchronous training the sum. Arithmetic, memory traffic and links count with the shares of `efficiency.py`, which says
+which of them are measured. Layouts are those that the compiler accepts and whose memory suffices.
+"""
+
+from allocation.planner.asynchrony import Asynchrony, asynchrony
+from allocation.planner.choice import Choice, Servers, Trainer
+from allocation.planner.search import best_on, best_servers, fewest_nodes, plan_layouts
+from allocation.planner.seconds import training_seconds
+from allocation.planner.shortfall import shortfall
+from allocation.planner.task import Task
+
+__all__ = [
+    "Asynchrony",
+    "Choice",
+    "Servers",
+    "Task",
+    "Trainer",
+    "asynchrony",
+    "best_on",
+    "best_servers",
+    "fewest_nodes",
+    "plan_layouts",
+    "shortfall",
+    "training_seconds",
+]

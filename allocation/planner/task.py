@@ -1,0 +1,67 @@
+"""What is to be planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from allocation import efficiency as eff
+from allocation.hardware import GPUS, Gpu
+from allocation.model_spec import ModelSpec
+from allocation.pipeline import EVEN, Ends
+from allocation.plan import Cluster
+from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
+
+PLAIN = MegatronSettings()
+FULL = MegatronSettings(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+SHARE = 0.8  # a server's share of a GPU
+SHARED_SHARE = 0.4  # of a GPU that it has together with a trainer
+POWERS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be planned. `prompt` and `response` are the longest, in tokens; `staleness` is η, 0 for synchronous.
+
+    `batch.max_tokens_per_mb` are the tokens of a micro-batch, `batch.max_length` prompt and response together. `ends`
+    are the layers that the first and the last stage of a pipeline must have.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    gpu: Gpu = field(default_factory=lambda: GPUS["h100"])
+    batch: BatchSpec = field(default_factory=lambda: BatchSpec(256, 8))
+    prompt: int = 1024
+    response: int = 8192
+    staleness: int = 1
+    dtype: str = "bfloat16"
+    ends: Ends = EVEN
+
+    @property
+    def mean_response(self) -> float:
+        return self.response * eff.MEAN_OF_LONGEST
+
+    @property
+    def item(self) -> int:
+        """Bytes of a weight."""
+        return MemorySettings(dtype=self.dtype).item
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that are trained on in a step, prompts included."""
+        return self.batch.sequences * (self.prompt * eff.MEAN_OF_LONGEST + self.mean_response)
+
+    @property
+    def generated(self) -> float:
+        return self.batch.sequences * self.mean_response
+
+    def work(self, megatron: MegatronSettings, share: float = SHARE) -> Workload:
+        """The memory model's workload; micro-batches hold at least the longest sequence."""
+        longest = self.prompt + self.response
+        tokens = max(longest, self.batch.max_tokens_per_mb or 0)
+        batch = replace(self.batch, max_length=longest, max_tokens_per_mb=-(-tokens // 64) * 64)
+        return Workload(self.model, megatron, MemorySettings(self.gpu.memory, self.dtype, share), batch)
+
+    @property
+    def mb_tokens(self) -> int:
+        """Tokens of a micro-batch, at least those of the longest sequence."""
+        return max(self.batch.max_tokens_per_mb or 0, self.prompt + self.response)
