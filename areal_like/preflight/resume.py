@@ -28,7 +28,15 @@ MAY_CHANGE = (
     *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("backend", "mb_spec", "megatron", "env_vars")),
     *(f"{role}.{key}" for role in ("actor", "ref", "critic") for key in ("offload", "fsdp.gradient_checkpointing")),
     *("actor.optimizer.max_skipped_steps", "critic.optimizer.max_skipped_steps"),
-    *("rollout", "sglang", "weight_update", "reward.workers", "reward.max_missing_batches", "reward.model.backend"),
+    *(
+        "rollout",
+        "sglang",
+        "weight_update",
+        "reward.workers",
+        "reward.memory_mb",
+        "reward.max_missing_batches",
+        "reward.model.backend",
+    ),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
 _LIMITS = "timeout_s"

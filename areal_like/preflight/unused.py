@@ -165,7 +165,11 @@ _ALGORITHM = (
         lambda run: run.algorithm in ("dpo", "sft"),
         "the algorithm has a loss of its own",
     ),
-    Rule(("reward.timeout_s", "reward.workers"), _only_models, "the reward model's own reward.model.timeout_s does it"),
+    Rule(
+        ("reward.timeout_s", "reward.workers", "reward.memory_mb"),
+        _only_models,
+        "the reward model's own reward.model.timeout_s does it",
+    ),
     Rule(("actor.dpo_beta",), lambda run: run.algorithm in (*PRESETS, "sft"), "the algorithm is not dpo"),
     Rule(
         ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"),
