@@ -35,6 +35,8 @@ from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts, reinforce
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
+pytestmark = pytest.mark.covers("resume after SIGKILL")
+
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 PROMPTS = [Prompt(row, [row]) for row in range(7)]
 

@@ -25,6 +25,8 @@ from areal_like.weights import sync
 from areal_like.weights.collective.controller import GROUP
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
 
+pytestmark = pytest.mark.covers("updates: collective", "updates: disk")
+
 PROMPT = [5, 9, 11]
 
 
