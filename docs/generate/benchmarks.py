@@ -43,11 +43,16 @@ def main() -> None:
     (CHARTS / "trainer_ratio.svg").write_text(bars(rows, "tokens per second relative to the bare loop"))
     async_rows = [(f"{title}, {kind}", ratio["ratio"]) for title, kind, ratio in async_ratios()]
     (CHARTS / "async_ratio.svg").write_text(bars(async_rows, "samples per second relative to the synchronous run"))
-    PAGE.write_text("\n".join(page()))
+    PAGE.write_text(page())
 
 
-def page() -> Iterator[str]:
-    """Every section, line by line."""
+def page() -> str:
+    """Return the page as Markdown."""
+    return "\n".join(sections())
+
+
+def sections() -> Iterator[str]:
+    """Yield every section, line by line."""
     yield INTRODUCTION
     yield from table(["Shape", "GPUs", "Tokens/s", "Peak memory", "Log-probs/training"], trainer())
     yield ASYNCHRONY
