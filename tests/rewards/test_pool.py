@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 
 import psutil
 import pytest
@@ -43,8 +44,18 @@ def values(rewards: list[Reward]) -> list[float | None]:
     return [reward.value for reward in rewards]
 
 
+@pytest.fixture(autouse=True)
+def own_forkserver():
+    """Each test starts its own, which preloads what its verifier needs; a process has one."""
+    forkserver._forkserver._stop()
+    yield
+    forkserver._forkserver._stop()
+
+
 def children() -> set[psutil.Process]:
-    return {*psutil.Process().children(recursive=True)}
+    """This process's offspring, less multiprocessing's resource tracker and forkserver, one per process, which stay."""
+    servers = [child for child in psutil.Process().children() if "multiprocessing" in " ".join(child.cmdline())]
+    return {*psutil.Process().children(recursive=True)} - {*servers}
 
 
 def test_every_reward_type_of_the_schema_has_a_verifier():
@@ -187,8 +198,9 @@ def test_a_worker_that_replaces_another_imports_nothing_again(tmp_path):
 
 
 SCRIPT = """
-import sys, time
+import asyncio, sys, time
 from pathlib import Path
+from areal_like.rewards.pool import RewardPool
 
 def verify(file):
     Path(file).write_text("hanging")
@@ -196,31 +208,26 @@ def verify(file):
 
 def load():
     return verify
-"""
-
-MAIN = """
-import asyncio, sys
-import hanging
-from areal_like.rewards.pool import RewardPool
 
 async def main():
     async with RewardPool(timeout_s=3600, workers=1) as pool:
-        await pool.call(hanging.load, sys.argv[1])
+        await pool.call(load, sys.argv[1])
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())
 """
 
 
 def test_a_hanging_worker_ends_when_the_main_process_is_killed(tmp_path):
-    (tmp_path / "hanging.py").write_text(SCRIPT)
-    (tmp_path / "main.py").write_text(MAIN)
+    script, hanging = tmp_path / "main.py", tmp_path / "hanging"
+    script.write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    main = subprocess.Popen([sys.executable, str(tmp_path / "main.py"), str(tmp_path / "now")], env=environment)
-    while not (tmp_path / "now").exists():
+    main = subprocess.Popen([sys.executable, str(script), str(hanging)], env=environment)
+    while not hanging.exists():
         assert main.poll() is None
         time.sleep(0.1)
     children = psutil.Process(main.pid).children(recursive=True)
-    assert len(children) == 2  # the fork server and the worker
+    assert len(children) == 3  # the worker, the forkserver and the resource tracker
     main.kill()
     main.wait()
     _, alive = psutil.wait_procs(children, timeout=HUNG_S)
