@@ -3,6 +3,7 @@
 import asyncio
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from areal_like.interop import keys as _keys_of_other_systems  # noqa: F401 - ex
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.preflight import preflight
+from areal_like.rewards import worker
 from areal_like.run.assemble import run
 from areal_like.runtime.user_code import given
 
@@ -46,7 +48,7 @@ def train(
     Raises ConfigError with all findings before anything starts, RunError where the run fails, KeyboardInterrupt, and
     SystemExit after SIGTERM.
     """
-    if multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None or worker.VARIABLE in os.environ:
         raise RunError("train() was called by a worker process: put the call below `if __name__ == '__main__':`")
     objects = {
         "reward.function": reward,

@@ -154,7 +154,10 @@ def _of_run(source: Path) -> tuple[Path, Path | None]:
     step = here if here.name.startswith("step-") else here.parent
     if not (step.name.startswith("step-") and (step.parent / JOURNAL).is_file()):
         return source, None
-    read(step, read_header(step.parent / JOURNAL)["run"])
+    try:
+        read(step, read_header(step.parent / JOURNAL)["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{step} is not whole: {error}") from error
     return source / "actor" if step == here else source, step.parent.parent
 
 

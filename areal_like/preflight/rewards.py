@@ -36,7 +36,7 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
     own = {key: judge.function for key, judge in judges(config.reward).items() if judge.function is not None}
     if not own:
         return
-    with RewardPool(timeout_s=config.reward.timeout_s, workers=1, start_method="spawn") as pool:
+    with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:
         for key, reference in own.items():
             if problem := _problem(pool, reference, prompts, _compared(config)):
                 help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"

@@ -1,33 +1,32 @@
 """A killable pool: a call that does not end in time fails alone, and costs its neighbours nothing.
 
-Workers are forked from multiprocessing's forkserver, which has imported the shipped verifiers' libraries: to replace
-one that was killed takes milliseconds. The forkserver starts with the first pool that begins, and ends with this
-process. It is one for all pools of a process and keeps what the first of them preloaded.
+Each place for a worker has a thread, which hands one call after another to the worker there and replaces it when it has
+ended. Workers are forked from a server (`forkserver.py`) that has imported the shipped verifiers' libraries: to replace
+one takes milliseconds.
 """
 
 import asyncio
-import importlib
-import multiprocessing
 import os
-import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures import wait
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from pickle import PicklingError
-from typing import Any, Literal, Self
-
-from pebble import ProcessExpired, ProcessFuture, ProcessPool
+from queue import SimpleQueue
+from typing import Any, Self
 
 from areal_like.rewards import worker
+from areal_like.rewards.processes import Ended, ForkServer, TookTooLong, Worker
+from areal_like.runtime.descendants import resident_bytes
 
 IMPORT_LIMIT_S = 60.0  # for a worker's first call to load what it calls, before its own limit begins
-_OF_RESULTS = (PicklingError, TypeError, AttributeError, ValueError)  # that a worker cannot send
+_SPARE_S = 5.0  # a worker ends by its own limits, which leave a traceback; this much later it is killed
+_CALLS = 10_000  # of one worker: what leaks descriptors, threads or files does not do so for a whole run
+_FULL = 0.5  # of the memory limit: a worker that keeps more between two calls is replaced, which costs no reward
 
 
 class Cause(StrEnum):
@@ -46,11 +45,22 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A pickled call that waits for a worker, and its outcome."""
+
+    call: bytes
+    handed_in: float
+    outcome: Future[Any]
+
+
 class RewardPool:
-    """Calls functions in processes; used as a context, plain or asynchronous, it leaves no worker behind.
+    """Calls functions in processes; used as a context, plain or asynchronous, it leaves no process behind.
 
     `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a call, not from when
-    it is handed in. What calls print goes to `log`, as far as it has room. `preload` are modules that most calls need.
+    it is handed in; every call ends, whatever the processes do. A call whose worker takes more than `memory_mb`, its
+    children included, fails. What calls print goes to `log`, as far as it has room. `preload` are modules that most
+    calls need.
     """
 
     def __init__(
@@ -58,48 +68,42 @@ class RewardPool:
         *,
         timeout_s: float,
         workers: int | None = None,
+        memory_mb: int | None = None,
         preload: Sequence[str] = (),
         log: Path | None = None,
-        start_method: Literal["forkserver", "spawn"] = "forkserver",
     ) -> None:
-        self._timeout_s, self._preload = timeout_s, preload
-        self._pool = ProcessPool(
-            max_workers=workers or len(os.sched_getaffinity(0)),
-            initializer=_start_worker,
-            initargs=(tuple(preload), log),
-            context=multiprocessing.get_context(start_method),
-        )
-        self._starting: asyncio.Future[None] | None = None
+        self._timeout_s, self._memory = timeout_s, memory_mb * 2.0**20 if memory_mb else inf
+        self._preload, self._log = [*preload, "areal_like.rewards.functions"], log
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name="reward worker", daemon=True)
+            for _ in range(workers or len(os.sched_getaffinity(0)))
+        ]
+        self._lock = threading.Lock()  # of the three below
+        self._server: ForkServer | None = None
+        self._begun = self._ended = False
         self._waits: list[float] = []
-        self._groups: set[int] = set()  # process groups of workers that had calls
 
-    def begin(self) -> asyncio.Future[None]:
-        """Start forkserver and workers, unless that was done; else the first call does."""
-        if self._starting is None:  # in a thread: it waits for the forkserver's imports
-            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
-        return self._starting
+    def begin(self) -> None:
+        """Start fork server and threads, unless that was done; else the first call does."""
+        with self._lock:
+            if self._begun or self._ended:
+                return
+            self._begun = True
+            self._server = ForkServer(self._preload, self._log)
+        for thread in self._threads:
+            thread.start()
 
     async def call(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
-        """What the function that `load` gives in a worker returns, or why there is nothing.
+        """Return what the function that `load` gives in a worker returns, or why there is nothing.
 
         `load` is a module's own function or a `functools.partial` of one, so that a worker can import it.
         """
-        await asyncio.shield(self.begin())
-        handed_in, future = time.monotonic(), self._schedule(load, arguments)
-        if isinstance(future, Failure):
-            return future
-        with suppress(FutureTimeoutError, ProcessExpired, *_OF_RESULTS):
-            await asyncio.wrap_future(future)
-        return self._outcome(future, handed_in)
+        return await asyncio.wrap_future(self._hand_in(load, arguments))
 
     def call_and_wait(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
         """As `call`, for code without an event loop."""
-        self._start()
-        handed_in, future = time.monotonic(), self._schedule(load, arguments)
-        if isinstance(future, Failure):
-            return future
-        wait([future])
-        return self._outcome(future, handed_in)
+        return self._hand_in(load, arguments).result()
 
     def queue_seconds(self) -> tuple[float, float]:
         """Mean and longest time that calls waited for a worker since this was last asked; zeros where none had to."""
@@ -111,9 +115,6 @@ class RewardPool:
 
     async def __aexit__(self, *_: object) -> None:
         """End the worker processes at once, unfinished work included."""
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        self._pool.stop()
         await asyncio.to_thread(self._end)
 
     def __enter__(self) -> Self:
@@ -121,62 +122,89 @@ class RewardPool:
 
     def __exit__(self, *_: object) -> None:
         """As `__aexit__`."""
-        self._pool.stop()
         self._end()
 
-    def _start(self) -> None:
-        """Start forkserver and workers."""
-        multiprocessing.set_forkserver_preload([*self._preload, "areal_like.rewards.functions", __name__])
-        self._pool.schedule(os.getpid)  # the first task starts the workers
-
-    def _schedule(
-        self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]
-    ) -> ProcessFuture[Any] | Failure:
-        """A call under way; as bytes, since pebble's threads and workers end with errors that they do not expect."""
+    def _hand_in(self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> Future[Any]:
+        outcome = Future[Any]()
         try:
-            call = bytes(ForkingPickler.dumps((load, arguments)))
+            call = bytes(ForkingPickler.dumps((load, arguments, IMPORT_LIMIT_S, self._timeout_s)))
         except Exception as error:  # noqa: BLE001 - a user's objects pickle, or not, in any way they like
-            return Failure(Cause.RAISED, f"{worker.UNSENT}: {type(error).__name__}: {error}")
-        task = (call, IMPORT_LIMIT_S, self._timeout_s)
-        last_resort = IMPORT_LIMIT_S + self._timeout_s + 5  # the worker's own limits come first, unless it was stopped
-        return self._pool.schedule(worker.work, args=task, timeout=last_resort)
+            outcome.set_result(Failure(Cause.RAISED, f"{worker.UNSENT}: {type(error).__name__}: {error}"))
+            return outcome
+        self.begin()
+        with self._lock:
+            if self._ended:
+                outcome.set_result(Failure(Cause.DIED, "the pool has ended"))
+            else:
+                self._calls.put(_Call(call, time.monotonic(), outcome))
+        return outcome
 
-    def _outcome(self, future: ProcessFuture[Any], handed_in: float) -> Any | Failure:
-        """What a finished call gave; what was started by a worker that died is ended."""
-        now, limit = time.monotonic(), f"it took more than {self._timeout_s:g} s"
+    def _serve(self) -> None:
+        """Have workers answer calls, one after another, until there is a None in their place."""
+        process = None
+        while (call := self._calls.get()) is not None:
+            if not call.outcome.set_running_or_notify_cancel():
+                continue
+            outcome: Any
+            try:
+                process = process or self._fork()
+                outcome = self._answer(process, call)
+                if self._is_spent(process):
+                    process.end()
+                    process = None
+            except Ended as ended:
+                process, outcome = None, Failure(Cause.DIED, f"its process died ({ended.how})")
+            except TookTooLong:
+                process, outcome = None, Failure(Cause.TIMED_OUT, f"it took more than {self._timeout_s:g} s")
+            call.outcome.set_result(outcome)
+        if process:
+            process.end()
+
+    def _answer(self, process: Worker, call: _Call) -> Any | Failure:
+        """What the call gives; raises Ended and TookTooLong."""
+        taken_up = time.monotonic()
+        self._waits.append(taken_up - call.handed_in)
         try:
-            group, taken_up, value, error = future.result()
-        except FutureTimeoutError:
-            return Failure(Cause.TIMED_OUT, limit)
-        except ProcessExpired as expired:
-            _end_group(expired.pid)
-            if expired.exitcode != worker.TIMED_OUT or now - handed_in < self._timeout_s:
-                return Failure(Cause.DIED, f"its process died ({_how(expired.exitcode)})")
-            self._waits.append(max(0.0, now - self._timeout_s - handed_in))
-            return Failure(Cause.TIMED_OUT, limit)
-        except _OF_RESULTS as unpicklable:  # `work` itself raises nothing
-            return Failure(Cause.RAISED, f"{worker.UNSENT}: {unpicklable}")
-        self._groups.add(group)
-        self._waits.append(taken_up - handed_in)
+            answer = process.call(call.call, IMPORT_LIMIT_S + self._timeout_s + _SPARE_S, self._memory)
+        except Ended as ended:
+            if ended.code == worker.TIMED_OUT and time.monotonic() - taken_up >= self._timeout_s:
+                raise TookTooLong from ended
+            raise
+        try:
+            value, error = ForkingPickler.loads(answer)
+        except Exception as unusable:  # noqa: BLE001 - as above
+            return Failure(Cause.RAISED, f"{worker.UNSENT}: {type(unusable).__name__}: {unusable}")
         return value if error is None else Failure(Cause.RAISED, error)
 
+    def _is_spent(self, process: Worker) -> bool:
+        return process.calls >= _CALLS or resident_bytes([process.pid]) > _FULL * self._memory
+
+    def _fork(self) -> Worker:
+        """A new worker; raises Ended."""
+        server = self._living_server()
+        try:
+            return server.fork()
+        except Ended:
+            if server.lives():
+                raise
+            return self._living_server().fork()
+
+    def _living_server(self) -> ForkServer:
+        """The fork server, or a new one where it has ended; raises Ended."""
+        with self._lock:
+            if self._ended or self._server is None:
+                raise Ended("the pool has ended")
+            if not self._server.lives():
+                self._server.stop()
+                self._server = ForkServer(self._preload, self._log)
+            return self._server
+
     def _end(self) -> None:
-        self._pool.join()
-        for group in self._groups:
-            _end_group(group)
-
-
-def _start_worker(preload: Sequence[str], log: Path | None) -> None:
-    worker.start(log)
-    for module in preload:  # at once, unless the forkserver keeps what another pool preloaded
-        importlib.import_module(module)
-
-
-def _end_group(group: int) -> None:
-    """End what is left of a worker's process group."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _how(exitcode: int) -> str:
-    return f"exit code {exitcode}" if exitcode >= 0 else signal.Signals(-exitcode).name
+        with self._lock:
+            self._ended, server = True, self._server
+        if server is not None:
+            server.stop()
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads if self._begun else ():
+            thread.join()

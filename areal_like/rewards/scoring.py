@@ -41,6 +41,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         self._pool = RewardPool(
             timeout_s=config.timeout_s,
             workers=config.workers,
+            memory_mb=config.memory_mb,
             preload=[REWARDS[name].preload for name in dict.fromkeys(types)],
             log=log,
         )

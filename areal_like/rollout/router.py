@@ -16,10 +16,11 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from functools import partial
+from typing import Any
 
 from areal_like import events
 from areal_like.errors import ServerError
@@ -34,6 +35,7 @@ TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows
 LOAD_S = 2.0  # between two questions of how full a server is
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # of a server that failed; twice as long each time in a row
 
+DRAIN_LOOKS = 4  # at the servers' progress, within the time limit of a drain
 MOST_GIVEN = 256  # samples that servers are given in one turn of the event loop, each some 10 us of work
 
 
@@ -99,17 +101,33 @@ class Router:
         self._give()
 
     async def close(self, deadline: Deadline) -> None:
-        """Send no further sample, and wait for those on their way.
+        """Send no further sample, and wait for those on their way as long as servers make progress.
 
-        Raises Unavailable, which names the servers that are late.
+        The deadline is renewed with the progress. Raises Unavailable, which names the servers that made none.
         """
         self._is_open = False
-        try:
-            await asyncio.wait_for(self._idle.wait(), deadline.left)
-        except TimeoutError:
-            names = ", ".join(server.name for server in self.busy)
-            late = f"{names} did not give back the requests in flight within {deadline.seconds:g} s"
-            raise Unavailable(late, "late", [server.name for server in self.busy]) from None
+        before: Mapping[Any, Any] = {}
+        while not self._idle.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), deadline.seconds / DRAIN_LOOKS)
+            now = await self._progress(before, deadline.seconds / DRAIN_LOOKS)
+            if now != before or self._idle.is_set():
+                before = now
+                deadline.renew()
+            elif deadline.passed:
+                raise _not_drained(self.busy, deadline)
+
+    async def _progress(self, before: Mapping[Any, Any], limit_s: float) -> Mapping[Any, Any]:
+        """What changes with all that the servers do for samples on their way; of a silent one what it said `before`."""
+
+        async def ask(server: Server) -> Any:
+            with suppress(ServerError):
+                return await server.work_done(limit_s)
+            return before.get(server)
+
+        busy = self.busy
+        done = await asyncio.gather(*map(ask, busy))
+        return dict(zip(busy, done, strict=True)) | {"tokens": self.generated, "samples": self._dispatch.in_flight}
 
     @contextmanager
     def excused(self) -> Iterator[None]:
@@ -343,3 +361,14 @@ class Router:
             state.progressed = now  # others may have asked meanwhile
             state.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", "stalled")
             self.hung(state.server)
+
+
+def _not_drained(busy: Sequence[Server], deadline: Deadline) -> Unavailable:
+    names = [server.name for server in busy]
+    return Unavailable(
+        f"{', '.join(names)} made no progress for {deadline.seconds:g} s on the requests in flight. With "
+        "weight_update.requests=drain an update waits for these as long as they make progress within "
+        "weight_update.timeout_s. Raise it, or set weight_update.requests=in_place",
+        "late",
+        names,
+    )

@@ -1,1 +1,1 @@
-"""What every process of a run shares: tuning of the garbage collector, and loading of user code."""
+"""What every process of a run shares: tuning of the garbage collector, loading of user code, ends of processes."""

@@ -1,4 +1,4 @@
-"""Writes the pictures of `docs/concepts.md` as SVG."""
+"""Writes the pictures of README and `docs/concepts.md` as SVG."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from allocation.views.svg import plan_svg
 
 FOLDER = Path(__file__).parents[1] / "images"
 STALENESS = Path(__file__).parents[2] / "benchmarks/results/staleness_cpu.json"
+DEMO = Path(__file__).parents[2] / "benchmarks/results/demo_cpu.json"
 CURVES = ["#57606a", "#0969da", "#1a7f37", "#bf8700", "#cf222e"]  # of η = 0, 1, 2, 4, 8
 COLOURS = ["#57606a", "#0969da", "#1a7f37", "#bf8700"]  # of versions 0, 1, 2, 3
 INK, SOFT, LINE = "#1f2328", "#656d76", "#d8dee4"
@@ -122,9 +123,30 @@ def learning_curves() -> str:
     return picture(50 + 400 * len(panels), 290, *parts)
 
 
+def overview() -> str:
+    """Trainer and servers side by side over time, beside the reward curve of the demo."""
+    updates = [90, 190, 290, 390]  # when versions 0 to 3 are on the servers
+    parts = [text(20, 30, "Servers generate while the trainer trains")]
+    parts += [line(x, 44, 232) for x in updates[1:]]
+    parts += [text(20, 72, "trainer", SOFT), *(text(20, 122 + 44 * i, f"server {i}", SOFT) for i in range(3))]
+    parts += [box(updates[v] + 4, 56, 92, COLOURS[v + 1], f"step {v + 1}") for v in range(3)]
+    responses = [[(94, 176), (180, 330), (334, 440)], [(94, 250), (254, 380), (384, 440)], [(94, 140), (144, 440)]]
+    for row, spans in enumerate(responses):
+        for start, end in spans:
+            cuts = [start, *(x for x in updates if start < x < end), end]
+            for left, right in pairwise(cuts):
+                version = sum(x <= left for x in updates) - 1
+                parts.append(box(left, 106 + 44 * row, right - left - 1, COLOURS[version], height=22))
+    parts += [text(x, 250, f"weights {v}", COLOURS[v], "middle") for v, x in enumerate(updates) if v]
+    runs = json.loads(DEMO.read_text())["runs"]
+    lines = {f"seed {run['seed']}": run["scalars"]["reward/held_out"] for run in runs}
+    return picture(870, 290, *parts, *curves(510, "CPU demo: evaluation reward over steps", lines))
+
+
 def pictures() -> dict[str, str]:
     """Name of a file to its SVG."""
     drawn = {"learning_curves.svg": learning_curves()} if STALENESS.exists() else {}
+    drawn |= {"overview.svg": overview()}
     folded = allocation.compile("megatron:(attn:d1p2t2c2|ffn:d1p2t1e4)")
     return drawn | {"staleness.svg": staleness(), "in_place.svg": update(), "folding.svg": plan_svg(folded)}
 

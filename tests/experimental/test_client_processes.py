@@ -25,6 +25,8 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.answers import Part, Piece
 from areal_like.rollout.sglang.http import Deadline, Server
 
+pytestmark = pytest.mark.covers("client processes")
+
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 

@@ -23,6 +23,8 @@ from areal_like.checkpoint.store import Store
 from areal_like.config.load import dump, load
 from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
 
+pytestmark = pytest.mark.covers("checkpoint conversion")
+
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 FAMILIES = sorted(name for name in tiny_models.FAMILIES if converting_bridges({"model_type": name}))
 

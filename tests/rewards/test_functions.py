@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -81,13 +80,6 @@ def score(response, row):
     with ProcessPoolExecutor(1) as pool:
         return pool.submit(len, server.stdout.readline()).result()
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_forkserver():
-    forkserver._forkserver._stop()
-    yield
-    forkserver._forkserver._stop()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing import forkserver
 
 import psutil
 import pytest
@@ -44,18 +43,8 @@ def values(rewards: list[Reward]) -> list[float | None]:
     return [reward.value for reward in rewards]
 
 
-@pytest.fixture(autouse=True)
-def own_forkserver():
-    """Each test starts its own, which preloads what its verifier needs; a process has one."""
-    forkserver._forkserver._stop()
-    yield
-    forkserver._forkserver._stop()
-
-
 def children() -> set[psutil.Process]:
-    """This process's offspring, less multiprocessing's resource tracker and forkserver, one per process, which stay."""
-    servers = [child for child in psutil.Process().children() if "multiprocessing" in " ".join(child.cmdline())]
-    return {*psutil.Process().children(recursive=True)} - {*servers}
+    return {*psutil.Process().children(recursive=True)}
 
 
 def test_every_reward_type_of_the_schema_has_a_verifier():
@@ -198,9 +187,8 @@ def test_a_worker_that_replaces_another_imports_nothing_again(tmp_path):
 
 
 SCRIPT = """
-import asyncio, sys, time
+import sys, time
 from pathlib import Path
-from areal_like.rewards.pool import RewardPool
 
 def verify(file):
     Path(file).write_text("hanging")
@@ -208,26 +196,31 @@ def verify(file):
 
 def load():
     return verify
+"""
+
+MAIN = """
+import asyncio, sys
+import hanging
+from areal_like.rewards.pool import RewardPool
 
 async def main():
     async with RewardPool(timeout_s=3600, workers=1) as pool:
-        await pool.call(load, sys.argv[1])
+        await pool.call(hanging.load, sys.argv[1])
 
-if __name__ == "__main__":
-    asyncio.run(main())
+asyncio.run(main())
 """
 
 
 def test_a_hanging_worker_ends_when_the_main_process_is_killed(tmp_path):
-    script, hanging = tmp_path / "main.py", tmp_path / "hanging"
-    script.write_text(SCRIPT)
+    (tmp_path / "hanging.py").write_text(SCRIPT)
+    (tmp_path / "main.py").write_text(MAIN)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    main = subprocess.Popen([sys.executable, str(script), str(hanging)], env=environment)
-    while not hanging.exists():
+    main = subprocess.Popen([sys.executable, str(tmp_path / "main.py"), str(tmp_path / "now")], env=environment)
+    while not (tmp_path / "now").exists():
         assert main.poll() is None
         time.sleep(0.1)
     children = psutil.Process(main.pid).children(recursive=True)
-    assert len(children) == 3  # the worker, the forkserver and the resource tracker
+    assert len(children) == 2  # the fork server and the worker
     main.kill()
     main.wait()
     _, alive = psutil.wait_procs(children, timeout=HUNG_S)

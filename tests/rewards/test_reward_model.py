@@ -27,6 +27,8 @@ from areal_like.rollout.sglang.options import classifier_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.types import Prompt, Reward
 
+pytestmark = pytest.mark.covers("reward model")
+
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2 + 2?"}]
 PROMPT = Prompt(0, [1], messages=lambda: MESSAGES)
 

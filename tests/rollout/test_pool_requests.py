@@ -577,8 +577,48 @@ def test_a_server_that_keeps_its_requests_is_named():
             finally:
                 asking.cancel()
 
-    with pytest.raises(ServerError, match=r"server 0 did not give back the requests in flight within 0\.5 s"):
+    told = r"server 0 made no progress for 0\.5 s .* weight_update.requests=drain .* within weight_update.timeout_s"
+    with pytest.raises(ServerError, match=told):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("signs", ["work", "tokens"])
+def test_an_update_that_drains_waits_for_a_long_response_as_long_as_it_grows(signs: str):
+    """Three times as long as an update may take, which then has all of its time."""
+    seconds = 1.0
+
+    async def generate(server: FakeServer, body: Body) -> Any:
+        async def grow(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for number in range(30):
+                await asyncio.sleep(seconds / 10)
+                if signs == "work":
+                    server.work_done += 1
+                elif number % 5 == 0:
+                    await response.write(event(0, output([3], server.version, reason=None)))
+            await response.write(event(0, output([3, STOP], server.version)))
+            return response
+
+        return grow
+
+    async def run() -> tuple[Any, bool]:
+        server = FakeServer(generate)
+        async with serving(server) as urls, ServerPool(urls, "token", 300, requests="drain") as pool:
+            async with pool.interrupted(0, Deadline(300)):
+                pass
+            asking = asyncio.create_task(pool.sample([1], Sampling(20, stop_token_ids=(STOP,))))
+            while not server.bodies("/generate"):
+                await asyncio.sleep(0.01)
+            deadline = Deadline(seconds)
+            async with pool.interrupted(1, deadline):
+                in_time, server.version = not deadline.passed, "1"
+            return await asking, in_time
+
+    response, in_time = asyncio.run(asyncio.wait_for(run(), HUNG_S))
+    assert response.tokens[-1] == STOP
+    assert set(response.versions.tolist()) == {0}
+    assert in_time
 
 
 def test_a_dead_server_is_named():

@@ -22,6 +22,8 @@ from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import SyncSpec, publish
 
+pytestmark = pytest.mark.covers("server restart")
+
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 

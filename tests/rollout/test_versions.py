@@ -19,6 +19,8 @@ from limits import HUNG_S
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
 
+pytestmark = pytest.mark.covers("updates in flight")
+
 EXACT, WRONG = 1e-4, 0.1
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(6)]
 LENGTH = 90

@@ -60,9 +60,7 @@ def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "package", ["areal_like", "typer", "yaml", "pydantic", "pebble", "aiohttp", "psutil", "jinja2"]
-)
+@pytest.mark.parametrize("package", ["areal_like", "typer", "yaml", "pydantic", "aiohttp", "psutil", "jinja2"])
 def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package: str) -> None:
     result = dry_run(package, tmp_path)
     assert result.returncode == 2, result.stderr

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from running import ENDLESS, run
 
+pytestmark = pytest.mark.covers("server restart")
+
 TWO_SERVERS = ("actor.backend=megatron:d1", "rollout.backend=sglang:d2", "cluster.n_gpus_per_node=3")
 LIMITS = ("rollout.request_timeout_s=45", "weight_update.timeout_s=90")
 

@@ -18,6 +18,8 @@ from areal_like.config.load import load
 from areal_like.data.stream import PromptStream
 from areal_like.preflight import preflight
 
+pytestmark = pytest.mark.covers("resume after SIGKILL")
+
 STEPS, BATCH = 8, 2
 TINY = (
     *("recover.mode=fault", "recover.freq_steps=2", f"total_train_steps={STEPS}", f"train_dataset.batch_size={BATCH}"),

@@ -9,6 +9,8 @@ import torch
 from running import run
 from transformers import AutoModelForSequenceClassification
 
+pytestmark = pytest.mark.covers("PPO with critic", "reference model")
+
 ROLES = (
     *("ref.backend=megatron:t2", "ref.update_every_steps=2", "ref.ema_decay=0.5"),
     *("critic.backend=megatron:c2", "critic.megatron.bridge_type=megatron-bridge"),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from running import run
 
+pytestmark = pytest.mark.covers("time-shared", "updates: IPC", "colocated")
+
 # On CPU there is no memory to take turns on, so such a run is refused there.
 SCRIPT = """
 import sys

@@ -36,6 +36,8 @@ from areal_like.trainer.engine import Rendezvous
 from areal_like.trainer.fsdp.conversion import to_hugging_face
 from areal_like.types import LossSpec
 
+pytestmark = pytest.mark.covers("FSDP", "CP")
+
 SCHEDULES = [
     {},
     {"lr_scheduler_type": "linear", "warmup_steps": 2, "min_lr_ratio": 0.1},

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
 
+pytestmark = pytest.mark.covers("TP", "PP", "VPP", "CP", "EP", "ETP", "folded attention and expert grids")
+
 TOLERANCE = 1e-5
 
 LAYOUTS = [

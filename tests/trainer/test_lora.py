@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from allocation import ParallelSizes
 from areal_like.trainer.engine import LoRA
 
+pytestmark = pytest.mark.covers("LoRA")
+
 ALL = LoRA(rank=4, alpha=8, targets=("all-linear",))
 ATTENTION = LoRA(rank=4, alpha=8, targets=("q_proj", "v_proj", "o_proj"))
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

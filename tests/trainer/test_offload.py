@@ -12,6 +12,8 @@ from allocation import ParallelSizes
 from areal_like.trainer import offload
 from areal_like.trainer.offload import DeviceMemory
 
+pytestmark = pytest.mark.covers("offload")
+
 DP2, TP2_PP2 = ParallelSizes(dp=2, edp=2), ParallelSizes(tp=2, pp=2, etp=2)
 BF16 = {"dtype": "bfloat16"}
 

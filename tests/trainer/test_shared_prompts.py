@@ -17,6 +17,8 @@ from areal_like.trainer import packing
 from areal_like.trainer.prompts import common_prompts
 from areal_like.types import Batch
 
+pytestmark = pytest.mark.covers("shared prompts")
+
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 CORE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
 

@@ -24,6 +24,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from allocation import ParallelSizes
 
+pytestmark = pytest.mark.covers("PPO with critic")
+
 DP2 = ParallelSizes(dp=2, edp=2)
 LAYOUTS = [
     ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),

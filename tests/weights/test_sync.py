@@ -25,6 +25,8 @@ from areal_like.weights import sync
 from areal_like.weights.collective.controller import GROUP
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
 
+pytestmark = pytest.mark.covers("updates: collective", "updates: disk")
+
 PROMPT = [5, 9, 11]
 
 
@@ -35,7 +37,7 @@ def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeout_s: float) -> WeightSync:
-    return make_sync(mode, trainer, pool, SyncSpec(timeout_s, directory, 1, "gloo", bucket_mb=1, ahead_mb=2))
+    return make_sync(mode, trainer, pool, SyncSpec(timeout_s, directory, 1, "gloo", bucket_mb=1, prefetch_mb=2))
 
 
 @asynccontextmanager
@@ -165,7 +167,7 @@ def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
             finally:
                 asking.cancel()
 
-    with pytest.raises(WeightUpdateError, match="server 0 did not give back the requests in flight within 1 s"):
+    with pytest.raises(WeightUpdateError, match=r"server 0 made no progress for 1 s .*=drain"):
         asyncio.run(update())
 
 

@@ -19,6 +19,8 @@ from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Context, Continuity
 from areal_like.workflows.session import Limits, Session, Turn
 
+pytestmark = pytest.mark.covers("agents")
+
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 

@@ -22,6 +22,8 @@ from areal_like.runtime.user_code import load_object
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
 
+pytestmark = pytest.mark.covers("agents")
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples/workflows"
 ROW = arithmetic.generate(1, 5, 0, "train")[0]

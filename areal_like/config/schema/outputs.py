@@ -65,16 +65,6 @@ class RecoverConfig(Section):
         600.0, gt=0, description="Time between two checkpoints, in seconds; null: none for that. The last step has one."
     )
     keep: int = Field(2, ge=1, description="Checkpoints to keep: the last ones.")
-    timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Limit for writing one checkpoint, in seconds; a write that takes longer ends the run.",
-    )
-    restart: bool = Field(
-        False,
-        description="Start at step 0 where a run has steps but no whole checkpoint; false: that is an error. What "
-        "the run left is put aside, and a whole checkpoint is never.",
-    )
 
 
 class StatsLoggerConfig(Section):

@@ -56,6 +56,11 @@ class RewardConfig(JudgeConfig):
     workers: int | None = Field(
         None, ge=1, le=256, description="Processes that judge, each one response at a time; null: one per core."
     )
+    memory_mb: int | None = Field(
+        8192,
+        ge=64,
+        description="Memory of a process that judges, with those that it starts, in MiB; the reward of a response that takes more is missing. null: no limit.",
+    )
     max_missing_batches: int = Field(
         3,
         ge=0,

@@ -167,12 +167,13 @@ class WeightUpdateConfig(Section):
     timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile.",
+        description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile. "
+        "With `drain` it begins when the last response has ended, and is the longest time in which none may grow.",
     )
     bucket_mb: int = Field(
-        512, ge=1, description="Tensors sent at once, in MiB; with `ipc` it is the larger of this and `ahead_mb`."
+        512, ge=1, description="Tensors sent at once, in MiB; with `ipc` it is the larger of this and `prefetch_mb`."
     )
-    ahead_mb: int = Field(
+    prefetch_mb: int = Field(
         4096,
         ge=0,
         description="Most that the trainer gathers before the servers pause, in MiB of its GPU; at least one bucket. What "

@@ -1,0 +1,123 @@
+"""The process that reward workers are forked from: it has imported what they need, and ends what they leave behind.
+
+It has one thread and runs no user code. The orphans of a worker, in whatever session, group or environment, become its
+children and are killed as soon as the worker has ended. When the process that started it ends, or closes its end of the
+control socket, it ends too, with everything that descends from it.
+
+The control socket carries `fork`, with the worker's connection and a pipe that reports its process id and later how it
+ended, and `kill PID`.
+"""
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from areal_like.rewards import worker
+from areal_like.runtime.descendants import adopt_orphans, children, end_children
+
+FORK, KILL = b"fork", b"kill "
+REPORT = struct.Struct("i")  # what a worker's pipe gets: its process id or -errno, then the status that waitpid gave
+_POLL_S = 1.0  # how soon it notices that its parent has ended, should a fork of the parent keep the socket open
+
+
+def command(preload: Sequence[str], log: Path | None) -> list[str]:
+    """Return the command that starts a fork server; its standard input is the control socket."""
+    setup = {"path": sys.path, "argv": sys.argv, "preload": list(preload), "log": str(log) if log else None}
+    return [sys.executable, "-c", _START, str(os.getpid()), json.dumps(setup)]
+
+
+_START = """
+import json, sys
+parent, setup = int(sys.argv[1]), json.loads(sys.argv[2])
+sys.path[:], sys.argv[:] = setup["path"], setup["argv"]
+from areal_like.rewards.forkserver import main
+main(parent, setup["preload"], setup["log"])
+"""
+
+
+def main(parent: int, preload: Sequence[str], log: str | None) -> None:
+    """Import `preload`, then serve until the parent is gone."""
+    control = socket.socket(fileno=os.dup(0))
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a whole run: it ends its workers first
+    for name in preload:
+        with suppress(Exception):  # the call that needs it imports it again, and reports why it cannot
+            importlib.import_module(name)
+    _ForkServer(control, Path(log) if log else None).serve(parent)
+    end_children()
+
+
+class _ForkServer:
+    def __init__(self, control: socket.socket, log: Path | None) -> None:
+        self._control, self._log = control, log
+        self._reports: dict[int, int] = {}  # of each worker, by process id
+        self._ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self, parent: int) -> None:
+        """Serve until the parent is gone."""
+        while os.getppid() == parent:
+            ready, _, _ = select.select([self._control.fileno(), self._ended], [], [], _POLL_S)
+            if self._ended in ready:
+                os.read(self._ended, 4096)
+            self._bury()
+            if self._control.fileno() in ready and not self._answer():
+                return
+
+    def _bury(self) -> None:
+        """Report workers that have ended, and kill their orphans: all children that are not workers."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                if (report := self._reports.pop(ended[0], None)) is not None:
+                    _report(report, ended[1])
+                    os.close(report)
+        for orphan in children() - self._reports.keys():
+            with suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)  # its end wakes this process again, which then has its children
+
+    def _answer(self) -> bool:
+        """Do as the control socket says; False where the other end is closed."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, 64, 2)
+        if message == FORK:
+            self._fork(*descriptors)
+        elif message and (pid := int(message.removeprefix(KILL))) in self._reports:
+            os.kill(pid, signal.SIGKILL)
+        return bool(message)
+
+    def _fork(self, connection: int, report: int) -> None:
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory or no process id is left
+            _report(report, -(error.errno or 1))
+            os.close(connection)
+            os.close(report)
+            return
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGCHLD, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
+                for descriptor in (self._control.detach(), self._ended, report, *self._reports.values()):
+                    os.close(descriptor)
+                worker.main(Connection(connection), self._log, server)
+            finally:
+                os._exit(0)
+        os.close(connection)
+        self._reports[pid] = report
+        _report(report, pid)
+
+
+def _report(pipe: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody wants to know any more
+        os.write(pipe, REPORT.pack(number))

@@ -1,0 +1,66 @@
+"""Processes that descend from this one: they are found through the kernel's tree of parents and children.
+
+Sessions, process groups and environments do not matter there. A process leaves the tree only as an orphan, and an
+orphan becomes a child of the nearest ancestor that adopts orphans.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every orphan that descends from it; exec keeps this, children do not have it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the system kill this process when the thread that started it ends, which belongs to process `parent`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before prctl
+        os._exit(1)
+
+
+def children(pid: int | str = "self") -> set[int]:
+    """Return the process ids of a process's children, zombies included."""
+    return {child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in _numbers(file)}
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the process ids of a process's children, their children and so on."""
+    found, new = set[int](), children(pid)
+    while new:
+        found |= new
+        new = {grandchild for child in new for grandchild in children(child)} - found
+    return found
+
+
+def end_children(kept: Set[int] = frozenset()) -> None:
+    """Kill this process's children except `kept`, and those that it adopts meanwhile; return when they are gone."""
+    while ended := children() - kept:
+        for pid in ended:  # none of these ids can be another process's by now: nobody else waits for them
+            with suppress(ChildProcessError, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of processes, 0 for one that has ended; a page that two of them share counts twice."""
+    total = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def _numbers(file: Path) -> list[int]:
+    """Process ids in a thread's list of children; none where the thread has ended meanwhile."""
+    try:
+        return [int(pid) for pid in file.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,289 @@
+"""Writes `docs/benchmarks.md` and its charts from the figures in `benchmarks/results/`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
+PAGE = ROOT / "docs/benchmarks.md"
+CHARTS = ROOT / "docs/images"
+BLUE, GREY, INK = "#0969da", "#afb8c1", "#1f2328"
+
+TRAINER = {  # result file: shape, layout
+    "trainer_throughput_qwen3_0.6b_h200": ("Qwen3-0.6B", "1 H200"),
+    "trainer_throughput_qwen3_0.6b_all_h200": ("Qwen3-0.6B, loss on all tokens", "1 H200"),
+    "trainer_throughput_fsdp_0.6b_h200": ("Qwen3-0.6B, FSDP beside bare FSDP2", "1 H200"),
+    "trainer_throughput_qwen3_4b_h200": ("Qwen3-4B, full recomputation", "1 H200"),
+    "trainer_throughput_fsdp_4b_h200x2": ("Qwen3-4B, FSDP beside bare FSDP2", "2 H200"),
+    "trainer_throughput_qwen3_8b_h200": ("Qwen3-8B, full recomputation, moments in bfloat16", "1 H200"),
+    "trainer_throughput_qwen3_moe_h200": ("5.8B with 64 experts", "1 H200"),
+    "trainer_throughput_folded_h200x4": ("5.8B with 64 experts, `megatron:(attn:t2c2\\|ffn:e4)`", "4 H200"),
+}
+ASYNC = {
+    "async_speed_h200x2": "Qwen3-0.6B, 256 responses per step",
+    "async_speed_before_h200x2": "Qwen3-0.6B, 256 responses per step, earlier commit",
+    "async_speed_16_prompts_h200x2": "Qwen3-0.6B, 128 responses per step",
+    "async_speed_4b_h200x2": "Qwen3-4B, 128 responses per step",
+}
+UPDATES = ("update_cost_h200x2", "update_cost_ipc_h200", "update_cost_ipc_ahead_h200")
+SHARED = {
+    "shared_prompts_0.6b_h200": "Megatron",
+    "shared_prompts_0.6b_long_prompts_h200": "Megatron",
+    "shared_prompts_fsdp_0.6b_h200": "FSDP",
+}
+
+
+def main() -> None:
+    """Write the page and its charts."""
+    rows = [(TRAINER[name][0].replace("\\|", "|").replace("`", ""), read(name)["ratio"]) for name in TRAINER]
+    (CHARTS / "trainer_ratio.svg").write_text(bars(rows, "tokens per second relative to the bare loop"))
+    async_rows = [(f"{title}, {kind}", ratio["ratio"]) for title, kind, ratio in async_ratios()]
+    (CHARTS / "async_ratio.svg").write_text(bars(async_rows, "samples per second relative to the synchronous run"))
+    PAGE.write_text(page())
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    return "\n".join(sections())
+
+
+def sections() -> Iterator[str]:
+    """Yield every section, line by line."""
+    yield INTRODUCTION
+    yield from table(["Shape", "GPUs", "Tokens/s", "Peak memory", "Log-probs/training"], trainer())
+    yield ASYNCHRONY
+    yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
+    yield WEIGHTS
+    yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
+    yield PROMPTS
+    yield from table(["Backend", "Prompt + response", "Training", "Log-probs"], shared_prompts())
+    yield ROLLOUTS
+    yield from table(["Measure", "Ratio", "Device"], rollouts())
+    yield CONTROLLER
+    yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s"], controller())
+    yield CHECKPOINTS
+    yield from table(["Backend", "Size, GiB", "Blocked share of the write"], checkpoints())
+    yield TRL
+    yield from table(["Seed", "areal-like, s", "TRL, s", "Ratio", "Ratio without start-up"], demo())
+    yield LEARNING
+
+
+def read(name: str) -> Any:
+    """Return one result file."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
+    """Yield a Markdown table."""
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def link(name: str, text: str) -> str:
+    """Return a link to a result file."""
+    return f"[{text}](../benchmarks/results/{name}.json)"
+
+
+def trainer() -> Iterator[Sequence[str]]:
+    """Yield the engine beside bare loops."""
+    for name, (shape, gpus) in TRAINER.items():
+        found = read(name)
+        memory = found["peak_gib"]["engine"] / found["peak_gib"]["bare"]
+        yield shape, gpus, link(name, f"{found['ratio']:.2f}"), f"{memory:.2f}", f"{found['log_probs_ratio']:.1f}"
+
+
+def async_ratios() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield workload, kind of lengths and measured ratio."""
+    for name, title in ASYNC.items():
+        for kind, ratio in read(name)["ratio"].items():
+            yield title, kind.replace("_", "-"), ratio
+
+
+def asynchrony() -> Iterator[Sequence[str]]:
+    """Yield asynchronous beside synchronous runs."""
+    names = {title: name for name, title in ASYNC.items()}
+    for title, kind, found in async_ratios():
+        speed = found["samples_per_s"]
+        best = speed[found["best"]]
+        yield title, kind, f"{speed['sync']:.1f}", f"{best:.1f}", link(names[title], f"{found['ratio']:.2f}")
+
+
+def updates() -> Iterator[Sequence[str]]:
+    """Yield what weight updates cost; of the file of two GPUs only NCCL, since IPC was measured again."""
+    for name in UPDATES:
+        for case in read(name)["cases"]:
+            if name == "update_cost_h200x2" and case["mode"] == "ipc":
+                continue
+            pause, kept = pause_ms(case), throughput(case)
+            prefetched = ", all weights prefetched" if name.endswith("_ahead_h200") else ""
+            yield (
+                case["shape"],
+                f"{case['backend']}{prefetched}",
+                link(name, "–" if pause is None else f"{pause:.0f}"),
+                f"{case['share_of_link']:.2f}",
+                "–" if kept is None else f"{kept:.2f}",
+            )
+
+
+def pause_ms(case: Mapping[str, Any]) -> float | None:
+    """Return the median pause of requests in milliseconds, of a busy server where that was measured."""
+    parts = case.get("parts", {}).get("in_place", case["idle"])
+    return 1000 * parts["pause_s"]["median"] if "pause_s" in parts else None
+
+
+def throughput(case: Mapping[str, Any]) -> float | None:
+    """Return throughput with an update every few seconds relative to none."""
+    return case.get("ratio", {}).get("in_place")
+
+
+def shared_prompts() -> Iterator[Sequence[str]]:
+    """Yield the speed of shared prompts."""
+    for name, backend in SHARED.items():
+        found = read(name)
+        size = f"{found['prompt_tokens']} + {found['response_tokens']}"
+        yield backend, size, link(name, f"{found['ratio']['train']:.2f}"), f"{found['ratio']['log_probs']:.2f}"
+
+
+def rollouts() -> Iterator[Sequence[str]]:
+    """Yield the collector and the agent path beside bare clients."""
+    bare, agent = read("rollout_throughput_cpu"), read("agent_path_cpu")
+    yield "collector beside a bare HTTP client", link("rollout_throughput_cpu", f"{bare['ratio']:.3f}"), "2 CPU cores"
+    gpu = read("rollout_throughput_cuda")
+    yield "collector beside a bare HTTP client", link("rollout_throughput_cuda", f"{gpu['ratio']:.3f}"), "1 H200"
+    yield "agent beside single turns", link("agent_path_cpu", f"{agent['ratio']:.3f}"), "2 CPU cores"
+
+
+def controller() -> Iterator[Sequence[str]]:
+    """Yield the controller's throughput."""
+    for name in ("controller_cpu", "controller_clients_cpu", "controller_clients_h200"):
+        found = read(name)
+        for best in found["best_round"]:
+            speed = f"{best['response_tokens'] / best['wall_s'] / 1e6:.2f} M"
+            cores = f"{found['device']['cpus']} cores"
+            yield cores, f"{best['in_flight']:,}", str(found["client_processes"]), link(name, speed)
+
+
+def checkpoints() -> Iterator[Sequence[str]]:
+    """Yield how long checkpoints block training."""
+    for backend, found in read("checkpoint_h200")["backends"].items():
+        yield backend, f"{found['gib']:.1f}", link("checkpoint_h200", f"{found['share']:.3f}")
+
+
+def demo() -> Iterator[Sequence[str]]:
+    """Yield seconds to the target reward, per seed."""
+    found = read("demo_vs_trl")
+    for seed, one in found["seeds"].items():
+        trl, ratio = one["trl"]["total_s"], one["ratio"]
+        missed = "not reached"
+        yield (
+            seed,
+            f"{one['engine']['total_s']:.0f}",
+            missed if trl is None else f"{trl:.0f}",
+            "–" if trl is None else f"{ratio['total']:.2f}",
+            "–" if trl is None else f"{ratio['training']:.2f}",
+        )
+    total, training = found["ratio"]["total"], found["ratio"]["training"]
+    yield "median", "", "", link("demo_vs_trl", f"{total:.2f}"), f"{training:.2f}"
+
+
+def bars(rows: Sequence[tuple[str, float]], caption: str) -> str:
+    """Return a bar chart as SVG; the dashed line is 1."""
+    left, width, height = 430, 360, 26
+    scale = width / max(2.0, *(value for _, value in rows))
+    parts = []
+    for number, (label, value) in enumerate(rows):
+        y = 34 + number * height
+        parts.append(f'<text x="{left - 8}" y="{y + 14}" fill="{INK}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{value * scale:.0f}" height="18" rx="3" fill="{BLUE}"/>')
+        parts.append(f'<text x="{left + value * scale + 6:.0f}" y="{y + 14}" fill="{INK}">{value:.2f}</text>')
+    one, bottom = left + scale, 34 + len(rows) * height
+    parts.append(f'<line x1="{one:.0f}" x2="{one:.0f}" y1="28" y2="{bottom}" stroke="{GREY}" stroke-dasharray="4 3"/>')
+    parts.append(f'<text x="{left}" y="20" fill="{INK}" font-weight="600">{caption}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="850" height="{bottom + 12}" font-size="13"'
+    ground = f'<rect width="850" height="{bottom + 12}" fill="white"/>'
+    return f'{head} font-family="system-ui, sans-serif">\n{ground}\n' + "\n".join(parts) + "\n</svg>\n"
+
+
+INTRODUCTION = """# Benchmarks
+
+Every figure links to its result file, which records the command, the commit, the device and the raw values. Figures are ratios of
+two measurements in one run. `python docs/generate/benchmarks.py` writes this page.
+
+- [Trainer](#trainer)
+- [Asynchronous and synchronous runs](#asynchronous-and-synchronous-runs)
+- [Weight updates](#weight-updates)
+- [Shared prompts](#shared-prompts)
+- [Rollouts](#rollouts)
+- [Controller](#controller)
+- [Checkpoints](#checkpoints)
+- [Demo beside TRL](#demo-beside-trl)
+- [Learning and staleness](#learning-and-staleness)
+
+## Trainer
+
+The engine beside a bare loop of the same library on the same micro-batches (`python -m benchmarks.trainer_throughput`). The bare
+loop computes logits for every token; the engine computes them only for trained tokens (28 % here), except in the second row.
+
+![Tokens per second of the engine relative to a bare loop](images/trainer_ratio.svg)
+"""
+ASYNCHRONY = """
+## Asynchronous and synchronous runs
+
+Both engines on both of two H200, with forced response lengths: log-normal with a long tail, or equal
+(`python -m benchmarks.async_speed`).
+
+![Samples per second of the asynchronous run relative to the synchronous one](images/async_ratio.svg)
+"""
+WEIGHTS = """
+## Weight updates
+
+An update every 5 s while 256 requests run (`python -m benchmarks.update_cost`). The pause is the median time that requests stand
+still. Throughput is relative to no updates.
+"""
+PROMPTS = """
+## Shared prompts
+
+Speed with `actor.mb_spec.share_prompts` relative to without, Qwen3-0.6B on one H200, eight samples per prompt
+(`python -m benchmarks.shared_prompts`).
+"""
+ROLLOUTS = """
+## Rollouts
+
+`python -m benchmarks.rollout_throughput` and `python -m benchmarks.agent_path`.
+"""
+CONTROLLER = """
+## Controller
+
+One controller process with simulated servers (`python -m benchmarks.controller`).
+"""
+CHECKPOINTS = """
+## Checkpoints
+
+Share of the write during which training is blocked, Qwen3-0.6B on one H200 (`python -m benchmarks.checkpoint`).
+"""
+TRL = """
+## Demo beside TRL
+
+Seconds until the demo's evaluation reward reaches 0.9, on 2 CPU cores (`python -m benchmarks.demo_vs_trl`).
+"""
+LEARNING = """
+## Learning and staleness
+
+The demo's evaluation reward for each η and loss ([file](../benchmarks/results/staleness_cpu.json), `python -m
+benchmarks.staleness`), and the 100M model's for each `weight_update.requests`
+([file](../benchmarks/results/contract_curves_h200.json)). Seeds differ by a few hundredths, so up to η = 2 the results do not differ
+from synchronous training.
+
+![Evaluation reward over steps, for each η with both losses, and for each way to treat requests](images/learning_curves.svg)
+
+Memory predictions are compared with measurements in [memory and planning](memory_and_planning.md).
+"""
+
+if __name__ == "__main__":
+    main()
