@@ -298,8 +298,8 @@ def test_sections_by_name_take_overrides_and_know_their_keys(write):
 @pytest.mark.parametrize("place", ["file", "command line"])
 def test_the_old_name_of_a_key_works_with_a_warning_that_names_the_new_one(place, tmp_path):
     file = tmp_path / "run.yaml"
-    more = "\nweight_update: {ahead_mb: 77}\n" if place == "file" else ""
-    file.write_text(EXAMPLE.read_text() + more)
+    old = EXAMPLE.read_text()
+    file.write_text(old.replace("requests: drain", "requests: drain, ahead_mb: 77") if place == "file" else old)
     loaded = load(file, ["weight_update.ahead_mb=77"] if place == "command line" else [])
     assert loaded.config.weight_update.prefetch_mb == 77
     (warning,) = loaded.warnings
