@@ -27,7 +27,9 @@ from allocation import (
     MegatronSettings,
     MemorySettings,
     ModelError,
+    ModelSpec,
     Plan,
+    Source,
     load_model,
 )
 from allocation.arguments import (
@@ -51,6 +53,7 @@ from allocation.arguments import (
 from allocation.cases import Case, UsageError, cases, no_files, one, texts
 from allocation.diagnostics import has_errors
 from allocation.hardware import GPUS
+from allocation.rules.registry import run_rules
 from allocation.settings import DEFAULT_TOKENS, Workload
 
 if TYPE_CHECKING:
@@ -195,6 +198,7 @@ def memory(
         work = Workload(load_model(model), settings, limits, spec)
     plan = _single(words, model=work.model, cluster=cluster, megatron=settings)
     found = estimate(plan, work)
+    _tell_of_model(work.model)
     from allocation.views import memory as drawn
 
     if svg:
@@ -243,6 +247,7 @@ def plan(
             f"prompt and response are {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
         )
         raise typer.BadParameter(problem, param_hint="--response")
+    _tell_of_model(shape)
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
@@ -259,6 +264,11 @@ def plan(
         typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
     else:
         _console().print(planned.terminal(task, choices, tide, more))
+
+
+def _tell_of_model(shape: ModelSpec) -> None:
+    """Print what makes the counts of a model uncertain."""
+    _tell(run_rules(Source(shape.name), whole_model=shape))
 
 
 def _tell_what_does_not_fit(plan: Plan, cluster: Cluster | None, work: Workload) -> None:

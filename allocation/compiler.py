@@ -131,6 +131,8 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
     request, source, findings = _request(spec, context, key)
     if not request.groups:
         return Result(tuple(findings), None)
+    if context.model is not None:
+        findings += run_rules(source, whole_model=context.model)
     request, star_findings = fill_stars(request, source)
     findings += star_findings
     for engine in request.engines:

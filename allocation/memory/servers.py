@@ -9,6 +9,9 @@ from allocation.parameters import layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import Workload
 
+WITH_WINDOW_POOL = ("gpt_oss",)
+WINDOW_POOL = 0.8  # tokens of that pool over those of the other
+
 
 def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """An SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
@@ -41,8 +44,27 @@ def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
 
 
 def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
-    """Bytes of KV cache that a token takes on one GPU of a server; latent attention keeps one vector on each."""
-    layers = (model.layers - len(model.linear_layers)) // sizes.pp
+    """Bytes of KV cache that a token takes on one GPU of a server.
+
+    SGLang keeps layers with a sliding window in full, but for models with a second pool for them
+    (`is_hybrid_swa_model`, `swa_full_tokens_ratio` of SGLang 0.5.17).
+    """
+    share = WINDOW_POOL if model.family in WITH_WINDOW_POOL else 1
+    sliding = len(model.sliding_layers)
+    layers = model.layers - len(model.linear_layers) - sliding + share * sliding
+    return int(layers / sizes.pp * _kv_layer_bytes(model, sizes, item))
+
+
+def kv_read_bytes(model: ModelSpec, sizes: ParallelSizes, item: int, tokens: float) -> float:
+    """Bytes of KV cache that a decoding step reads for a sequence; a sliding window ends the reading."""
+    sliding = len(model.sliding_layers)
+    full = model.layers - len(model.linear_layers) - sliding
+    each = full * tokens + sliding * min(tokens, model.window)
+    return each / sizes.pp * _kv_layer_bytes(model, sizes, item)
+
+
+def _kv_layer_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
+    """Bytes of a token in one layer; latent attention keeps one vector on each GPU."""
     if model.latent_attention:
-        return layers * (model.kv_rank + model.qk_rope) * item
-    return layers * 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item
+        return (model.kv_rank + model.qk_rope) * item
+    return 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item

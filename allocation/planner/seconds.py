@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from allocation import efficiency as eff
 from allocation.memory import footprint_of
+from allocation.memory.servers import kv_read_bytes
 from allocation.model_spec import ModelSpec
 from allocation.parameters import (
     Held,
@@ -81,8 +82,9 @@ def _active(model: ModelSpec) -> int:
 def _flops_per_token(task: Task) -> float:
     """Per FLOP of a weight (2 a pass): active parameters, and attention over half of a mean sequence."""
     model, mean = task.model, task.tokens / task.batch.sequences
-    full = model.layers - len(model.linear_layers)
-    return _active(model) + full * model.query_width * mean / 2
+    sliding = len(model.sliding_layers)
+    full = model.layers - len(model.linear_layers) - sliding
+    return _active(model) + (full * mean / 2 + sliding * min(mean / 2, model.window)) * model.query_width
 
 
 @lru_cache(4096)
@@ -100,7 +102,7 @@ def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None
     Decoding is bound by the traffic of weights and KV cache, or by arithmetic when many requests run at once.
     """
     work, model, gpu = task.work(FULL, share), task.model, task.gpu
-    room = footprint_of("rollout", "sglang", ParallelSizes(tp=tp, dp=dp), work)
+    room = footprint_of("rollout", "sglang", sizes := ParallelSizes(tp=tp, dp=dp), work)
     longest = task.prompt + task.response
     if (room.kv_tokens or 0) < longest or room.peak.bytes > gpu.memory:
         return None
@@ -109,12 +111,13 @@ def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None
     together = max(1, min(int((room.kv_tokens or 0) / mean), math.ceil(waiting)))
 
     parts = layers_together(model, range(model.layers))
+    cache = kv_read_bytes(model, sizes, work.memory.item, mean)
     reduce = eff.ALL_REDUCE if tp <= task.cluster.n_gpus_per_node else eff.ALL_REDUCE_NODES
 
     def step(requests: float) -> float:
         chosen = 1 - (1 - model.experts_per_token / model.experts) ** requests if model.experts else 1.0
         weights = (total_parameters(model) - parts.experts * (1 - chosen)) * work.memory.item / tp
-        traffic = (weights + requests * mean * room.kv_token_bytes) / (gpu.bandwidth * eff.MEMORY)
+        traffic = (weights + requests * cache) / (gpu.bandwidth * eff.MEMORY)
         arithmetic = 2 * _active(model) * requests / (tp * gpu.flops * eff.SERVING)
         return max(traffic, arithmetic) + eff.DECODE_STEP + 2 * model.layers * reduce * (tp > 1)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
+from allocation.families import TRAINED
 from allocation.model_spec import ModelError, ModelSpec
 from allocation.resolve import Engine
 from allocation.rules.registry import CONFIG, rule
@@ -23,6 +24,35 @@ def _split(total: int, what: str, engine: Engine, name: str) -> Iterator[Problem
 def model_readable(model_error: ModelError) -> Iterator[Problem]:
     """The model must be found and its config complete; wrong and unknown fields are named."""
     yield Problem(str(model_error))
+
+
+@rule("ALLOC-FAMILY", source="allocation/families.py", severity=Severity.WARNING)
+def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
+    """Layers of a known family are counted exactly, those of another one as dense with a gated feed-forward part."""
+    if not whole_model.known_family:
+        message = f"{whole_model.name} is of the unknown family {whole_model.family}: "
+        yield Problem(f"{message}its parameters are counted as those of a dense model with a gated feed-forward part")
+
+
+@rule("ALLOC-QUANTIZED", source="weight updates send weights as the trainer has them", severity=Severity.WARNING)
+def weights_as_trained(whole_model: ModelSpec) -> Iterator[Problem]:
+    """Quantized checkpoints are counted with the weights that training and weight updates need, which are not
+    quantized; runs of areal-like refuse such checkpoints."""
+    if whole_model.quantization:
+        message = (
+            f"the checkpoint of {whole_model.name} is quantized (quantization_config: {whole_model.quantization}), "
+        )
+        message += "and memory is counted without quantization, for the trainer and for servers"
+        yield Problem(message, (), "dequantize the checkpoint: runs train and serve weights that are not quantized")
+
+
+@rule("ALLOC-UNTRAINED", source="areal_like/trainer/megatron/bridges/support.py", severity=Severity.NOTE)
+def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
+    """Layouts are checked for more families of models than runs of areal-like train."""
+    trained = TRAINED.get(trainer.backend.name)
+    if trained is not None and model.family not in trained and (model.known_family or trainer.backend.name != "fsdp"):
+        message = f"the layout is checked, but no run of areal-like trains a {model.family} with {trainer.backend.name}"
+        yield Problem(message, (trainer.node.backend.span,))
 
 
 @rule("ALLOC-HEADS", source=f"{CONFIG}, num_attention_heads", megatron="num_attention_heads")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.text import Text
 
+from allocation.families import TRAINED
 from allocation.hardware import GIB
 from allocation.pipeline import EVEN, split_words
 from allocation.planner import Asynchrony, Choice, Task
@@ -62,6 +63,8 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
     named = zip(("first", "last"), best.trainer.ends, strict=True)
     if keys := " and ".join(f"num_layers_in_{which}_pipeline_stage={n}" for which, n in named if n is not None):
         lines.append(f"The stages of its pipeline have {stage_words(task, best)} layers: set {keys}.")
+    if task.model.family not in TRAINED["megatron"]:
+        lines.append(f"No run of areal-like trains a {task.model.family} with megatron: this is a plan on paper.")
     if servers.tp > task.cluster.n_gpus_per_node:
         nodes = servers.tp // task.cluster.n_gpus_per_node
         lines.append(f"A server needs {nodes} nodes, and runs of areal-like start each server on one.")

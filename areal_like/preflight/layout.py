@@ -36,6 +36,7 @@ _KEYS = {
     "ALLOC-OVERLAP-GATHER": "actor.megatron.overlap_param_gather",
     "ALLOC-DETERMINISTIC-NCCL": "actor.megatron.use_deterministic_algorithms",
 }
+_CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
 _VALUES = {"ALLOC-DISPATCHER": "alltoall", "ALLOC-DEEPEP": "false", "ALLOC-OVERLAP-GATHER": "false"}  # that would do
 # Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
 _STRATEGIES = {
@@ -78,7 +79,8 @@ def find_plan(
         memory=memory,
     )
     result = compile(config.allocation_mode or _backends(config))
-    found_here = dict.fromkeys(_keyed(_of_reward(found), config, model) for found in result.findings)
+    told = (found for found in result.findings if found.code not in _CHECKED_ELSEWHERE)
+    found_here = dict.fromkeys(_keyed(_of_reward(found), config, model) for found in told)
     findings += [found if config.allocation_mode else _with_strategy(found, config, compile) for found in found_here]
     if result.plan is not None:
         findings += _roles(config, result.plan)

@@ -1,11 +1,14 @@
 """The weights of a model directory, as far as the headers of its safetensors files tell without reading a tensor."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from allocation.model_spec import ModelSpec
+from allocation.parameters import total_parameters
 from areal_like.config.findings import ConfigError, finding
 
 _INDEX = "model.safetensors.index.json"
@@ -28,6 +31,18 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
     layers = {name.removeprefix(before).partition(".")[0] for name in shapes if name.startswith(before)}
     if len(layers) not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
         raise _mismatch(directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
+    if not model.known_family:
+        _check_count(directory, shapes, model)
+
+
+def _check_count(directory: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelSpec) -> None:
+    """Raise ConfigError where the weights are not those of the layers that an unknown family is taken to have."""
+    tied_head = model.vocab_size * model.hidden_size if model.tied_embeddings else 0  # which may be saved along or not
+    found, wanted = sum(map(math.prod, shapes.values())), total_parameters(model)
+    if found not in (wanted, wanted + tied_head):
+        problem = f"{directory} has {found:,} parameters; a dense model of its sizes has {wanted:,}"
+        remedy = f"use a model of a known family; {model.family} has other layers than those that can be counted"
+        raise _wrong(problem, remedy)
 
 
 def layer_matrices(directory: Path) -> set[str]:

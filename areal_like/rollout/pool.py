@@ -61,9 +61,7 @@ class ServerPool:
         self._sessions: dict[Hashable, PrefixAffinity] = {}
         self._start = Turns(GROUPS)
         self._faults: Counter[Fault] = Counter()
-        self.tokens: Counter[str] = (
-            Counter()
-        )  # of samples that are over, by what came of them: delivered, cancelled, failed, ...
+        self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
         self._held: Sequence[Server] = ()
         self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
         self._holding = ExitStack()
@@ -174,12 +172,9 @@ class ServerPool:
 
     def cancel(self, responses: Sequence[Response]) -> None:
         """Count responses that were delivered as cancelled, as nobody wants them any more."""
-        self.set_aside("cancelled", sum(len(response.tokens) for response in responses))
-
-    def set_aside(self, reason: Literal["cancelled", "orphaned", "unused"], tokens: int) -> None:
-        """Count tokens of delivered responses that no trajectory has."""
+        tokens = sum(len(response.tokens) for response in responses)
         self.tokens["delivered"] -= tokens
-        self.tokens[reason] += tokens
+        self.tokens["cancelled"] += tokens
 
     async def sample(
         self,

@@ -1,10 +1,13 @@
 """Model shapes from Hugging Face configs."""
 
 import json
+import re
 
 import pytest
 
-from allocation.model_spec import FAMILIES, ModelError, from_config, known_models, load_model
+from allocation.families import FAMILIES
+from allocation.model_spec import ModelError, from_config, known_models, load_model
+from allocation.parameters import total_parameters
 
 EXPERTS = ("num_experts", "n_routed_experts", "moe_intermediate_size")
 DENSE = {
@@ -75,6 +78,26 @@ def test_a_field_about_kinds_of_layers_that_makes_no_sense_is_named(family, fiel
         from_config({**DENSE, **sizes, "model_type": family, field: value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 8}, "num_key_value_heads = 8 does not divide num_attention_heads = 4"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide num_attention_heads = 4"),
+        ({"num_attention_heads": 128}, "num_attention_heads = 128 is more than hidden_size = 64"),
+        ({"hidden_size": 10**30}, "hidden_size must be at most 1,000,000,000, not 1e"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most 10,000"),
+        ({"vocab_size": 10**400}, "vocab_size must be at most"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings must be at most"),
+        ({"model_type": "qwen3_moe", "num_experts_per_tok": 9}, "num_experts_per_tok = 9 is more than num_experts = 8"),
+        ({"model_type": "gpt_oss", "num_experts_per_tok": 9}, "9 is more than num_local_experts = 8"),
+    ],
+)
+def test_absurd_fields_are_refused_by_name(changes, message):
+    sizes = dict.fromkeys((*EXPERTS, "num_local_experts"), 8)
+    with pytest.raises(ModelError, match=f"config.json: .*{re.escape(message)}"):
+        from_config({**DENSE, **sizes, **changes})
+
+
 @pytest.mark.parametrize("endpoint", ["hf-mirror.example", "http://[", "http://127.0.0.1:9"])
 def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_path):
     for name, value in (("HF_ENDPOINT", endpoint), ("HF_HUB_OFFLINE", "0"), ("HF_HUB_CACHE", str(tmp_path))):
@@ -94,6 +117,55 @@ def test_experts_of_each_kind():
 
 def test_the_text_part_of_a_multimodal_config():
     assert from_config({"model_type": "qwen3_vl", "text_config": {**DENSE, "model_type": "qwen3_vl_text"}}).heads == 4
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "tied"),
+    [
+        ({}, {}, True), ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, True),
+        ({"tie_word_embeddings": False}, {}, False), ({}, {"tie_word_embeddings": False}, False),
+    ],
+)  # fmt: skip
+def test_the_whole_model_says_whether_the_embedding_of_its_text_part_is_tied(outer, inner, tied):
+    text = {**DENSE, **inner, "model_type": "gemma3_text"}
+    assert from_config({"model_type": "gemma3", **outer, "text_config": text}).tied_embeddings == tied
+
+
+def test_what_the_checkpoint_of_gemma_3_leaves_out():
+    """google/gemma-3-4b-it as it is published: 3.88 B parameters in its text part."""
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    model = from_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    )
+    assert (model.heads, model.kv_heads, model.head_dim, model.vocab_size) == (8, 4, 256, 262208)
+    assert total_parameters(model) == pytest.approx(3.88e9, rel=0.002)
+    assert model.window == 1024 and set(range(34)) - {*model.sliding_layers} == {5, 11, 17, 23, 29}
+
+
+def test_the_sliding_layers_are_those_of_transformers():
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    for name in ("gemma2", "gemma3_text", "olmo3", "exaone4", "gpt_oss", "qwen2", "qwen3", "smollm3"):
+        for changes in ({}, {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}):
+            theirs = mapping[name](num_hidden_layers=8, **changes).to_dict()
+            listed = [i for i, kind in enumerate(theirs["layer_types"]) if kind == "sliding_attention"]
+            short = {key: value for key, value in theirs.items() if key != "layer_types"}
+            for config in (theirs, short) if name != "smollm3" else (theirs,):  # which derives them from another list
+                model = from_config(config)
+                assert [*model.sliding_layers] == (listed if model.window else []), (name, changes)
+                assert bool(listed) == bool(model.sliding_layers), (name, changes)
+
+
+def test_an_unknown_dense_family_is_counted_by_the_usual_fields():
+    usual = {**DENSE, "model_type": "granite", "num_key_value_heads": 2}
+    model = from_config(usual)
+    assert not model.known_family and model.family == "granite"
+    assert total_parameters(model) == total_parameters(from_config({**usual, "model_type": "llama"}))
+    for unusual in ({"num_experts": 8}, {"kv_lora_rank": 4}, {"mamba_d_state": 2}, {"layer_types": ["conv", "conv"]}):
+        with pytest.raises(ModelError, match="unknown model_type 'granite'"):
+            from_config({**usual, **unusual})
 
 
 def test_configs_that_the_pinned_transformers_writes(tmp_path):

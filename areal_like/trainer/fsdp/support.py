@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
-WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"})
 _BY_LENGTH = {"dynamic", "longrope"}
 _LAYERS = {"full_attention", "sliding_attention"}
 
@@ -12,12 +10,7 @@ _LAYERS = {"full_attention", "sliding_attention"}
 def has_plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer attends to all tokens before, or to the last of them, without a cap on the scores."""
     capped = config.get("attn_logit_softcapping")
-    return not capped and not looks_ahead(config) and set(config.get("layer_types") or _LAYERS) <= _LAYERS
-
-
-def looks_ahead(config: Mapping[str, Any]) -> bool:
-    """Whether tokens attend to those after them, so that nothing can be generated one token at a time."""
-    return bool(config.get("use_bidirectional_attention"))
+    return not capped and set(config.get("layer_types") or _LAYERS) <= _LAYERS
 
 
 def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
@@ -29,3 +22,10 @@ def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
     each = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]  # or one for each type of layers
     kinds = (part.get("rope_type", part.get("type")) for part in each)
     return next((str(kind) for kind in kinds if kind in _BY_LENGTH), None)
+
+
+def has_causal_model(model_type: str) -> bool:
+    """Return whether the installed transformers has a language model for a `model_type`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
