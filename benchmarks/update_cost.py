@@ -74,13 +74,13 @@ def main(
     mean: int | None = None,
     longest: int | None = None,
     bucket_mb: int = 512,
-    ahead_mb: int = 4096,
+    prefetch_mb: int = 4096,
     limit_s: Annotated[float, typer.Option(help="begins no block after so many seconds")] = 3600.0,
 ) -> None:
     os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")  # as a trainer's ranks have it, and servers
     count, prompt, usual, most = WORK[device]
     work = Work(in_flight or count, prompt, mean or usual, longest or most)
-    plan = Plan(device, contracts.split(","), interval, updates, bucket_mb, ahead_mb, time.monotonic() + limit_s)
+    plan = Plan(device, contracts.split(","), interval, updates, bucket_mb, prefetch_mb, time.monotonic() + limit_s)
     names = (shapes or ("tiny" if device == "cpu" else "qwen3-0.6b")).split(",")
     with run_lifetime(secrets.token_hex(6)) as folder:
         asyncio.run(
@@ -110,7 +110,7 @@ class Plan:
     interval: float
     updates: int
     bucket_mb: int
-    ahead_mb: int
+    prefetch_mb: int
     end: float
 
 
@@ -199,7 +199,7 @@ class Bench:
 
     async def figures(self, rounds: int) -> AsyncIterator[dict[str, Any]]:
         async with ServerPool([self._url], self._token, LIMIT_S) as pool:
-            spec = SyncSpec(LIMIT_S, self._folder, 1, self._backend, self._plan.bucket_mb, self._plan.ahead_mb)
+            spec = SyncSpec(LIMIT_S, self._folder, 1, self._backend, self._plan.bucket_mb, self._plan.prefetch_mb)
             self._pool, self._sync = pool, make_sync(self._mode, self._trainer, pool, spec)
             pool.checking = self._timed
             await self._sync.connect()

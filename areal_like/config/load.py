@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from allocation.diagnostics import Finding, Severity, Source
 from areal_like.config.findings import ConfigError, Origins, finding
 from areal_like.config.keys import annotation_of, is_below, members, takes_text, value_at
+from areal_like.config.renamed import RENAMED, rename_keys
 from areal_like.config.schema import RunConfig
 from areal_like.config.validate import first_causes, unknown_key, validate, wrong_keys
 
@@ -30,10 +31,11 @@ _ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A configuration whose keys and types are right, and where each of them was set."""
+    """A configuration whose keys and types are right, where each of them was set, and warnings about renamed keys."""
 
     config: RunConfig
     origins: Origins
+    warnings: tuple[Finding, ...] = ()
 
 
 def load(
@@ -49,6 +51,9 @@ def load(
     """
     data, places = _contents(source)
     findings = [found for text in overrides if (found := _override(data, places, text))]
+    renamed = list(rename_keys(data, places))
+    warnings = tuple(found for found in renamed if found.severity is Severity.WARNING)
+    findings += [found for found in renamed if found.severity is Severity.ERROR]
     _settle_alternatives(data, places)
     origins = Origins(places)
     findings += wrong_keys(data)
@@ -60,7 +65,7 @@ def load(
     findings = first_causes([*findings, *objections], data)
     if findings or config is None:
         raise ConfigError(map(origins.locate, findings))
-    return LoadedConfig(config, origins)
+    return LoadedConfig(config, origins, warnings)
 
 
 def dump(config: RunConfig) -> str:
@@ -164,7 +169,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
     for replaced in [place for place in places if is_below([place], key)]:
         del places[replaced]
     places[key] = COMMAND_LINE
-    annotation = annotation_of(key)
+    annotation = annotation_of(RENAMED.get(key, key))
     if annotation is None:
         return unknown_key(key)
     try:

@@ -56,6 +56,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     prompts, of_prompts = find_prompts(config, tokenizer)
     algorithm, of_algorithm = find_algorithm(config)
     findings = [
+        *loaded.warnings,
         *of_algorithm,
         *of_model,
         *of_roles,

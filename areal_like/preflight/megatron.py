@@ -18,6 +18,7 @@ from areal_like.types import Device
 _MEGATRON = "actor.megatron"
 _OVERRIDES = f"{_MEGATRON}.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
+_EXPERTS_APART = ("qwen3_moe",)  # whose experts Megatron Bridge names one by one
 _OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
 _OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
 _GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
@@ -32,6 +33,7 @@ def check_trainer_options(
     for problem in check_overrides(overrides, device=device):
         yield about("RUN-MEGATRON", _OVERRIDES, problem)
     if plan is not None and plan.engine("actor").backend != "megatron":
+        yield from _fsdp(config, device)
         return  # `unused` says that these keys do nothing
     if plan is not None:
         yield from _layout(config, plan.engine("actor").sizes)
@@ -44,7 +46,7 @@ def check_trainer_options(
             if getattr(megatron, name) != MegatronConfig.model_fields[name].default:
                 yield _idle(name, "the model has no experts")
     else:
-        yield from _experts(megatron)
+        yield from _experts(megatron, spec.family if spec else None)
     yield from _recomputed(megatron, device)
     if spec is not None:
         yield from _absent(megatron, spec)
@@ -53,6 +55,13 @@ def check_trainer_options(
     if device == "cuda":
         yield from _attention(config)
         yield from _fused(overrides)
+
+
+def _fsdp(config: RunConfig, device: Device) -> Iterator[Finding]:
+    """Packed attention under FSDP is torch's kernel on GPUs, which has no float32."""
+    if device == "cuda" and config.actor.dtype == "float32":
+        message = "actor.dtype is float32, and the FSDP trainer's attention on GPUs computes in bfloat16 alone"
+        yield finding("RUN-FSDP", "actor.dtype", message, "write actor.dtype=bfloat16")
 
 
 def about(code: str, section: str, problem: OptionProblem) -> Finding:
@@ -94,18 +103,20 @@ def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterat
     yield finding("RUN-MEGATRON", f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
 
 
-def _experts(megatron: MegatronConfig) -> Iterator[Finding]:
-    """Megatron-core's flexible dispatcher is DeepEP's; experts one by one have names that mbridge does not know."""
+def _experts(megatron: MegatronConfig, family: str | None) -> Iterator[Finding]:
+    """Megatron-core's flexible dispatcher is DeepEP's; experts one by one have names that few bridges know."""
     key, backend = "moe_token_dispatcher_type", megatron.override_transformer_config.get("moe_flex_dispatcher_backend")
     if megatron.moe_token_dispatcher_type == "flex" and importlib.util.find_spec("deep_ep") is None:
         message = f"the flex dispatcher needs {backend or 'DeepEP'}, and the package deep_ep is not installed"
         yield finding("RUN-PACKAGE", f"{_MEGATRON}.{key}", message, f"write {_MEGATRON}.{key}=alltoall")
     elif backend is not None and megatron.moe_token_dispatcher_type != "flex":
         yield _idle("moe_flex_dispatcher_backend", f"{key} is not flex", _OVERRIDES)
-    if not megatron.moe_grouped_gemm and megatron.bridge_type == "mbridge":
-        message = "mbridge names the weights of experts that are computed together only"
-        help = f"write {_MEGATRON}.bridge_type=megatron-bridge, or {_MEGATRON}.moe_grouped_gemm=true"
-        yield finding("RUN-MEGATRON", f"{_MEGATRON}.moe_grouped_gemm", message, help)
+    other, grouped = "megatron-bridge", f"{_MEGATRON}.moe_grouped_gemm"
+    apart = family in _EXPERTS_APART
+    if family and not megatron.moe_grouped_gemm and not (apart and megatron.bridge_type == other):
+        message = f"{megatron.bridge_type} names the weights of a {family}'s experts only where they are grouped"
+        help = f"write {_MEGATRON}.bridge_type={other}, or {grouped}=true" if apart else f"write {grouped}=true"
+        yield finding("RUN-MEGATRON", grouped, message, help)
     if not megatron.moe_grouped_gemm and "moe_act" in (megatron.recompute_modules or ()):
         message = "moe_act is recomputed where experts are computed together only"
         yield finding(

@@ -30,7 +30,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         gpu_bytes=size,
         mem_fraction_static=config.sglang.mem_fraction_static,
         bucket_bytes=update.bucket_mb << 20,
-        ahead_bytes=update.ahead_mb << 20,
+        ahead_bytes=update.prefetch_mb << 20,
         offload=config.rollout.alternates,
         trained=1.0 if model is None else trained_share(config.actor, model),
     )

@@ -14,7 +14,13 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
-from areal_like.trainer.fsdp.support import has_causal_model, has_plain_attention, rope_of_lengths
+from areal_like.trainer.fsdp.support import (
+    WITHOUT_MODEL,
+    has_causal_model,
+    has_plain_attention,
+    looks_ahead,
+    rope_of_lengths,
+)
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
 
@@ -56,10 +62,10 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         message = "config.json has no architectures, by which the servers choose the model's code"
         help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
         yield finding("RUN-MODEL", "actor.path", message, help)
-    model = {**model, **model.get("text_config", {})}
     if plan.engine("actor").backend == "fsdp":
-        yield from _under_fsdp(spec, model, plan.engine("actor").sizes)
+        yield from _under_fsdp(spec, model, plan.engine("actor").sizes, shares=actor.mb_spec.share_prompts)
         return
+    model = {**model, **model.get("text_config", {})}
     for problem in bridge_problems(actor.megatron.bridge_type, model, plan.engine("actor").sizes):
         key, message, help = problem.field, problem.message, problem.remedy
         if actor.init_model is not None and key in InitModelConfig.model_fields:
@@ -76,22 +82,34 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
         yield finding("RUN-MTP", "actor.path", message, severity=Severity.NOTE)
 
 
-def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
+def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes, *, shares: bool) -> Iterator[Finding]:
     """transformers computes any model, but it joins experts to tensors that have other names in a checkpoint.
 
-    Sequences are shared in attention that the trainer computes itself.
+    Sequences are shared, and prompts with them, in attention that the trainer computes itself.
     """
-    if sizes.cp > 1 and not has_plain_attention(model):
-        message = "the FSDP trainer cannot share sequences of a model whose attention has caps, chunks or states"
-        yield finding("RUN-FSDP", "actor.path", message, f"write fsdp:d{sizes.dp * sizes.cp} as its layout")
+    if spec.experts:
+        message = "the FSDP trainer has no names for a mixture of experts' weights"
+        yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")
+    elif "text_config" in model or spec.family in WITHOUT_MODEL:
+        kind = "is a model of text and images" if "text_config" in model else f"is a {spec.family}"
+        message = f"the model {kind}; the FSDP trainer needs a language model of transformers' own"
+        yield finding("RUN-FSDP", "actor.path", message, "take a model of text alone, such as a qwen3")
+    if looks_ahead(model):
+        message = "with use_bidirectional_attention tokens attend to later ones, and servers generate one at a time"
+        yield finding("RUN-FSDP", "actor.path", message, "take a model without use_bidirectional_attention")
+    elif not has_plain_attention(model):
+        what = "of a model whose attention has caps, chunks or states"
+        if sizes.cp > 1:
+            message = f"the FSDP trainer cannot share sequences {what}"
+            yield finding("RUN-FSDP", "actor.path", message, f"write fsdp:d{sizes.dp * sizes.cp} as its layout")
+        if shares:
+            key, message = "actor.mb_spec.share_prompts", f"the FSDP trainer cannot share prompts {what}"
+            yield finding("RUN-SHARED-PROMPTS", key, message, f"write {key}=false")
     if rope := rope_of_lengths(model):
         message = (
             f"the model's rope ({rope}) is another for long sequences, and the FSDP trainer packs short ones with them"
         )
         yield finding("RUN-FSDP", "actor.path", message, "take a model whose rope is the same for all lengths")
-    if spec.experts:
-        message = "the FSDP trainer has no names for a mixture of experts' weights"
-        yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")
     if spec.quantization:
         message = f"the checkpoint is quantized ({spec.quantization}), and the FSDP trainer trains weights that are not"
         yield finding("RUN-FSDP", "actor.path", message, "dequantize the checkpoint")

@@ -278,14 +278,14 @@ RULES = (
         "a server that died in the trainer's turn finds no memory to start again in (rollout.sharing: alternate)",
     ),
     Rule(
-        ("weight_update.bucket_mb", "weight_update.ahead_mb"),
+        ("weight_update.bucket_mb", "weight_update.prefetch_mb"),
         lambda run: run.weight_update.mode == "disk",
         "weights go through files",
     ),
     Rule(
         ("weight_update.bucket_mb",),
-        lambda run: run.weight_update.mode == "ipc" and run.weight_update.bucket_mb <= run.weight_update.ahead_mb,
-        "what is lent at once is weight_update.ahead_mb",
+        lambda run: run.weight_update.mode == "ipc" and run.weight_update.bucket_mb <= run.weight_update.prefetch_mb,
+        "what is lent at once is weight_update.prefetch_mb",
     ),
     Rule(
         tuple(f"stats_logger.wandb.{name}" for name in ("project", "entity", "group")),

@@ -61,7 +61,9 @@ class ServerPool:
         self._sessions: dict[Hashable, PrefixAffinity] = {}
         self._start = Turns(GROUPS)
         self._faults: Counter[Fault] = Counter()
-        self.tokens: Counter[str] = Counter()  # of samples that are over, by outcome: delivered, cancelled, failed
+        self.tokens: Counter[str] = (
+            Counter()
+        )  # of samples that are over, by what came of them: delivered, cancelled, failed, ...
         self._held: Sequence[Server] = ()
         self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
         self._holding = ExitStack()
@@ -172,9 +174,12 @@ class ServerPool:
 
     def cancel(self, responses: Sequence[Response]) -> None:
         """Count responses that were delivered as cancelled, as nobody wants them any more."""
-        tokens = sum(len(response.tokens) for response in responses)
+        self.set_aside("cancelled", sum(len(response.tokens) for response in responses))
+
+    def set_aside(self, reason: Literal["cancelled", "orphaned", "unused"], tokens: int) -> None:
+        """Count tokens of delivered responses that no trajectory has."""
         self.tokens["delivered"] -= tokens
-        self.tokens["cancelled"] += tokens
+        self.tokens[reason] += tokens
 
     async def sample(
         self,

@@ -9,8 +9,8 @@ from areal_like.rollout.pool import ServerPool
 def token_ledger(pool: ServerPool, collector: Collector, evaluated: int) -> Mapping[str, float]:
     """Tokens since the run began or went on, by where they are: `generated` is the sum of the others.
 
-    `unfinished` are those of samples that have ended, in a group or an evaluation that has not; what a workflow leaves
-    out of its trajectories stays there.
+    `unfinished` are those of samples that have ended, in a group or an evaluation that has not. `orphaned` are those of
+    answers that no client has read, `unused` those that a workflow left out of its trajectories, or behind a stop text.
     """
     finished = {
         "trained": collector.tokens_trained,
@@ -25,5 +25,7 @@ def token_ledger(pool: ServerPool, collector: Collector, evaluated: int) -> Mapp
         "in_flight": pool.tokens_generated - pool.tokens.total(),
         "cancelled": pool.tokens["cancelled"],
         "failed": pool.tokens["failed"],
+        "orphaned": pool.tokens["orphaned"],
+        "unused": pool.tokens["unused"],
     }
     return {f"tokens/{name}": float(value) for name, value in account.items()}

@@ -178,7 +178,7 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         ranks_per_server=rollout.sizes.tp * rollout.sizes.pp,
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
-        ahead_mb=update.ahead_mb,
+        prefetch_mb=update.prefetch_mb,
         lenders=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
     )
     if update.checksum:

@@ -49,7 +49,7 @@ class SyncSpec:
     """What a transport may make use of.
 
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
-    servers, `bucket_mb` what they carry at once, and `ahead_mb` what the trainer gathers before servers pause.
+    servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
     `lenders` are the trainer's ranks on the GPUs of each of the layout's servers; without them all ranks lend.
     """
 
@@ -58,13 +58,13 @@ class SyncSpec:
     ranks_per_server: int
     backend: Literal["gloo", "nccl"]
     bucket_mb: int
-    ahead_mb: int = 0
+    prefetch_mb: int = 0
     lenders: Sequence[Collection[int]] = ()
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
         """How many of the first buckets are gathered before servers pause: at least one."""
         sizes = accumulate(sum(tensor.nbytes for tensor in bucket) for bucket in buckets)
-        return max(1, sum(size <= self.ahead_mb << 20 for size in sizes))
+        return max(1, sum(size <= self.prefetch_mb << 20 for size in sizes))
 
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:

@@ -1,13 +1,16 @@
 """The episodes' API on loopback, for agents that run in processes of their own."""
 
+import asyncio
 import socket
 import threading
 import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from areal_like.workflows.openai_api import OpenSessions
+from areal_like.workflows.openai_api import UNKNOWN_KEY, OpenSessions, Reply, failed
 
+MOST_BODY = 32 << 20  # bytes; a conversation of a million tokens has some 5 MB
+_UNREAD_BODY = (401, 413)
 _START_LIMIT_S = 60.0
 
 
@@ -48,5 +51,51 @@ class Endpoint(AbstractContextManager["Endpoint"]):
     async def _handle(self, request: Any) -> Any:
         from starlette.responses import Response
 
-        reply = await self._sessions.answer(request.method, request.url.path, request.headers, await request.body())
-        return Response(reply.content, reply.status, media_type=reply.content_type)
+        reply = await self._reply(request)
+        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else None  # what follows is not a request
+        return Response(reply.content, reply.status, headers, reply.content_type)
+
+    async def _reply(self, request: Any) -> Reply:
+        """Answer a request: its key is looked at before its body is read, and the body is of limited size."""
+        from starlette.requests import ClientDisconnect
+
+        if self._sessions.find(request.headers) is None:
+            return UNKNOWN_KEY
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            return failed(400, "the connection closed before the request was complete")
+        if body is None:
+            return failed(413, f"the request has more than {MOST_BODY >> 20} MB, the most that one may have")
+        answering = asyncio.ensure_future(
+            self._sessions.answer(request.method, request.url.path, request.headers, body)
+        )
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done() and not answering.cancelled():
+                reply = answering.result()
+                reply.delivered(not leaving.done())
+                return reply
+            return failed(409, "the episode is over")
+        finally:
+            answering.cancel()
+            leaving.cancel()
+
+
+async def _body(request: Any) -> bytes | None:
+    """The body of a request, None where it is too large; what was not read of it then stays with the client."""
+    body = bytearray()
+    if int(request.headers.get("content-length", 0)) > MOST_BODY:
+        return None
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BODY:
+            return None
+    return bytes(body)
+
+
+async def _left(request: Any) -> None:
+    """Wait until the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -18,7 +18,7 @@ from areal_like.rewards.functions import VALUE, as_reward
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
 from areal_like.runtime.user_code import UserCodeError, where_it_failed
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.outcomes import Outcomes
@@ -104,14 +104,16 @@ class UserWorkflow:
         sessions = [self._session(group_id, number, prefills, made) for number in range(self.n_samples)]
         with self._broken_off(made):
             episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
-        return [trajectory for episode in episodes for trajectory in episode]
+        trajectories = [trajectory for episode in episodes for trajectory in episode]
+        self._count_unused(made, sessions, trajectories)
+        return trajectories
 
     async def _episode(self, prompt: Prompt, group_id: int, number: int, session: Session) -> list[Trajectory]:
         reward = Reward(None)
         try:
             returned = await self._run(lambda: self._with_client(session, prompt), [session])
             reward = _reward(returned)
-            if not session.turns:
+            if not session.read:
                 raise EpisodeError("nothing generated", "it returned a reward without a completion of the client")
             self.scene.outcomes.add(None)
         except EpisodeError as error:
@@ -149,10 +151,11 @@ class UserWorkflow:
                 returned = await self._run(lambda: self.function(own, self.n_samples, rollout), sessions)
             trajectories = _trajectories(returned, prompt, group_id, scene, Responses(made, rollout.version))
             self.scene.outcomes.add(None, episodes=self.n_samples)
-            return trajectories
         except EpisodeError as error:
             self.scene.outcomes.add(error.cause, str(error), self.n_samples)
-            return []
+            trajectories = []
+        self._count_unused(made, sessions, trajectories)
+        return trajectories
 
     @contextmanager
     def _broken_off(self, made: Made) -> Iterator[None]:
@@ -162,6 +165,13 @@ class UserWorkflow:
         except asyncio.CancelledError:
             self.scene.pool.cancel([response for _, response in made])
             raise
+
+    def _count_unused(self, made: Made, sessions: Sequence[Session], trajectories: Sequence[Trajectory]) -> None:
+        """Count what was generated for a group and is in none of its trajectories."""
+        orphaned = sum(session.tokens_orphaned for session in sessions)
+        unused = sum(len(response.tokens) for _, response in made) - orphaned - generated_in(trajectories)
+        self.scene.pool.set_aside("orphaned", orphaned)
+        self.scene.pool.set_aside("unused", unused)
 
     async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
         """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""

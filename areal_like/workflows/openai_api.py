@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ import orjson
 from areal_like.errors import RunError
 from areal_like.types import FinishReason
 from areal_like.workflows.anthropic_api import as_chat_completion, events, message_of
+from areal_like.workflows.attempts import ONCE, Sending, sending
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
 from areal_like.workflows.session import Refused, Request, Session, Turn
 
@@ -28,11 +29,17 @@ _WITHOUT_EFFECT = {"model", "user", "metadata", "store", "service_tier", "stream
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP response."""
+    """An HTTP response, and the turn that it has the answer of."""
 
     status: int
     content: bytes
     content_type: str = "application/json"
+    turn: Turn | None = None
+
+    def delivered(self, is_sent: bool) -> None:
+        """Note whether a client was there when this was sent; one of several that wait for a turn is enough."""
+        if self.turn is not None:
+            self.turn.delivered = is_sent or bool(self.turn.delivered)
 
 
 class OpenSessions:
@@ -49,29 +56,39 @@ class OpenSessions:
         try:
             yield key
         finally:
-            del self._by_key[key]
+            self.close(key)
+
+    def close(self, key: str) -> None:
+        """End what a session still waits for; its key is not good any more."""
+        if (session := self._by_key.pop(key, None)) is not None:
+            session.attempts.abort()
+
+    def find(self, headers: Mapping[str, str]) -> Session | None:
+        """The session whose key a request has."""
+        return self._by_key.get(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer one HTTP request; see `answer`."""
-        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        if key not in self._by_key:
-            return failed(401, "the API key is that of no episode: it is over, or never was")
-        return await answer(self._by_key[key], method, path, body)
+        if (session := self.find(headers)) is None:
+            return UNKNOWN_KEY
+        return await answer(session, method, path, body, sending(headers))
 
 
-async def answer(session: Session, method: str, path: str, body: bytes) -> Reply:
+async def answer(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply:
     """Answer one HTTP request of an episode; raises nothing: the session keeps what a server fails of."""
     try:
         if method == "GET" and path.endswith("/models"):
             return _json(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "run"}]})
         if method == "POST" and path.endswith("/chat/completions"):
             fields = _object(body)
-            return _reply(session, await session.complete(read_request(fields, session)), fields)
+            turn = await session.complete(read_request(fields, session), sent)
+            return replace(_reply(session, turn, fields), turn=turn)
         if method == "POST" and path.endswith("/messages"):
             fields = _object(body)
-            turn = await session.complete(read_request(as_chat_completion(fields), session))
+            turn = await session.complete(read_request(as_chat_completion(fields), session), sent)
             message = message_of(turn, f"msg_{session.turns.index(turn)}", fields.get("model") or MODEL)
-            return Reply(200, events(message), _EVENTS) if fields.get("stream") else _json(200, message)
+            reply = Reply(200, events(message), _EVENTS) if fields.get("stream") else _json(200, message)
+            return replace(reply, turn=turn)
         return failed(404, f"{method} {path} is not served: a run answers POST /v1/chat/completions and /v1/messages")
     except Refused as refusal:
         return failed(400, str(refusal), refusal.param, refusal.code)
@@ -290,3 +307,6 @@ def failed(status: int, message: str, param: str | None = None, code: str | None
     """An error, as OpenAI and Anthropic write it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return _json(status, {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+UNKNOWN_KEY = failed(401, "the API key is that of no episode: it is over, or never was")

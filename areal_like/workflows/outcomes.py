@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from areal_like.errors import RunError
-from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.session import Session
 
 
@@ -27,7 +26,7 @@ class Outcomes:
         self._max_failed_share, self._say = max_failed_share, say
         self._seen: set[str] = set()
         self._counts: Counter[str] = Counter()
-        self._turns: Counter[Continuity] = Counter()
+        self._turns: Counter[str] = Counter()
 
     def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
         """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
@@ -44,13 +43,19 @@ class Outcomes:
             raise EpisodesFailed(causes.total(), len(self._last), causes, message)
 
     def add_turns(self, session: Session) -> None:
-        """Count how the prompts of an episode's turns relate to those before."""
-        self._turns.update(session.continuities)
+        """Count how the prompts of an episode's turns relate to those before, and what came of the other requests."""
+        self._turns.update({str(continuity): n for continuity, n in session.continuities.items()})
+        others = {"orphaned": len(session.orphans), "aborted": session.attempts.aborted, "repeated": session.repeated}
+        self._turns.update({name: n for name, n in others.items() if n})
 
     def counts(self) -> dict[str, float]:
-        """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`."""
+        """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`.
+
+        Among the turns also `orphaned`, whose answers nobody read, and requests that were `aborted` because the client
+        left, or `repeated`, which got the answer of an earlier attempt.
+        """
         episodes = {f"episodes/{cause.replace(' ', '_')}": float(n) for cause, n in self._counts.items()}
-        turns = {f"turns/{continuity}": float(n) for continuity, n in self._turns.items()}
+        turns = {f"turns/{kind}": float(n) for kind, n in self._turns.items()}
         self._counts.clear()
         self._turns.clear()
         return episodes | turns

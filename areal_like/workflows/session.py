@@ -1,5 +1,6 @@
 """What an episode has generated, token for token, as a tree of turns; its paths are the trajectories."""
 
+import asyncio
 import bisect
 import itertools
 from collections import Counter
@@ -13,6 +14,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import RunError
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
+from areal_like.workflows.attempts import ONCE, Attempts, Sending
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
 from areal_like.workflows.joining import Part, joined
 
@@ -45,7 +47,8 @@ class Request:
 class Turn:
     """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens.
 
-    `messages` is the conversation with the answer; `why` says more about `continuity`.
+    `messages` is the conversation with the answer; `why` says more about `continuity`. `delivered` is False where the
+    connection closed before the answer was sent, True where it was sent or the conversation goes on from it.
     """
 
     parent: "Turn | None"
@@ -55,6 +58,12 @@ class Turn:
     context: Context
     continuity: Continuity
     why: str = ""
+    delivered: bool | None = None
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether nobody has read the answer; such a turn is not trained on."""
+        return self.delivered is False
 
     @property
     def path(self) -> list["Turn"]:
@@ -94,22 +103,37 @@ class Session:
     turns: list[Turn] = field(default_factory=list)
     exceeded: str = ""  # the limit that a turn was refused for
     failure: BaseException | None = None  # of the servers, which is the run's, whatever the workflow makes of it
+    attempts: Attempts[Turn] = field(default_factory=Attempts)
+    repeated: int = 0  # requests that got the answer of an earlier attempt
+    _discarded: int = 0  # tokens of answers that were aborted once they were generated
     _asked: int = 0
 
-    async def complete(self, request: Request) -> Turn:
-        """Generate the next message of a conversation and record it.
+    async def complete(self, request: Request, sent: Sending = ONCE) -> Turn:
+        """Generate the next message of a conversation and record it, or return that of an earlier attempt.
 
         Raises Refused for a request beyond the limits or that the chat template refuses.
         """
-        if self._asked >= self.limits.max_turns:
-            raise self._exceeds("turns", f"the episode has had {self._asked} turns (episode.max_turns)")
+        if (earlier := self.attempts.repeated(request, sent)) is not None:
+            self.repeated += 1
+            return await earlier.turn()
+        turns = self._asked - self.attempts.aborted
+        if turns >= self.limits.max_turns:
+            raise self._exceeds("turns", f"the episode has had {turns} turns (episode.max_turns)")
         self._asked += 1
-        number = self._asked
+        return await self.attempts.begin(request, sent, self._complete(request, self._asked)).turn()
+
+    async def _complete(self, request: Request, number: int) -> Turn:
         parent, new, continuity, why = self._place(request)
+        if parent:
+            parent.delivered = True  # who goes on from an answer has read it
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(new, np.int32)])
         response = self._until(await self.generate(tokens, request.max_tokens), request.stop)
-        answer = await self._answer(request, response, number)
+        try:
+            answer = await self._answer(request, response, number)
+        except asyncio.CancelledError:
+            self._discarded += len(response.tokens)
+            raise
         turn = Turn(
             parent, tokens[len(earlier) :], response, [*request.messages, answer], request.context, continuity, why
         )
@@ -133,12 +157,12 @@ class Session:
             raise
 
     def trajectories(self, prompt: Prompt, group_id: int, reward: Reward) -> list[Trajectory]:
-        """A trajectory for each turn that none goes on from, all with the same reward.
+        """A trajectory for each turn that none goes on from, all with the same reward; orphans are left out.
 
         Every generated token is trained on once: where several go on from the same turn, it counts as generated in the
         first, and is part of the prompt of the others.
         """
-        turns = list(self.turns)  # another thread may still be at it, where the episode ran out of time
+        turns = self.read  # another thread may still be at it, where the episode ran out of time
         parents = {id(turn.parent) for turn in turns}
         known: set[int] = set()
         result = []
@@ -151,9 +175,24 @@ class Session:
         return result
 
     @property
+    def read(self) -> list[Turn]:
+        """The turns that are not orphans."""
+        return [turn for turn in self.turns if not turn.is_orphan]
+
+    @property
+    def orphans(self) -> list[Turn]:
+        """The turns whose answers nobody has read."""
+        return [turn for turn in self.turns if turn.is_orphan]
+
+    @property
+    def tokens_orphaned(self) -> int:
+        """How many tokens were generated for answers that nobody has read."""
+        return self._discarded + sum(len(turn.response.tokens) for turn in self.orphans)
+
+    @property
     def continuities(self) -> Counter[Continuity]:
-        """How many turns were of each kind."""
-        return Counter(turn.continuity for turn in self.turns)
+        """How many turns that are not orphans were of each kind."""
+        return Counter(turn.continuity for turn in self.read)
 
     def _exceeds(self, limit: str, message: str, code: str = "episode_limit_exceeded") -> Refused:
         self.exceeded = self.exceeded or limit

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from areal_like.config.keys import all_keys
 from areal_like.config.load import dump, load
 
 NAME = "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`"
+EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 FOLDED = "megatron:(attn:d1p4t2c2|ffn:d1p4t1e4)"
 
 
@@ -291,3 +293,19 @@ def test_sections_by_name_take_overrides_and_know_their_keys(write):
         load(write(), ["reward.parts.short.wieght=0.5", "evaluator.datasets.aime={path: a.jsonl, n_sample: 4}"])
     nearest = [found.nearest for found in refused.value.findings]
     assert nearest == [("reward.parts.short.weight",), ("evaluator.datasets.aime.n_samples",)]
+
+
+@pytest.mark.parametrize("place", ["file", "command line"])
+def test_the_old_name_of_a_key_works_with_a_warning_that_names_the_new_one(place, tmp_path):
+    file = tmp_path / "run.yaml"
+    old = EXAMPLE.read_text()
+    file.write_text(old.replace("requests: drain", "requests: drain, ahead_mb: 77") if place == "file" else old)
+    loaded = load(file, ["weight_update.ahead_mb=77"] if place == "command line" else [])
+    assert loaded.config.weight_update.prefetch_mb == 77
+    (warning,) = loaded.warnings
+    assert (warning.code, warning.severity, warning.key) == ("CONFIG-RENAMED", "warning", "weight_update.prefetch_mb")
+
+
+def test_the_old_and_the_new_name_of_a_key_are_not_taken_together():
+    with pytest.raises(ConfigError, match="is set too"):
+        load(EXAMPLE, ["weight_update.ahead_mb=77", "weight_update.prefetch_mb=77"])

@@ -1,8 +1,29 @@
-"""The trainer's ranks, for tests of whole models."""
+"""The trainer's ranks and the checks before a start, for tests of whole models."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[1] / "trainer"))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator:
+    """Rank processes, as many as a test asks for."""
+    from trainer_ranks import Ranks
+
+    pool = Ranks()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory: pytest.TempPathFactory):
+    """The checks before a start, of any model."""
+    from model_checks import ModelChecks
+
+    return ModelChecks(tmp_path_factory.mktemp("checks"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-import torch
 from safetensors.torch import load_file
 from trainer_jobs import Setting, log_probs_and_weights, make_batch
-from trainer_ranks import Ranks
 from transformers import CONFIG_MAPPING
 
 from allocation import ParallelSizes, model_spec
@@ -44,24 +41,12 @@ class Tiny:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks()
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     @cache
     def make(name: str) -> Tiny:
         path = tmp_path_factory.mktemp(name)
         model, batch = tiny_models.write_tiny(tiny_models.VARIANTS[name], path), make_batch(lengths=LENGTHS)
-        expected: list[torch.Tensor] = []
-        with torch.no_grad():
-            for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
-                predicted = torch.log_softmax(model(tokens[None], use_cache=False).logits[0], -1)[:-1]
-                expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
-        return Tiny(path, torch.cat(expected).numpy())
+        return Tiny(path, tiny_models.hugging_face_log_probs(model, batch))
 
     return make
 

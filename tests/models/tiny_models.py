@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from areal_like.types import Batch
+
 BOTH, MBRIDGE, MEGATRON_BRIDGE, NONE = ("mbridge", "megatron-bridge"), ("mbridge",), ("megatron-bridge",), ()
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -27,7 +31,13 @@ _SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_ROUTED = {**_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_ROUTED = {
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 _LINEAR = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
@@ -143,20 +153,54 @@ VARIANTS: dict[str, Variant] = {
     "glm4_moe-bias": Variant("glm4_moe", {"attention_bias": True}, BOTH),
     "glm4_moe-shared": Variant("glm4_moe", {"n_shared_experts": 2, "routed_scaling_factor": 2.5}, BOTH),
     "glm4_moe-groups": Variant("glm4_moe", {"n_group": 2, "topk_group": 1}, BOTH),
+    "glm4_moe-many-groups": Variant(
+        "glm4_moe", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, BOTH
+    ),
+    "gemma3_text-window": Variant("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    **{
+        f"{name}-one-expert": Variant(name.partition("-")[0], {**fields, "num_experts_per_tok": 1})
+        for name, fields in {
+            "qwen3_moe": {},
+            "mixtral": {},
+            "glm4_moe": {},
+            "qwen3_moe-raw": {"norm_topk_prob": False},
+        }.items()
+    },
+    "glm4_moe-not-shared": Variant("glm4_moe", {"n_shared_experts": 0}),
+    "qwen2_moe-not-shared": Variant("qwen2_moe", {"shared_expert_intermediate_size": 0}),
+    "glm4_moe-uneven-groups": Variant("glm4_moe", {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 3}),
     "glm4_moe-prediction": Variant("glm4_moe", {"num_nextn_predict_layers": 1}, BOTH),
     "glm4_moe-raw": Variant("glm4_moe", {"norm_topk_prob": False}),
     "qwen3-quantized": Variant("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
 }
 
 
+def config_of(variant: Variant) -> Any:
+    """The config of a tiny model, as transformers has it."""
+    fields = {**SHAPE, **FAMILIES[variant.family][0], **variant.fields}
+    return CONFIG_MAPPING[variant.family](**deepcopy(fields))  # which transformers adds to
+
+
 def write_tiny(variant: Variant, folder: Path) -> torch.nn.Module:
     """Writes the model as transformers does and returns it; every bias and norm differs from what it starts as."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[variant.family](**{**_SHAPE, **FAMILIES[variant.family][0], **variant.fields})
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    config = config_of(variant)
+    capped = bool(getattr(config, "attn_logit_softcapping", None))  # which nothing but eager attention heeds
+    attention = {"attn_implementation": "eager"} if capped else {}
+    model = AutoModelForCausalLM.from_config(config, **attention).float().eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.ndim == 1 and "inv_freq" not in name:
                 tensor.uniform_(0.5, 1.5) if "norm" in name else tensor.normal_(0, 0.2)
     model.save_pretrained(folder)
     return model
+
+
+def hugging_face_log_probs(model: torch.nn.Module, batch: Batch) -> np.ndarray:
+    """Log-probs of a batch's tokens `[tokens]`, NaN where nothing predicts."""
+    expected: list[torch.Tensor] = []
+    with torch.no_grad():
+        for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
+            predicted = torch.log_softmax(model(tokens[None], use_cache=False).logits[0], -1)[:-1]
+            expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
+    return torch.cat(expected).numpy()

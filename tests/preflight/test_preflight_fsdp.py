@@ -12,6 +12,7 @@ from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
+from areal_like.trainer.fsdp.support import WITHOUT_MODEL
 
 FSDP = "actor.backend=fsdp:d2"
 
@@ -64,6 +65,24 @@ def test_rope_that_depends_on_the_longest_sequence_of_a_pack_is_refused(write, t
         file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": each}))
         model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
         assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, f"actor.backend={layout}", *model)]
+
+
+def test_float32_is_refused_on_gpus(write):
+    on_gpus = [FSDP, "device=cuda", "cluster.n_gpus_per_node=3"]
+    found = [found for found in said(write, *on_gpus) if found[1] == "actor.dtype"]
+    assert found == [("RUN-FSDP", "actor.dtype", "write actor.dtype=bfloat16")]
+    assert "actor.dtype" not in [key for _, key, _ in said(write, *on_gpus, "actor.dtype=bfloat16")]
+
+
+@pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2"])
+def test_capped_attention_shares_no_prompts(write, tmp_path, layout):
+    write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_logit_softcapping": 50.0}))
+    capped = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", f"actor.backend={layout}"]
+    found = said(write, *capped, "actor.mb_spec.share_prompts=true")
+    assert ("RUN-SHARED-PROMPTS", "actor.mb_spec.share_prompts", "write actor.mb_spec.share_prompts=false") in found
+    assert "RUN-SHARED-PROMPTS" not in [code for code, *_ in said(write, *capped)]
 
 
 def test_it_takes_dense_models(write):
@@ -123,7 +142,7 @@ def test_a_quantized_checkpoint_is_refused(write, tmp_path):
 def test_the_page_names_the_families_that_train_and_what_is_refused():
     text = (Path(__file__).parents[2] / "docs/bridges.md").read_text()
     known, _, refused = text.partition("these dense families alone:")[2].partition("(`model_type`")
-    dense = {name for name, family in FAMILIES.items() if not family.experts and "_vl_" not in name}
+    dense = {name for name, family in FAMILIES.items() if not family.experts and name not in WITHOUT_MODEL}
     assert set(re.findall(r"`(\w+)`", known)) == dense
     assert "`granite` does, `starcoder2` is refused" in refused
     for family in ("granite", "starcoder2"):

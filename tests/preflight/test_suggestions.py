@@ -80,7 +80,7 @@ BAD = [
     [f"{SERVER}.page_size=0"],
     [f"{SERVER}.disable_radix_cache=true"],
     [f"{MEGATRON}.moe_z_loss_coef=0.1"],
-    [f"{MEGATRON}.moe_token_drop_policy=prob"],
+    [f"{MEGATRON}.tp_comm_bootstrap_backend=glo"],
     [f"{MEGATRON}.moe_aux_loss_coeff=0.1"],
     [*ON_GPUS, f"{MEGATRON}.fp8=hybrid", "actor.mb_spec.max_tokens_per_mb=40"],
     [*ON_GPUS, f"{MEGATRON}.fp8_param=true"],

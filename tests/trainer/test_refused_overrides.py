@@ -32,7 +32,7 @@ def test_megatron_takes_every_family_as_the_trainer_has_it(model):
     [
         ({"fp8_output_proj": True}, "together with fp8", ["fp8_output_proj"]),
         ({"cuda_graph_modules": "abc"}, "KeyError: 'abc'", ["cuda_graph_modules"]),
-        ({"moe_pad_expert_input_to_capacity": True}, "moe_expert_capacity_factor must be set", None),
+        ({"moe_paged_stash": True}, "moe_expert_rank_capacity_factor to be set", None),
         (
             {"moe_router_load_balancing_type": ["aux_loss"], "moe_aux_loss_coeff": 0.1},
             "a list of the same length",

@@ -10,15 +10,13 @@ from trainer_jobs import Machine, Setting, rehearsed_steps
 from allocation import ParallelSizes
 from areal_like.trainer.unchanged import unchanged
 
-JITTER = {"override_transformer_config": {"moe_input_jitter_eps": 0.1}}  # draws random numbers
-
 
 @pytest.mark.parametrize(
     ("model", "sizes", "more"),
     [
         ("tied", ParallelSizes(dp=2, edp=2), {}),
         ("tied", ParallelSizes(pp=2, vpp=2), {"machine": Machine("cpu", "bfloat16")}),
-        ("moe", ParallelSizes(dp=2, ep=2), {"megatron": JITTER}),
+        ("moe", ParallelSizes(dp=2, ep=2), {}),
         ("tied", ParallelSizes(tp=2, etp=2), {"role": "critic", "offload": True}),
         ("tied", ParallelSizes(dp=2), {"backend": "fsdp"}),
         ("tied", ParallelSizes(dp=2, edp=2), {"megatron": {"overlap_grad_reduce": True, "overlap_param_gather": True}}),

@@ -68,9 +68,9 @@ class FakeTrainer:
         self.steps.append(("save",))
 
 
-async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20, ahead_mb: int = 0) -> None:
+async def update(trainer: FakeTrainer, server: FakeServer, timeout_s: float = 20, prefetch_mb: int = 0) -> None:
     async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
-        spec = SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb)
+        spec = SyncSpec(timeout_s, Path(), 1, "gloo", bucket_mb=1, prefetch_mb=prefetch_mb)
         bound = make_sync("collective", trainer, pool, spec)
         await bound.connect()
         await publish(bound, 0, timeout_s)
@@ -94,8 +94,8 @@ def busy_server() -> FakeServer:
     return server
 
 
-@pytest.mark.parametrize(("ahead_mb", "ahead"), [(0, 1), (1, 1), (2, 3), (99, 5)])
-def test_the_first_buckets_are_gathered_while_the_servers_generate(ahead_mb: int, ahead: int):
+@pytest.mark.parametrize(("prefetch_mb", "ahead"), [(0, 1), (1, 1), (2, 3), (99, 5)])
+def test_the_first_buckets_are_gathered_while_the_servers_generate(prefetch_mb: int, ahead: int):
     """Five buckets of 0.6 MiB: as many as there is room for, and at least one."""
     trainer, server, steps = FakeTrainer(), busy_server(), []
     transfer = trainer.transfer
@@ -106,7 +106,7 @@ def test_the_first_buckets_are_gathered_while_the_servers_generate(ahead_mb: int
         return await transfer(step, *arguments, timeout_s=timeout_s)
 
     trainer.transfer = watched
-    asyncio.run(update(trainer, server, ahead_mb=ahead_mb))
+    asyncio.run(update(trainer, server, prefetch_mb=prefetch_mb))
     assert len(trainer._sender._buckets) == 5
     assert steps == [
         ("prepare", 0, ahead, False),
@@ -130,8 +130,8 @@ class Lender:
         return [await self.transfer(step, *arguments, timeout_s=timeout_s), None]
 
 
-@pytest.mark.parametrize(("ahead_mb", "lent"), [(0, [1] * 5), (2, [3, 2]), (99, [5])])
-def test_as_much_is_lent_at_once_as_may_be_held(ahead_mb: int, lent: list[int], tmp_path: Path):
+@pytest.mark.parametrize(("prefetch_mb", "lent"), [(0, [1] * 5), (2, [3, 2]), (99, [5])])
+def test_as_much_is_lent_at_once_as_may_be_held(prefetch_mb: int, lent: list[int], tmp_path: Path):
     trainer, server, before_pause = Lender(), FakeServer(), list[str]()
 
     async def pause() -> Any:
@@ -140,7 +140,9 @@ def test_as_much_is_lent_at_once_as_may_be_held(ahead_mb: int, lent: list[int], 
 
     async def run() -> None:
         async with serving(server) as urls, ServerPool(urls, "token", HUNG_S) as pool:
-            bound = make_sync("ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, ahead_mb=ahead_mb))
+            bound = make_sync(
+                "ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, prefetch_mb=prefetch_mb)
+            )
             await bound.connect()
             await publish(bound, 0, 20)
 

@@ -37,7 +37,7 @@ def models(sglang_server: Any, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 def sync_over(mode: str, trainer: Any, pool: ServerPool, directory: Path, timeout_s: float) -> WeightSync:
-    return make_sync(mode, trainer, pool, SyncSpec(timeout_s, directory, 1, "gloo", bucket_mb=1, ahead_mb=2))
+    return make_sync(mode, trainer, pool, SyncSpec(timeout_s, directory, 1, "gloo", bucket_mb=1, prefetch_mb=2))
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,6 +79,10 @@ class Model:
         self.says = says
         self.asked: list[list[int]] = []
         self.answered: list[Response] = []
+        self.aside: Counter[str] = Counter()  # tokens of responses that no trajectory has
+
+    def set_aside(self, reason: str, tokens: int) -> None:
+        self.aside[reason] += tokens
 
     async def sample(self, tokens: Sequence[int], sampling: Sampling, **_: object) -> Response:
         n = len(self.asked)

@@ -21,36 +21,40 @@ class ArithmeticConfig(Section):
 
     max_number: int = Field(20, ge=2, le=999, description="Largest operand.")
     size: int = Field(8192, ge=1, le=10**7, description="Number of problems.")
-    seed: int = Field(0, ge=0, description="Seed of the generator; train and test never share a question.")
+    seed: int = Field(0, ge=0, description="Seed of the generator; training and test questions never overlap.")
 
 
 class SourceConfig(Section):
-    """Rows, and how a prompt is made of one. All of its columns reach reward and workflow."""
+    """Rows, and how a prompt is built from one. Reward and workflow receive all columns."""
 
     path: Annotated[str, PATH] = Field(
-        description="A JSONL or Parquet file, a Hugging Face dataset name such as `openai/gsm8k`, `arithmetic`, or "
-        "`my_data.py:rows`: an object with `__len__` and `__getitem__`, or a function that returns one."
+        description=(
+            "A JSONL or Parquet file, a Hugging Face dataset such as `openai/gsm8k`, `arithmetic`, or your own "
+            "object `my_data.py:rows` with `__len__` and `__getitem__`, or a function that returns one."
+        )
     )
     name: str | None = Field(None, description="Configuration of a Hugging Face dataset, such as `main`.")
     split: str = Field("train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
     prompt_field: str = Field(
         "question",
-        description="Field that holds the problem: text, or a list of messages (`role`, `content`). Dots reach into "
-        "nested fields.",
+        description=(
+            "Field with the problem: text, or a list of messages (`role`, `content`). Dots reach nested fields."
+        ),
     )
     answer_field: str = Field(
         "answer",
-        description="Field that holds the reference answer, such as `reward_model.ground_truth`; needed where the "
-        "reward has a `type`.",
+        description=(
+            "Field with the reference answer, such as `reward_model.ground_truth`; required if the reward has a `type`."
+        ),
     )
     system_prompt: str | None = Field(
-        None, description="System message of prompts that have none; null: none. It makes a conversation of a text."
+        None, description="System message for prompts without one; null: none. A text prompt becomes a conversation."
     )
-    prompt_suffix: str = Field("", description="Text added to the end of the last message, or of a text.")
+    prompt_suffix: str = Field("", description="Text appended to the last message, or to a text prompt.")
     tools: list[dict[str, Any]] = Field(
-        [], description="Tools that the chat template is given, as JSON schemas in OpenAI's form."
+        [], description="Tools for the chat template, as JSON schemas in OpenAI's format."
     )
-    tools_field: str | None = Field(None, description="Field with a row's own tools, in place of `tools`; null: none.")
+    tools_field: str | None = Field(None, description="Field with a row's own tools, instead of `tools`; null: none.")
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field(
         {}, description="Variables of the chat template, such as `enable_thinking: false`."
     )
@@ -58,29 +62,31 @@ class SourceConfig(Section):
 
 
 class DatasetConfig(SourceConfig):
-    """Where prompts come from and how long they may be."""
+    """Source of prompts and their maximum length."""
 
-    max_prompt_length: int = Field(1024, ge=1, description="Longest prompt, in tokens.")
+    max_prompt_length: int = Field(1024, ge=1, description="Maximum prompt length in tokens.")
     overlong_prompts: Literal["refuse", "drop", "truncate"] = Field(
         "refuse",
-        description="What is done with longer ones. `refuse`: the run does not start; `drop`: their rows are left out; "
-        "`truncate`: their last `max_prompt_length` tokens are kept. How many, a warning says.",
+        description=(
+            "What happens to longer prompts. `refuse`: the run does not start; `drop`: their rows are skipped; "
+            "`truncate`: their last `max_prompt_length` tokens are kept. A warning reports how many."
+        ),
     )
 
 
 class MixtureConfig(SourceConfig):
-    """A further set of prompts."""
+    """One more set of prompts."""
 
-    weight: float = Field(1.0, gt=0, description="Share of the prompts, relative to the weights of the others.")
+    weight: float = Field(1.0, gt=0, description="Share of the prompts, relative to the other weights.")
 
 
 class TrainDatasetConfig(DatasetConfig):
-    """The prompts that are trained on."""
+    """Training prompts."""
 
-    batch_size: int = Field(64, ge=1, description="Prompts per training step; each gives `gconfig.n_samples` samples.")
-    shuffle: bool = Field(True, description="Visit the prompts in a new seeded order every epoch.")
+    batch_size: int = Field(64, ge=1, description="Prompts per training step; each yields `gconfig.n_samples` samples.")
+    shuffle: bool = Field(True, description="Visit the prompts in a new seeded order in every epoch.")
     mixture: dict[str, MixtureConfig] = Field(
-        {}, description="Further sets by name, drawn from beside `path`'s by their `weight`."
+        {}, description="More sets by name, sampled together with `path` by `weight`."
     )
     weight: float = Field(1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`.")
 
@@ -92,45 +98,48 @@ class TrainDatasetConfig(DatasetConfig):
 
 
 class ValidDatasetConfig(DatasetConfig):
-    """The held-out prompts that are only evaluated on."""
+    """Evaluation prompts."""
 
     split: str = Field("test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
-    max_samples: int | None = Field(None, ge=1, description="Evaluate on the first this many prompts; null: on all.")
+    max_samples: int | None = Field(None, ge=1, description="Number of prompts, from the first one; null: all.")
     workflow: str | None = Field(
         None,
-        description="Workflow that this set is evaluated with, as `workflow` names one; `single_turn`: the built-in one; "
-        "null: the run's.",
+        description=(
+            "Workflow for this set, named as in `workflow`; `single_turn`: the built-in one; null: the run's."
+        ),
     )
 
 
 class EvaluationConfig(ValidDatasetConfig):
-    """One of several sets of held-out prompts; what is null here is the evaluator's."""
+    """One more set of evaluation prompts; null means the evaluator's value."""
 
     n_samples: int | None = Field(None, ge=1, description="Responses per prompt; null: `evaluator.n_samples`.")
     temperature: Annotated[float | None, TEMPERATURE] = Field(
         None, ge=0, description="Softmax temperature, 0 is greedy; null: `evaluator.temperature`."
     )
     max_new_tokens: int | None = Field(
-        None, ge=1, description="Longest response, in tokens; null: `evaluator.max_new_tokens`."
+        None, ge=1, description="Maximum response length in tokens; null: `evaluator.max_new_tokens`."
     )
 
 
 class EvaluatorConfig(Section):
-    """When held-out prompts are evaluated, and how; `valid_dataset` is one set of them, `datasets` are further ones."""
+    """When and how evaluation prompts are answered; `valid_dataset` is one set, `datasets` adds more."""
 
     freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
-    n_samples: int = Field(1, ge=1, description="Responses per prompt: the n of mean@n, and the largest k of pass@k.")
+    n_samples: int = Field(1, ge=1, description="Responses per prompt: the n of mean@n and the largest k of pass@k.")
     temperature: Annotated[float, TEMPERATURE] = Field(
-        0.0, ge=0, description="Softmax temperature of evaluation; 0 is greedy."
+        0.0, ge=0, description="Softmax temperature in evaluations; 0 is greedy."
     )
     max_new_tokens: int | None = Field(
-        None, ge=1, description="Longest response, in tokens; null: `gconfig.max_new_tokens`."
+        None, ge=1, description="Maximum response length in tokens; null: `gconfig.max_new_tokens`."
     )
-    pass_reward: float = Field(1.0, description="A response passes, for pass@k, where its reward is at least this.")
+    pass_reward: float = Field(1.0, description="Minimum reward with which a response passes (pass@k).")
     at_start: bool = Field(True, description="Evaluate before the first training step.")
     at_end: bool = Field(True, description="Evaluate after the last training step.")
     datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field(
         {},
-        description="Further sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and "
-        "`max_new_tokens` where they differ from the evaluator's.",
+        description=(
+            "More sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and `max_new_tokens` "
+            "where they differ."
+        ),
     )

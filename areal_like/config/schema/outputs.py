@@ -8,21 +8,20 @@ from areal_like.config.schema.section import Section
 
 
 class SaverConfig(Section):
-    """When Hugging Face checkpoints are written; the last one always is."""
+    """Hugging Face checkpoints; the last one is always written."""
 
     freq_steps: int | None = Field(
-        None, ge=1, description="Training steps between two checkpoints; null: only the last."
+        None, ge=1, description="Training steps between two checkpoints; null: only the last one."
     )
-    merge_lora: bool = Field(
-        False, description="Write the whole model with its adapters added, beside the adapters (`actor.use_lora`)."
-    )
+    merge_lora: bool = Field(False, description="Write the merged model beside the adapters (`actor.use_lora`).")
 
 
 class WandBConfig(Section):
-    """Weights & Biases; its own variables say more, such as WANDB_API_KEY and WANDB_BASE_URL."""
+    """Weights & Biases; WANDB_API_KEY and WANDB_BASE_URL are read from the environment."""
 
     mode: Literal["disabled", "offline", "online"] = Field(
-        "disabled", description="`offline`: into the run's directory, for `wandb sync`; `online`: to the server."
+        "disabled",
+        description="`offline`: write to the run's directory, for `wandb sync`; `online`: send to the server.",
     )
     project: str | None = Field(None, description="Project; null: `experiment_name`.")
     entity: str | None = Field(None, description="User or team; null: wandb's default.")
@@ -34,7 +33,7 @@ class SwanLabConfig(Section):
 
     mode: Literal["disabled", "local", "offline", "cloud"] = Field(
         "disabled",
-        description="`local`, `offline`: into the run's directory, to watch or to send later; `cloud`: sent.",
+        description="`local`, `offline`: write to the run's directory, to view or send later; `cloud`: send.",
     )
     project: str | None = Field(None, description="Project; null: `experiment_name`.")
     workspace: str | None = Field(None, description="Workspace; null: swanlab's default.")
@@ -45,13 +44,15 @@ class MLflowConfig(Section):
 
     tracking_uri: str | None = Field(
         None,
-        description="Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: no MLflow.",
+        description=(
+            "Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: MLflow is off."
+        ),
     )
     experiment_name: str | None = Field(None, description="Experiment; null: the run's `experiment_name`.")
 
 
 class RecoverConfig(Section):
-    """Checkpoints from which the same command goes on with a run that ended early."""
+    """Checkpoints from which the same command resumes an interrupted run."""
 
     mode: Literal["off", "auto", "fault"] = Field(
         "off",
@@ -59,28 +60,28 @@ class RecoverConfig(Section):
         "on with a run, whatever ended it; `fault`: only where a failure did, not the end of training or Ctrl-C.",
     )
     freq_steps: int | None = Field(
-        None, ge=1, description="Training steps between two checkpoints; null: none for that."
+        None, ge=1, description="Training steps between two recovery checkpoints; null: not by steps."
     )
     freq_secs: float | None = Field(
-        600.0, gt=0, description="Time between two checkpoints, in seconds; null: none for that. The last step has one."
+        600.0,
+        gt=0,
+        description="Seconds between two recovery checkpoints; null: not by time. The last step always has one.",
     )
-    keep: int = Field(2, ge=1, description="Checkpoints to keep: the last ones.")
+    keep: int = Field(2, ge=1, description="Number of recovery checkpoints to keep.")
 
 
 class StatsLoggerConfig(Section):
-    """Where the numbers of each step go."""
+    """Destinations of the metrics of each step."""
 
     wandb: WandBConfig = Field(WandBConfig(), description="Weights & Biases.")
     swanlab: SwanLabConfig = Field(SwanLabConfig(), description="SwanLab.")
     mlflow: MLflowConfig = Field(MLflowConfig(), description="MLflow.")
     tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
-    console: bool = Field(True, description="Print live progress and a table of steps.")
-    console_samples: int = Field(
-        2, ge=0, description="Responses that are printed at each evaluation of a set, from the worst to the best."
-    )
+    console: bool = Field(True, description="Print progress and a table of steps.")
+    console_samples: int = Field(2, ge=0, description="Responses to print at each evaluation, from worst to best.")
     samples: int | None = Field(
         256,
         ge=0,
-        description="Samples of each step and of each evaluation that are kept in `samples/`; null: all of them.",
+        description="Samples per step and evaluation to keep in `samples/`; null: all.",
     )
-    report: bool = Field(True, description="Write `report.html` to the run's directory as the run goes on.")
+    report: bool = Field(True, description="Keep `report.html` in the run's directory up to date.")

@@ -13,8 +13,10 @@ SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a re
 class GenerationConfig(Section):
     """How responses are sampled during training."""
 
-    n_samples: int = Field(8, ge=1, description="Responses per prompt: the group that advantages are normalised over.")
-    max_new_tokens: int = Field(512, ge=1, description="Longest response, in tokens.")
+    n_samples: int = Field(
+        8, ge=1, description="Responses per prompt; they form the group over which advantages are normalised."
+    )
+    max_new_tokens: int = Field(512, ge=1, description="Maximum response length in tokens.")
     temperature: float = Field(
         1.0, ge=LEAST_TEMPERATURE, description="Softmax temperature; the trainer scales its log-probs the same way."
     )
@@ -27,74 +29,92 @@ class GenerationConfig(Section):
 
 
 class EpisodeConfig(Section):
-    """The limits of one episode of `workflow`, and how many may fail."""
+    """Limits of an episode of `workflow`."""
 
-    max_turns: int = Field(16, ge=1, description="Most completions of one episode; a further one is refused.")
+    max_turns: int = Field(16, ge=1, description="Maximum completions of one episode; later requests are refused.")
     max_tokens: int | None = Field(
         None,
         ge=1,
-        description="Longest trajectory of an episode, in tokens, with prompts and tool output; null: max_prompt_length "
-        "+ gconfig.max_new_tokens, the longest of a single turn. `gconfig.max_new_tokens` bounds each turn.",
+        description=(
+            "Maximum trajectory length of an episode in tokens, prompts and tool output included; null: "
+            "max_prompt_length + gconfig.max_new_tokens. Each turn is limited by `gconfig.max_new_tokens`."
+        ),
     )
-    timeout_s: float = Field(600.0, gt=0, description="Longest time of one episode, in seconds; then it has failed.")
+    timeout_s: float = Field(600.0, gt=0, description="Maximum seconds of one episode; a longer one fails.")
     max_failed_share: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Share of the latest batch of episodes that may fail, by whatever cause; beyond it the run ends.",
+        description=(
+            "Share of the latest batch of episodes that may fail for any reason; a larger share ends the run."
+        ),
     )
     endpoint: bool = Field(
         False,
-        description="Answer an episode's requests on a port of loopback too, for agents in processes of their own: "
-        "`client.base_url` and `client.api_key` work there.",
+        description=(
+            "Serve an episode's requests on a loopback port too, for agents in processes of their own, which use "
+            "`client.base_url` and `client.api_key`."
+        ),
     )
     tool_call_parser: str | None = Field(
         None,
-        description="SGLang's name for how the model family writes tool calls, such as `qwen25`; null: requests with tools "
-        "are refused.",
+        description=(
+            "SGLang's name of the model family's tool-call format, such as `qwen25`; null: requests with tools "
+            "are refused."
+        ),
     )
 
 
 class RolloutConfig(Section):
-    """How many responses are in flight and how old they may grow."""
+    """Responses in flight, staleness, and limits of the servers."""
 
-    backend: str | None = Field(None, description="Layout of the servers, such as `sglang:d4t4`: 4 servers of 4 GPUs.")
+    backend: str | None = Field(
+        None, description="Layout of the servers, such as `sglang:d4t4`: 4 servers of 4 GPUs each."
+    )
     max_head_offpolicyness: int = Field(
-        0, ge=0, description="Staleness bound η in weight versions, kept for every trajectory; 0 is synchronous."
+        0, ge=0, description="Staleness bound η in weight versions, which no trajectory exceeds; 0 is synchronous."
     )
     sharing: Literal["resident", "alternate"] = Field(
         "resident",
-        description="How servers share GPUs with the trainer, where the layout has them do so. `resident`: both stay on "
-        "them; `alternate`: they take turns, and the other one's memory is free (`weight_update.requests` says what becomes "
-        "of requests that run then).",
+        description=(
+            "How servers and trainer share GPUs, if the layout puts them on the same ones. `resident`: colocated,"
+            " both stay on the GPUs; `alternate`: time-shared, each has the memory during its time slice "
+            "(`weight_update.requests` decides about running requests)."
+        ),
     )
     max_concurrent_rollouts: int | None = Field(
-        None, ge=1, description="Most samples in flight; null: as many as the staleness bound admits."
+        None, ge=1, description="Maximum samples in flight; null: as many as the staleness bound admits."
     )
     oversampling: float = Field(
         0.0,
         ge=0,
         le=4,
-        description="Groups that run beyond what the staleness bound needs, as a share of `train_dataset.batch_size`. A step "
-        "takes the groups that finish first, and as many that are unfinished are cancelled for others. This saves the wait "
-        "for the longest responses and biases what is trained towards short ones: prompts with long responses are trained "
-        "less often than the dataset has them. 0: every prompt that was started is trained.",
+        description=(
+            "Groups beyond what the staleness bound needs, as a share of `train_dataset.batch_size`. A step takes"
+            " the groups that finish first and cancels as many unfinished ones. This avoids waiting for the "
+            "longest responses but biases training towards short ones: prompts with long responses are trained "
+            "less often. 0: every started prompt is trained."
+        ),
     )
     prefill_once: bool = Field(
         True,
-        description="Send a group's other samples when the first has begun, so that they share its prompt; false: at "
-        "once, as for prompts of less than 64 tokens.",
+        description=(
+            "Send the other samples of a group when the first has started, so that they share its prompt; false: "
+            "send all at once, as with prompts of fewer than 64 tokens."
+        ),
     )
     client_processes: int = Field(
         0,
         ge=0,
-        description="Processes that read and decode the servers' answers for the controller, one per 1.5 M tokens per second "
-        "or so, on the nodes of the servers; 0: the controller does, which one core does at up to 2 M tokens per second.",
+        description=(
+            "Processes that read the servers' answers for the controller, on the servers' nodes, one per 1.5 M "
+            "tokens per second or so; 0: the controller reads them, up to about 2 M tokens per second per core."
+        ),
     )
     request_timeout_s: float = Field(
-        600.0, gt=0, description="Longest time that a server may do nothing while it has requests, in seconds."
+        600.0, gt=0, description="Maximum seconds without progress of a server that has requests."
     )
-    startup_timeout_s: float = Field(600.0, gt=0, description="Longest wait until every server is ready, in seconds.")
+    startup_timeout_s: float = Field(600.0, gt=0, description="Maximum seconds until every server is ready.")
     max_restarts: int = Field(
         3,
         ge=0,
@@ -102,19 +122,23 @@ class RolloutConfig(Section):
         "the layout (`max_servers`) its own; one death more is the end of that server alone.",
     )
     min_servers: int = Field(
-        1, ge=1, description="Servers that have to be left for a run to go on while another one is started again."
+        1, ge=1, description="Servers that must be left for the run to continue while another one restarts."
     )
     max_servers: int | None = Field(
         None,
         ge=1,
-        description="Servers that the run may have: those of the layout, and further ones of their size while it runs, on "
-        "whatever GPUs the existing cluster (`scheduler.type: ray`) has free or gets; null: those of the layout.",
+        description=(
+            "Maximum servers: those of the layout plus elastic ones of the same size on GPUs that the existing "
+            "cluster (`scheduler.type: ray`) has free; null: those of the layout."
+        ),
     )
     max_logprob_diff: float | None = Field(
         None,
         gt=0,
-        description="Largest mean distance between the trainer's and the servers' log-probs of the same responses at "
-        "version 0; beyond it the run ends before its first step; null: 0.001 in float32, 0.1 in bfloat16.",
+        description=(
+            "Maximum mean difference between log-probs of trainer and servers for the same responses at version "
+            "0; a larger one ends the run before its first step. null: 0.001 in float32, 0.1 in bfloat16."
+        ),
     )
 
     @property
@@ -127,27 +151,30 @@ class SGLangConfig(Section):
     """Settings of each SGLang server; device, data type and tensor parallel size come from the run."""
 
     mem_fraction_static: float = Field(
-        0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; unused on CPU."
+        0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; ignored on CPU."
     )
     context_length: int | None = Field(
-        None, ge=1, description="Positions of the server's context, in tokens; null: as many as the run needs."
+        None, ge=1, description="Context length of a server in tokens; null: as long as the run needs."
     )
     attention_backend: str | None = Field(
-        None, description="SGLang's attention kernels, such as `triton`; null: SGLang's choice (torch_native on CPU)."
+        None, description="SGLang attention backend, such as `triton`; null: SGLang's default (torch_native on CPU)."
     )
     max_running_requests: int | None = Field(
-        None, ge=1, description="Most requests a server decodes at once; null: SGLang's choice."
+        None, ge=1, description="Maximum requests that a server decodes at once; null: SGLang's default."
     )
     deterministic: bool = Field(
         False,
-        description="Samples depend on `seed` and weights alone, not on what shares their batch; slower, and not on CPU.",
+        description="Samples depend on `seed` and weights only, not on the rest of their batch; slower, GPUs only.",
     )
     port: int | None = Field(
-        None, ge=1024, le=65535, description="Port of the first server, the next ones follow; null: free ports."
+        None, ge=1024, le=65535, description="Port of the first server; the others use the next ones. null: free ports."
     )
     extra_args: dict[str, bool | int | float | str] = Field(
         {},
-        description="Further `sglang.launch_server` options by name, such as `schedule_policy: lpm`; only what works with weight updates.",
+        description=(
+            "More `sglang.launch_server` options by name, such as `schedule_policy: lpm`; options that conflict "
+            "with weight updates are refused."
+        ),
     )
 
 
@@ -156,13 +183,18 @@ class WeightUpdateConfig(Section):
 
     mode: Literal["disk", "collective", "ipc"] = Field(
         "collective",
-        description="`disk`: a checkpoint that servers read; `collective`: broadcast (nccl; gloo on CPU, and where the "
-        "trainer's first rank shares its GPU with a server); `ipc`: servers read out of the memory of the trainer on the same GPUs.",
+        description=(
+            "Weight transport. `disk`: a checkpoint that servers read; `collective`: broadcast (NCCL; gloo on CPU"
+            " and where the trainer's first rank shares its GPU with a server); `ipc`: servers read the memory of"
+            " the trainer rank on the same GPU."
+        ),
     )
     requests: Literal["in_place", "recompute", "drain"] = Field(
         "in_place",
-        description="What becomes of running requests. `in_place`: they go on under the new weights with the keys and "
-        "values that they have; `recompute`: these are made anew by the new weights; `drain`: the update waits for them.",
+        description=(
+            "What happens to running requests. `in_place`: they continue with the new weights on their KV cache; "
+            "`recompute`: their KV cache is recomputed with the new weights; `drain`: the update waits for them."
+        ),
     )
     timeout_s: float = Field(
         300.0,
@@ -171,16 +203,17 @@ class WeightUpdateConfig(Section):
         "With `drain` it begins when the last response has ended, and is the longest time in which none may grow.",
     )
     bucket_mb: int = Field(
-        512, ge=1, description="Tensors sent at once, in MiB; with `ipc` it is the larger of this and `ahead_mb`."
+        512, ge=1, description="Size of one transfer in MiB; with `ipc` the larger of this and `prefetch_mb`."
     )
-    ahead_mb: int = Field(
+    prefetch_mb: int = Field(
         4096,
         ge=0,
-        description="Most that the trainer gathers before the servers pause, in MiB of its GPU; at least one bucket. What "
-        "is left is gathered while requests wait, a bucket at a time or, with `ipc`, as much at a time.",
+        description=(
+            "Maximum MiB of weights that the trainer gathers on its GPU before the servers pause; at least one "
+            "bucket. The rest is gathered during the pause, bucket by bucket, or with `ipc` this much at a time."
+        ),
     )
     checksum: bool = Field(
         False,
-        description="Compare a checksum of every tensor that a server was given with the trainer's, before the server goes "
-        "on. They are added up as they are gathered, with `disk` once more for that.",
+        description=("Compare a checksum of every tensor on each server with the trainer's before the server resumes."),
     )

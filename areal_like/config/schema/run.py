@@ -42,48 +42,50 @@ class RunConfig(Section):
     trial_name: Annotated[str, NAME] = Field(
         "",
         pattern=r"^(\w[\w.-]*)?$",
-        description="Second part of the run's directory; empty: the time at which the run starts.",
+        description="Second part of the run's directory; empty: the start time.",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="Seed of weights, data order and sampling.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="`auto`: CUDA where this host has a GPU, else CPU."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA if this host has a GPU, else CPU.")
     allocation_mode: str | None = Field(
         None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."
     )
     total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
-    total_train_steps: int | None = Field(None, ge=1, description="Stop after this many training steps; null: never.")
+    total_train_steps: int | None = Field(None, ge=1, description="Maximum training steps; null: no limit.")
     algorithm: str = Field(
         "grpo",
-        description="`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, `sft`, or a function of "
-        "yours, `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md)).",
+        description=(
+            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, `sft`, or your own"
+            " function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
+        ),
     )
     tokenizer_path: Annotated[str | None, PATH] = Field(
         None, description="Tokenizer in Hugging Face form; null: the model's own."
     )
 
-    cluster: ClusterConfig = Field(ClusterConfig(), description="The machines.")
-    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="The Ray cluster.")
-    train_dataset: TrainDatasetConfig = Field(description="The prompts that are trained on.")
-    valid_dataset: ValidDatasetConfig | None = Field(None, description="The held-out prompts.")
+    cluster: ClusterConfig = Field(ClusterConfig(), description="Machines.")
+    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="Ray cluster.")
+    train_dataset: TrainDatasetConfig = Field(description="Training prompts.")
+    valid_dataset: ValidDatasetConfig | None = Field(None, description="Evaluation prompts.")
     gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
-    reward: RewardConfig = Field(RewardConfig(), description="Judging.")
+    reward: RewardConfig = Field(RewardConfig(), description="Scoring.")
     workflow: str | None = Field(
         None,
-        description="Own workflow, `my_workflow.py:run` or `package.module:run`, with the parameters (row, client) or "
-        "(prompt, n, rollout); null: a prompt, n samples, a reward for each.",
+        description=(
+            "Your own workflow, `my_workflow.py:run` or `package.module:run`, with parameters (row, client) or "
+            "(prompt, n, rollout); null: one prompt, n samples, one reward each."
+        ),
     )
     episode: EpisodeConfig = Field(EpisodeConfig(), description="Limits of an episode of `workflow`.")
-    actor: ActorConfig = Field(description="The trainer.")
-    ref: ReferenceConfig | None = Field(None, description="The reference policy; null: none.")
-    critic: CriticConfig | None = Field(None, description="The critic; null: none.")
-    rollout: RolloutConfig = Field(RolloutConfig(), description="The rollout.")
-    sglang: SGLangConfig = Field(SGLangConfig(), description="The servers.")
-    weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="The way of new weights.")
+    actor: ActorConfig = Field(description="Trainer.")
+    ref: ReferenceConfig | None = Field(None, description="Reference model; null: none.")
+    critic: CriticConfig | None = Field(None, description="Critic; null: none.")
+    rollout: RolloutConfig = Field(RolloutConfig(), description="Rollout.")
+    sglang: SGLangConfig = Field(SGLangConfig(), description="Servers.")
+    weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="Weight transport.")
     warm_start: WarmStartConfig | None = Field(None, description="Supervised training first; null: none.")
     evaluator: EvaluatorConfig = Field(EvaluatorConfig(), description="Evaluation.")
     saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
-    recover: RecoverConfig = Field(RecoverConfig(), description="Going on with a run that ended early.")
+    recover: RecoverConfig = Field(RecoverConfig(), description="Resuming an interrupted run.")
     stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
 
     @property

@@ -41,41 +41,43 @@ _TEXTS = BeforeValidator(_texts)
 
 
 class InitModelConfig(Section):
-    """A Qwen3 shape with random weights, written in Hugging Face form at the start of the run."""
+    """A Qwen3 model with random weights, written in Hugging Face form at the start of the run."""
 
     tokenizer: Literal["arithmetic", "bytes"] = Field(
         "arithmetic", description="`arithmetic`: the generated problems' words and single digits; `bytes`: any text."
     )
-    vocab_size: int | None = Field(
-        None, ge=1, description="Rows of the embedding; null: as many as the tokenizer has entries."
-    )
+    vocab_size: int | None = Field(None, ge=1, description="Embedding rows; null: the size of the tokenizer.")
     hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
     num_hidden_layers: int = Field(3, ge=1, le=10**4, description="Number of layers.")
     num_attention_heads: int = Field(4, ge=1, description="Query heads.")
-    num_key_value_heads: int = Field(2, ge=1, description="Key and value heads (GQA groups).")
+    num_key_value_heads: int = Field(2, ge=1, description="Key/value heads (GQA groups).")
     head_dim: int = Field(32, ge=2, description="Width of one head; even.")
     intermediate_size: int = Field(384, ge=1, description="Width of the dense feed-forward layer.")
     max_position_embeddings: int = Field(512, ge=1, description="Longest sequence, in tokens.")
     tie_word_embeddings: bool = Field(
-        True, description="Share the input embedding with the output layer; has to be false with experts."
+        True, description="Share the input embedding with the output layer; must be false for models with experts."
     )
     num_experts: int | None = Field(None, ge=2, description="Experts per layer (Qwen3-MoE); null: a dense model.")
-    num_experts_per_tok: int = Field(2, ge=1, description="Experts that each token is routed to.")
+    num_experts_per_tok: int = Field(2, ge=1, description="Experts per token.")
     moe_intermediate_size: int = Field(128, ge=1, description="Width of one expert's feed-forward layer.")
 
 
 class MicroBatchConfig(Section):
-    """How a batch is cut into micro-batches."""
+    """How a batch is split into micro-batches."""
 
     max_tokens_per_mb: int = Field(
         16384,
         ge=1,
-        description="Most tokens in one packed micro-batch of a data-parallel rank, over its CP ranks.",
+        description=(
+            "Maximum tokens of a packed micro-batch of one data-parallel rank, counted over its context-parallel ranks."
+        ),
     )
     share_prompts: bool = Field(
         False,
-        description="Whether a prompt is computed once for all of its samples in a micro-batch, with the same gradients."
-        " Not under Megatron's context parallelism.",
+        description=(
+            "Compute a prompt once for all of its samples in a micro-batch, with the same gradients. Not with "
+            "Megatron's context parallelism."
+        ),
     )
 
 
@@ -88,23 +90,25 @@ class OptimizerConfig(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
     beta2: float = Field(0.95, ge=0, lt=1, description="Decay of the second moment.")
     eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    gradient_clipping: float = Field(1.0, gt=0, description="Largest global gradient norm.")
+    gradient_clipping: float = Field(1.0, gt=0, description="Maximum global gradient norm.")
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape of the learning rate after warm-up, over the run's steps."
+        "constant", description="Learning-rate schedule after the warm-up, over all steps of the run."
     )
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
     warmup_steps_proportion: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="`warmup_steps` as a share of the run's optimizer steps; the larger of both counts.",
+        description="`warmup_steps` as a share of the run's optimizer steps; the larger of the two applies.",
     )
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of `lr`.")
     max_skipped_steps: int = Field(
         3,
         ge=0,
-        description="Optimizer steps in a row that may be skipped because the gradient is not finite; one more ends the "
-        "run.",
+        description=(
+            "Maximum consecutive optimizer steps that are skipped because the gradient is not finite; the next "
+            "one ends the run."
+        ),
     )
 
     def warmup(self, total_steps: int) -> int:
@@ -113,272 +117,305 @@ class OptimizerConfig(Section):
 
 
 class MegatronConfig(Section):
-    """Settings of the Megatron trainer; parallel sizes come from the allocation alone."""
+    """Megatron trainer settings; parallel sizes come from the allocation only."""
 
     bridge_type: Literal["mbridge", "megatron-bridge"] = Field(
-        "mbridge", description="Library that converts weights between Hugging Face and Megatron names."
+        "mbridge", description="Library that converts weights between Hugging Face and Megatron."
     )
-    use_deterministic_algorithms: bool = Field(
-        False, description="Bitwise reproducible kernels only, at some loss of speed."
-    )
-    use_distributed_optimizer: bool = Field(
-        True, description="Shard the optimizer's state over the data-parallel ranks."
-    )
+    use_deterministic_algorithms: bool = Field(False, description="Use bitwise reproducible kernels only; slower.")
+    use_distributed_optimizer: bool = Field(True, description="Shard the optimizer state over the data-parallel ranks.")
     use_dist_checkpointing: bool = Field(
         False,
-        description="Start from `dist_checkpointing_path` instead of the weights in `path`, which may have none then.",
+        description="Start from `dist_checkpointing_path` instead of the weights in `path`, which then need none.",
     )
     dist_checkpointing_path: Annotated[str | None, PATH] = Field(
         None,
-        description="Megatron distributed checkpoint of any layout, such as `areal-like convert-checkpoint` makes.",
+        description=(
+            "Megatron distributed checkpoint of any layout, such as one that `areal-like convert-checkpoint` writes."
+        ),
     )
     recompute_granularity: Literal["full", "selective"] | None = Field(
         None, description="Activations to recompute in the backward pass; null: none."
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
-        None, description="How layers are chosen; goes with `recompute_granularity: full`."
+        None, description="How `recompute_granularity: full` selects layers."
     )
     recompute_num_layers: int | None = Field(
         None, ge=1, description="Layers per recomputed unit (`uniform`) or recomputed layers (`block`)."
     )
     recompute_modules: list[RecomputedModule] | None = Field(
-        None, description="What `recompute_granularity: selective` recomputes; null: `core_attn`."
+        None, description="Modules that `recompute_granularity: selective` recomputes; null: `core_attn`."
     )
     moe_layer_recompute: bool = Field(
-        False, description="Recompute the experts' layers in the backward pass: `moe` of `recompute_modules`."
+        False, description="Recompute MoE layers in the backward pass, as `moe` in `recompute_modules` does."
     )
     moe_token_dispatcher_type: Literal["alltoall", "flex", "allgather"] = Field(
         "alltoall",
-        description="How tokens reach the ranks of their experts; `flex` is DeepEP. `allgather` is refused: it takes equally "
-        "long micro-batches only.",
+        description=(
+            "How tokens reach the ranks of their experts; `flex` is DeepEP. `allgather` is refused, because it "
+            "needs micro-batches of equal length."
+        ),
     )
     moe_grouped_gemm: bool = Field(
         True,
-        description="Compute the experts of a rank in one call; false, one after another, goes with `bridge_type: "
-        "megatron-bridge`.",
+        description=(
+            "Compute all experts of a rank in one call. `false` computes them one by one and needs `bridge_type: "
+            "megatron-bridge`."
+        ),
     )
     overlap_grad_reduce: bool | None = Field(
         None,
-        description="Reduce gradients over data-parallel ranks while more are computed; null: on GPUs, where there are such "
-        "ranks.",
+        description=(
+            "Overlap the gradient reduction over data-parallel ranks with the backward pass; null: on GPUs with "
+            "data parallelism."
+        ),
     )
     overlap_param_gather: bool = Field(
         False,
-        description="Gather updated weights while the next forward pass begins; with `use_distributed_optimizer` and "
-        "`overlap_grad_reduce`.",
+        description=(
+            "Overlap gathering the updated weights with the next forward pass; needs `use_distributed_optimizer` "
+            "and `overlap_grad_reduce`."
+        ),
     )
     param_offload: bool = Field(
-        False, description="Keep weights in host memory, except while they are computed with, sent or saved."
+        False, description="Keep weights in host memory except during computation, weight updates and checkpoints."
     )
-    grad_offload: bool = Field(False, description="Free the gradients' memory, except in forward and backward passes.")
+    grad_offload: bool = Field(False, description="Free gradient memory except during forward and backward passes.")
     optimizer_offload: bool = Field(
         False,
-        description="Keep the optimizer's state, float32 weights among it, in host memory, except while the optimizer steps "
-        "and while it is saved.",
+        description=(
+            "Keep the optimizer state, fp32 weights included, in host memory except during optimizer steps and "
+            "checkpoints."
+        ),
     )
     use_precision_aware_optimizer: bool = Field(
         False,
-        description="Let the distributed optimizer keep the four below in fewer bits (Transformer Engine's Adam, on GPUs).",
+        description=(
+            "Use low-precision optimizer states, as the next four keys set them (Transformer Engine's Adam, GPUs only)."
+        ),
     )
     main_params_dtype: Literal["float32", "float16"] = Field(
-        "float32", description="Data type of its weights, in which steps add up."
+        "float32", description="Data type of the optimizer's main weights."
     )
     main_grads_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Data type of the gradients that it takes, and in which they are reduced."
+        "float32", description="Data type in which gradients are reduced and passed to the optimizer."
     )
     exp_avg_dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Data type of its first moment."
+        "float32", description="Data type of the first moment."
     )
     exp_avg_sq_dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Data type of its second moment."
+        "float32", description="Data type of the second moment."
     )
     override_transformer_config: dict[str, Any] = Field(
         {},
-        description="Further fields of Megatron-core's TransformerConfig, by name. Unknown names are refused, and so is"
-        " what TransformerConfig does not take, which is tried before start.",
+        description=(
+            "More fields of Megatron-core's TransformerConfig, by name. Unknown names and values that "
+            "TransformerConfig rejects are refused before the start."
+        ),
     )
 
 
 class FSDPConfig(Section):
-    """Settings of the FSDP trainer."""
+    """FSDP trainer settings."""
 
     gradient_checkpointing: bool = Field(False, description="Recompute each layer's activations in the backward pass.")
     offload_params: bool = Field(
-        False, description="Keep parameters, gradients and optimizer state in host memory; nothing on CPU."
+        False, description="Keep parameters, gradients and optimizer state in host memory; no effect on CPU."
     )
 
 
 class NormConfig(Section):
-    """What values are compared with: less their mean, in their standard deviations."""
+    """Normalisation of values: subtract a mean, divide by a standard deviation."""
 
     mean_level: Literal["group", "batch"] | None = Field(
-        None, description="Values whose mean is subtracted: those of the prompt's group or of the step; null: none."
+        None, description="Scope of the subtracted mean: the prompt's group or the whole batch; null: subtract no mean."
     )
-    mean_leave1out: bool = Field(False, description="Leave a value out of the mean that it is compared with.")
+    mean_leave1out: bool = Field(False, description="Exclude a value from the mean it is compared with.")
     std_level: Literal["group", "batch"] | None = Field(
-        None, description="Values whose standard deviation divides; null: none."
+        None, description="Scope of the standard deviation to divide by; null: do not divide."
     )
-    std_unbiased: bool = Field(
-        False, description="Divide the squared distances of n values by n - 1 instead of n in that standard deviation."
-    )
+    std_unbiased: bool = Field(False, description="Divide by n - 1 instead of n in the standard deviation.")
 
 
 class EngineConfig(Section):
-    """A model on trainer ranks: what every role of a run that computes one has."""
+    """A model on trainer ranks, and the settings that every such role has."""
 
     backend: str | None = Field(None, description="Layout of the trainer, such as `megatron:d2`.")
     path: Annotated[str | None, PATH] = Field(
         None, description="Model in Hugging Face form: a directory or a name on the hub."
     )
     dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="Data type of weights and activations.")
-    mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="How a batch is cut into micro-batches.")
-    megatron: MegatronConfig = Field(MegatronConfig(), description="Settings of the Megatron trainer.")
-    fsdp: FSDPConfig = Field(FSDPConfig(), description="Settings of the FSDP trainer (`backend: fsdp:d4`).")
+    mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="Micro-batches.")
+    megatron: MegatronConfig = Field(MegatronConfig(), description="Megatron settings.")
+    fsdp: FSDPConfig = Field(FSDPConfig(), description="FSDP settings (`backend: fsdp:d4`).")
     offload: bool = Field(
         False,
-        description="Keep weights, gradients and optimizer state in host memory while nothing is asked of the role: each call "
-        "has on the GPU what it needs (`param_offload`, `grad_offload` and `optimizer_offload`, on any backend).",
+        description=(
+            "Keep weights, gradients and optimizer state in host memory between calls. Sets `param_offload`, "
+            "`grad_offload` and `optimizer_offload`, with any backend."
+        ),
     )
     env_vars: Annotated[dict[str, str], _TEXTS] = Field(
         {},
-        description="Further environment variables of the ranks, such as `NVTE_FUSED_ATTN`; they come before the run's.",
+        description=(
+            "Environment variables of the ranks, such as `NVTE_FUSED_ATTN`; they take precedence over the run's own."
+        ),
     )
     timeout_s: float = Field(
         1800.0,
         gt=0,
-        description="Longest time for one call of the trainer, such as loading, a step or a save, in seconds.",
+        description="Maximum seconds of one trainer call, such as loading, a step or a checkpoint.",
     )
 
 
 class ActorConfig(EngineConfig):
-    """The policy that is trained."""
+    """The policy to train."""
 
     init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
-    use_lora: bool = Field(
-        False, description="Train low-rank adapters beside the weights, which stay as they are (see [LoRA](lora.md))."
-    )
+    use_lora: bool = Field(False, description="Train low-rank adapters and freeze the weights (see [LoRA](lora.md)).")
     peft_type: Literal["lora"] = Field("lora", description="Kind of adapter.")
     lora_rank: int = Field(32, ge=1, description="Rank of each adapter.")
-    lora_alpha: int = Field(16, ge=1, description="What adapters add counts `lora_alpha / lora_rank` times.")
+    lora_alpha: int = Field(
+        16, ge=1, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`."
+    )
     target_modules: list[str] = Field(
         [ALL_LINEAR],
         min_length=1,
-        description="Linear layers that get an adapter, by the last part of their Hugging Face names, such as `q_proj`; "
-        "`all-linear`: all but the output layer.",
+        description=(
+            "Linear layers with adapters, by the last part of their Hugging Face names, such as `q_proj`; "
+            "`all-linear`: all except the output layer."
+        ),
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
     eps_clip: float | None = Field(
-        None, gt=0, le=1, description="Clip range of the probability ratio below: 1 - eps_clip; null: the algorithm's."
+        None,
+        gt=0,
+        le=1,
+        description="Lower clip range of the probability ratio, 1 - eps_clip; null: set by the algorithm.",
     )
     eps_clip_higher: float | None = Field(
         None,
         gt=0,
-        description="Clip range above: 1 + eps_clip_higher; null: the algorithm's, or `eps_clip` where that is set.",
+        description="Upper clip range, 1 + eps_clip_higher; null: `eps_clip` if set, else set by the algorithm.",
     )
     c_clip: float | None = Field(
         None,
         gt=1,
-        description="Dual clip: a negative advantage counts at most this many times; null: the algorithm's.",
+        description="Dual clip: maximum factor of a negative advantage; null: set by the algorithm.",
     )
     importance_sampling_level: Literal["token", "sequence"] | None = Field(
         None,
-        description="Whether the clipped ratio is a token's, or the geometric mean over its sequence (GSPO); null: the "
-        "algorithm's.",
+        description=(
+            "Level of the clipped ratio: one token, or the geometric mean over its sequence (GSPO); null: set by "
+            "the algorithm."
+        ),
     )
     use_decoupled_loss: bool | None = Field(
         None,
-        description="Clip against the weights that the step starts from, and weight by their distance from those that "
-        "generated (decoupled PPO); false: clip against those that generated; null: the algorithm's.",
+        description=(
+            "Clip against the weights at the start of the step, and weight tokens by the ratio of these to the "
+            "weights that generated them (decoupled PPO). false: clip against the weights that generated them. "
+            "null: set by the algorithm."
+        ),
     )
     behave_imp_weight_mode: BehaviourMode | None = Field(
         None,
-        description="The behaviour weight (proximal over behaviour probability) of a token, of its sequence, or that "
-        "one's geometric mean over tokens, which is limited to the cap or 0 beyond it; null: the algorithm's.",
+        description=(
+            "Behaviour importance weight (proximal over behaviour probability): per token, per sequence, or "
+            "geometric mean over a sequence; `truncate` caps it, `mask` sets it to 0 beyond the cap. null: set by"
+            " the algorithm."
+        ),
     )
     behave_imp_weight_cap: float | None = Field(
-        None, ge=1, description="Cap of the behaviour weight; null: the algorithm's."
+        None, ge=1, description="Cap of the behaviour importance weight; null: set by the algorithm."
     )
     entropy_coeff: float | None = Field(
-        None, ge=0, description="Weight of the entropy bonus in the loss; null: the algorithm's."
+        None, ge=0, description="Weight of the entropy bonus in the loss; null: set by the algorithm."
     )
     kl_ctl: float | None = Field(
         None,
         ge=0,
-        description="Weight of the KL divergence from `ref` in the reward of each token; null: the algorithm's.",
+        description="Weight of the KL divergence from `ref` in each token's reward; null: set by the algorithm.",
     )
     kl_loss_coef: float | None = Field(
-        None, ge=0, description="Weight of the KL divergence from `ref` in the loss; null: the algorithm's."
+        None, ge=0, description="Weight of the KL divergence from `ref` in the loss; null: set by the algorithm."
     )
     kl_estimator: KLEstimator | None = Field(
-        None, description="Estimator of that divergence; null: k1 in the reward, k3 in the loss."
+        None, description="Estimator of the KL divergence; null: k1 in the reward, k3 in the loss."
     )
     reward_scaling: float = Field(
-        1.0, gt=0, description="Factor of rewards, after `reward_bias` and before their norm."
+        1.0, gt=0, description="Factor of rewards, applied after `reward_bias` and before normalisation."
     )
     reward_bias: float = Field(0.0, description="Added to rewards before `reward_scaling`.")
     reward_clip: float | None = Field(
-        None, gt=0, description="Largest absolute reward after `reward_scaling`; null: not clipped."
+        None, gt=0, description="Maximum absolute reward after `reward_scaling`; null: no limit."
     )
-    reward_norm: NormConfig | None = Field(
-        None, description="How rewards are normalised; null: as the algorithm does it."
-    )
+    reward_norm: NormConfig | None = Field(None, description="Normalisation of rewards; null: set by the algorithm.")
     adv_norm: NormConfig | None = Field(
-        None, description="How advantages are normalised, over tokens; null: as the algorithm does it."
+        None, description="Normalisation of advantages over tokens; null: set by the algorithm."
     )
     discount: float | None = Field(
-        None, gt=0, le=1, description="Discount of later rewards per token; null: the algorithm's."
+        None, gt=0, le=1, description="Discount of later rewards per token; null: set by the algorithm."
     )
     gae_lambda: float | None = Field(
-        None, ge=0, le=1, description="λ of generalised advantage estimation; null: the algorithm's."
+        None, ge=0, le=1, description="λ of generalised advantage estimation; null: set by the algorithm."
     )
     loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] | None = Field(
         None,
-        description="What counts the same in the loss: each token, each sequence, or each token with "
-        "`gconfig.max_new_tokens` as the length that all sequences are divided by; null: the algorithm's.",
+        description=(
+            "What has equal weight in the loss: each token, each sequence, or each token with every sequence "
+            "divided by `gconfig.max_new_tokens` (`constant`); null: set by the algorithm."
+        ),
     )
     overlong_penalty_factor: float | None = Field(
-        None, ge=0, description="Largest reward that an overlong response loses (DAPO); null: the algorithm's."
+        None, ge=0, description="Maximum penalty of an overlong response (DAPO); null: set by the algorithm."
     )
     overlong_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens before `gconfig.max_new_tokens` in which that penalty grows from 0; null: a fifth of it.",
+        description=(
+            "Number of tokens before `gconfig.max_new_tokens` over which the penalty grows from 0; null: a fifth of it."
+        ),
     )
     dynamic_sampling: bool | None = Field(
         None,
-        description="Generate other groups instead of those whose rewards are all equal (DAPO); null: the algorithm's.",
+        description="Replace groups whose rewards are all equal by new ones (DAPO); null: set by the algorithm.",
     )
     max_dropped_groups: int = Field(
-        64, ge=0, description="Most such groups in a row that are replaced; the next ones are kept."
+        64, ge=0, description="Maximum consecutive groups that are replaced; further ones are kept."
     )
     skip_zero_advantages: bool | None = Field(
         None,
-        description="Leave responses whose advantages are all 0, as in a group of equal rewards, out of the training "
-        "pass: it is shorter, and has the same gradient but for experts' load balancing. Statistics such as entropy and "
-        "kl are then those of the others; null: false.",
+        description=(
+            "Exclude responses whose advantages are all 0 from the training pass. The gradient stays the same "
+            "except for expert load balancing; entropy and KL statistics cover the remaining responses. null: "
+            "false."
+        ),
     )
     dpo_beta: float = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")
 
 
 class SchedulingStrategyConfig(Section):
-    """Whose GPUs a role runs on."""
+    """Placement of a role."""
 
     type: Literal["colocation", "separation"] = Field(
         "colocation", description="`colocation`: on the GPUs of `target`; `separation`: on GPUs of its own."
     )
-    target: Literal["actor", "rollout"] = Field("actor", description="The role whose GPUs are shared.")
+    target: Literal["actor", "rollout"] = Field("actor", description="Role whose GPUs are shared.")
 
 
 class RoleConfig(Section):
-    """A model beside the actor, on trainer ranks of its own. What is null is as the actor has it."""
+    """A model beside the actor, on trainer ranks of its own. null means the actor's value."""
 
     backend: str | None = Field(
         None,
-        description="Layout, such as `megatron:t2`; null: that in `allocation_mode`, else the actor's on its GPUs.",
+        description=(
+            "Layout, such as `megatron:t2`; null: from `allocation_mode`, else the actor's layout on the actor's GPUs."
+        ),
     )
     scheduling_strategy: SchedulingStrategyConfig = Field(
-        SchedulingStrategyConfig(), description="Where `backend` is placed, unless it names GPUs with `@`."
+        SchedulingStrategyConfig(), description="Placement of `backend`, unless it names GPUs with `@`."
     )
     path: Annotated[str | None, PATH] = Field(
         None, description="Model in Hugging Face form: a directory or a name on the hub; null: the actor's."
@@ -386,56 +423,56 @@ class RoleConfig(Section):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Data type of weights and activations; null: the actor's."
     )
-    mb_spec: MicroBatchConfig | None = Field(
-        None, description="How a batch is cut into micro-batches; null: as for the actor."
-    )
-    megatron: MegatronConfig | None = Field(None, description="Settings of the Megatron trainer; null: the actor's.")
-    fsdp: FSDPConfig | None = Field(None, description="Settings of the FSDP trainer; null: the actor's.")
+    mb_spec: MicroBatchConfig | None = Field(None, description="Micro-batches; null: the actor's.")
+    megatron: MegatronConfig | None = Field(None, description="Megatron settings; null: the actor's.")
+    fsdp: FSDPConfig | None = Field(None, description="FSDP settings; null: the actor's.")
     offload: bool | None = Field(
-        None, description="Keep it all in host memory while nothing is asked of the role; null: as for the actor."
+        None, description="Keep the model in host memory between calls; null: the actor's setting."
     )
     env_vars: Annotated[dict[str, str] | None, _TEXTS] = Field(
-        None, description="Further environment variables of the ranks; null: the actor's."
+        None, description="Environment variables of the ranks; null: the actor's."
     )
-    timeout_s: float | None = Field(
-        None, gt=0, description="Longest time for one call of the role, in seconds; null: the actor's."
-    )
+    timeout_s: float | None = Field(None, gt=0, description="Maximum seconds of one call; null: the actor's.")
 
 
 class ReferenceConfig(RoleConfig):
-    """The reference policy, which gives log-probs and is not trained."""
+    """The reference policy: computes log-probs and is not trained."""
 
     update_every_steps: int | None = Field(
-        None, ge=1, description="Training steps between two updates of the reference by the actor; null: it is fixed."
+        None,
+        ge=1,
+        description="Training steps between updates of the reference from the actor; null: the reference is fixed.",
     )
     ema_decay: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Share of itself that the reference keeps in an update, the rest is the actor's (exponential moving "
-        "average); 0: it becomes the actor. In bfloat16 changes below 1/256 of a weight are lost.",
+        description=(
+            "Share of itself that the reference keeps in an update (exponential moving average); 0: it becomes "
+            "the actor. In bfloat16, changes below 1/256 of a weight are lost."
+        ),
     )
 
 
 class CriticConfig(RoleConfig):
-    """The critic, which estimates values: the model with a value head, trained by an optimizer of its own."""
+    """The critic: the model with a value head and an optimizer of its own."""
 
-    optimizer: OptimizerConfig | None = Field(None, description="The optimizer; null: as for the actor.")
+    optimizer: OptimizerConfig | None = Field(None, description="The optimizer; null: the actor's settings.")
     eps_clip: float = Field(
-        0.5, gt=0, description="Clip range of a value around the one before the step, in units of reward."
+        0.5, gt=0, description="Clip range of a value around its value before the step, in units of reward."
     )
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="Training steps in which the critic alone is trained, before those that train the actor too.",
+        description="Training steps that train only the critic, before the actor is trained too.",
     )
 
 
 class WarmStartConfig(Section):
-    """Supervised training on reference answers before reinforcement learning, through the same engine."""
+    """Supervised training on reference answers before reinforcement learning, with the same engine."""
 
-    steps: int = Field(ge=1, description="Most optimizer steps.")
+    steps: int = Field(ge=1, description="Maximum optimizer steps.")
     batch_size: int = Field(256, ge=1, description="Problems per optimizer step.")
-    lr: float = Field(2e-3, gt=0, description="Learning rate, constant.")
-    target_reward: float = Field(1.0, gt=0, le=1, description="Stop as soon as held-out reward reaches this.")
-    check_every: int = Field(25, ge=1, description="Optimizer steps between two held-out evaluations.")
+    lr: float = Field(2e-3, gt=0, description="Constant learning rate.")
+    target_reward: float = Field(1.0, gt=0, le=1, description="Stop when the evaluation reward reaches this.")
+    check_every: int = Field(25, ge=1, description="Optimizer steps between two evaluations.")

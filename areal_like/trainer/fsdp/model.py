@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
-from areal_like.trainer.fsdp.support import has_plain_attention
+from areal_like.trainer.fsdp.support import has_plain_attention, looks_ahead
 from areal_like.trainer.value_head import new_head, stored_head
 
 
@@ -20,7 +20,7 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     """The model of `spec`; layers are gathered one at a time in its data type.
 
     Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used. Raises
-    ValueError for a model whose attention cannot be computed in shared sequences.
+    ValueError for a model whose attention is not what the layout and `mb_spec` need.
     """
     path, engine = spec.path, spec.config
     dtype = getattr(torch, engine.dtype)
@@ -85,4 +85,8 @@ def _attention(spec: EngineSpec) -> str:
         return attention.NAME
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
+    if spec.config.mb_spec.share_prompts:
+        raise ValueError(f"{spec.path} has attention that knows no shared prompts; write mb_spec.share_prompts=false")
+    if looks_ahead(config):
+        raise ValueError(f"{spec.path} has attention to later tokens (use_bidirectional_attention)")
     return "eager" if config.get("attn_logit_softcapping") else "sdpa"  # sdpa does not cap

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+# Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
+WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"})
 _BY_LENGTH = {"dynamic", "longrope"}
 _LAYERS = {"full_attention", "sliding_attention"}
 
@@ -10,7 +12,12 @@ _LAYERS = {"full_attention", "sliding_attention"}
 def has_plain_attention(config: Mapping[str, Any]) -> bool:
     """Whether every layer attends to all tokens before, or to the last of them, without a cap on the scores."""
     capped = config.get("attn_logit_softcapping")
-    return not capped and set(config.get("layer_types") or _LAYERS) <= _LAYERS
+    return not capped and not looks_ahead(config) and set(config.get("layer_types") or _LAYERS) <= _LAYERS
+
+
+def looks_ahead(config: Mapping[str, Any]) -> bool:
+    """Whether tokens attend to those after them, so that nothing can be generated one token at a time."""
+    return bool(config.get("use_bidirectional_attention"))
 
 
 def rope_of_lengths(config: Mapping[str, Any]) -> str | None:

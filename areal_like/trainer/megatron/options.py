@@ -29,7 +29,7 @@ _FIXED = (
     *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
     *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards", "gtp_weight_remat_size"),
     *("expert_gtp_weight_remat_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
-    *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device"),
+    *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device", "config_logger_dir"),
 )
 # What the model computes; the servers compute it too, from the same config.json.
 _FROM_MODEL = frozenset(
@@ -48,12 +48,24 @@ _FROM_MODEL = frozenset(
         *("moe_router_enable_expert_bias", "moe_router_force_load_balancing", "moe_router_force_biased"),
     }
 )
+# With these the trainer would compute another model than the servers do.
+_OTHER_MODEL = frozenset(
+    {
+        *("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor", "moe_pad_expert_input_to_capacity"),
+        *("moe_token_drop_policy", "moe_token_dropping", "moe_input_jitter_eps", "moe_apply_probs_on_input"),
+        *("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size", "test_mode"),
+        *("use_kitchen", "use_kitchen_attention", "kitchen_attention_backend"),  # quantizes
+    }
+)
+_BALANCING, _BALANCED = "moe_router_load_balancing_type", ("none", "aux_loss", "global_aux_loss")
 _FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
 _WITHOUT_EFFECT_PREFIXES = {
     "inference_": "SGLang generates",
+    "moe_router_quantile_balancing_": "quantile_balancing is not supported",
     **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
 }
 _AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_INSTEAD = {"cuda_graph_scope": "cuda_graph_impl and cuda_graph_modules"}  # deprecated
 _IN_ITS_TYPE = ("fp8_param", "fp4_param")
 _FUSED_ON_GPU = (
     *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
@@ -72,11 +84,15 @@ _GPU_ONLY = (
         "fp8",
     ),
     *(
+        "fused_single_qkv_rope",
         "gradient_accumulation_fusion",
         "moe_enable_deepep",
         "moe_router_fusion",
         "tp_comm_overlap",
+        "use_grouped_gemm_for_shared_expert",
+        "use_te_activation_func",
         "use_te_rng_tracker",
+        "use_transformer_engine_op_fuser",
     ),
 )
 
@@ -100,6 +116,9 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
         message = "embedding and output layer are no layers to the layout's checks"
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
         return OptionProblem(name, message, f"give {ends}, or pipeline_model_parallel_layout, in its place")
+    if value is not None and name in _INSTEAD:
+        message = f"{name} is deprecated in Megatron-core, and does not start alone"
+        return OptionProblem(name, message, f"write {_INSTEAD[name]} in its place")
     if reason := _decided_elsewhere(name):
         return OptionProblem(name, reason, f"leave out {name}")
     if name not in options:
@@ -113,6 +132,17 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
         return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
         return OptionProblem(name, f"{name} needs a GPU", f"leave out {name}, or write device=cuda")
+    return _balancing_problem(value) if name == _BALANCING else None
+
+
+def _balancing_problem(value: str | list[str]) -> OptionProblem | None:
+    """What is wrong with a way to balance experts: it moves tokens elsewhere, or is not what its name says."""
+    if "seq_aux_loss" in value:
+        message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
+        return OptionProblem(_BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
+    if others := [kind for kind in ([value] if isinstance(value, str) else value) if kind not in _BALANCED]:
+        message = f"{others[0]} is not one of {', '.join(_BALANCED)}, with which tokens are routed as on the servers"
+        return OptionProblem(_BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
     return None
 
 
@@ -124,6 +154,8 @@ def _decided_elsewhere(name: str) -> str | None:
         return f"{name} is set by {_BY_KEY[name]}"
     if name in _FIXED:
         return f"{name} is fixed by the trainer"
+    if name in _OTHER_MODEL:
+        return f"{name} changes what the trainer computes, and the servers would compute another model"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
         return f"{name} follows from the model's config.json, which the servers read as well"
     return next(

@@ -17,7 +17,7 @@ from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_le
 class IpcSync:
     """`weight_update.mode: ipc`, for servers all of whose GPUs hold a trainer rank too; nothing crosses host or disk.
 
-    On every GPU the trainer's ranks gather as much as they may hold at once, `ahead_mb`, the first time while the
+    On every GPU the trainer's ranks gather as much as they may hold at once, `prefetch_mb`, the first time while the
     servers generate. It is one bucket, since every further handle takes a server time. What goes over HTTP is that
     handle of the memory, and no tensor.
     """
@@ -31,7 +31,7 @@ class IpcSync:
         """Learn which tensors there are."""
         limit = self.spec.timeout_s
         async with limited(f"the layout of the weights for {type(self).__name__}", limit):
-            size = max(self.spec.bucket_mb, self.spec.ahead_mb)
+            size = max(self.spec.bucket_mb, self.spec.prefetch_mb)
             self._buckets = await self.trainer.transfer("layout", size, timeout_s=limit)
 
     async def send(self, version: int, deadline: Deadline) -> None:

@@ -46,6 +46,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "glm4_moe.partial_rotary_factor": (None, 0.5),
 }
 _ONE_TENSOR_PARALLEL_RANK = ("olmoe",)  # its bridge normalises queries and keys of each rank alone
+# Megatron-core leaves a single expert's weight as it is, or does not start
+_SEVERAL_EXPERTS_PER_TOKEN = ("qwen3_moe", "mixtral", "glm4_moe")
+_SHARED_EXPERTS = {"glm4_moe": "n_shared_experts", "qwen2_moe": "shared_expert_intermediate_size"}
 _FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
 # The fields that a rotary embedding needs, all numbers.
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
@@ -133,6 +136,20 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
         yield _refused(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
     if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
         yield _refused(family, "head_dim", config["head_dim"], divided)
+    yield from _expert_problems(family, config)
+
+
+def _expert_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
+    """How tokens are routed; a group of experts counts by its two best in Hugging Face, by k // topk_group here."""
+    each, shared = config.get("num_experts_per_tok"), _SHARED_EXPERTS.get(family, "")
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    normalised = family == "qwen2_moe" and config.get("norm_topk_prob")
+    if each == 1 and (family in _SEVERAL_EXPERTS_PER_TOKEN or normalised):
+        yield _refused(family, "num_experts_per_tok", each, 2)
+    elif isinstance(each, int) and groups > 1 and each // chosen != 2:
+        yield _refused(family, "num_experts_per_tok", each, 2 * chosen)
+    if shared in config and not config[shared]:
+        yield _refused(family, shared, config[shared], 1)
 
 
 def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[BridgeProblem]:
