@@ -38,7 +38,14 @@ RESULT = ROOT / "benchmarks/results/soak_cpu.json"
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
 STEPS, BATCH, EVALUATES = 60, 2, 5
 SETTINGS = (
-    *("experiment_name=soak", "trial_name=run", "recover.mode=fault", "recover.freq_steps=2", "saver.freq_steps=7"),
+    *(
+        "experiment_name=soak",
+        "trial_name=run",
+        "recover.mode=fault",
+        "recover.restart=true",
+        "recover.freq_steps=2",
+        "saver.freq_steps=7",
+    ),
     *(f"total_train_steps={STEPS}", f"train_dataset.batch_size={BATCH}", "gconfig.n_samples=2", "warm_start=null"),
     *(f"evaluator.freq_steps={EVALUATES}", "evaluator.at_start=false", "valid_dataset.arithmetic.size=16"),
     *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64", "actor.ppo_n_minibatches=1"),

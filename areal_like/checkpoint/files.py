@@ -1,16 +1,19 @@
 """Files that are whole or not there, whenever the machine stops."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from areal_like.errors import writing
+from areal_like.errors import CheckpointError, writing
 
 
-def write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file; when this returns it is on disk, and until then the old one is. Raises RecordError."""
     partial = path.with_name(f".{path.name}.partial")
     with writing(path):
-        with partial.open("w") as file:
+        partial.unlink(missing_ok=True)  # its mode may be another
+        with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -25,3 +28,34 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise an OSError of the body, such as an I/O error, as a CheckpointError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(
+            f"{path} cannot be read: {reason}. The run does not start, so that nothing of it is lost. Make the file "
+            "readable and run the same command again, or choose another trial_name"
+        ) from error
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names in a directory, [] where it is missing. Raises CheckpointError."""
+    with reading(directory):
+        try:
+            return os.listdir(directory)
+        except FileNotFoundError:
+            return []
+
+
+def size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes, None where it is missing. Raises CheckpointError."""
+    with reading(path):
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None

@@ -15,11 +15,12 @@ So the groups of the lines are disjoint, and with those that were dropped or wai
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from areal_like.checkpoint.files import write_durably
+from areal_like.checkpoint.files import reading, size_of, write_durably
 from areal_like.errors import CheckpointError, writing
 
 
@@ -37,13 +38,16 @@ class Journal:
 
     `earlier` is what earlier versions have as the fingerprint of the same data.
 
-    `run` is the run's own name, which its checkpoints have too. Raises CheckpointError where the file is not a journal,
+    `run` is the run's own name, which its checkpoints have too. `check` raises before anything is written where another
+    process has taken the directory. Raises CheckpointError where the file is not a journal,
     or that of a run over other data.
     """
 
-    def __init__(self, path: Path, data: str, earlier: str | None = None) -> None:
-        self._path = path
-        if not path.exists():
+    def __init__(
+        self, path: Path, data: str, earlier: str | None = None, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._path, self._check = path, check
+        if size_of(path) is None:
             write_durably(path, json.dumps({"run": secrets.token_hex(8), "data": data}) + "\n")
         self._header = read_header(path)
         self.run = self._header["run"]
@@ -51,19 +55,31 @@ class Journal:
             raise CheckpointError(f"{path} is of a run over other training prompts; choose another trial_name")
 
     def steps(self) -> list[Step]:
-        """All steps that have a whole line, in order."""
+        """All steps that have a whole line, in order. Raises CheckpointError where a line is damaged."""
         return list(_steps(self._path))
 
     def cut(self, version: int) -> None:
-        """Keep steps 1 to `version` alone; raises CheckpointError where one of them is not there."""
-        kept = [step for step in self.steps() if step.version <= version]
+        """Keep steps 1 to `version` alone; raises CheckpointError where one of them is missing or damaged."""
+        kept = list(islice(_steps(self._path), version))
         if [step.version for step in kept] != list(range(1, version + 1)):
-            raise CheckpointError(f"{self._path} does not have every step up to {version}: it was changed")
+            raise CheckpointError(
+                f"{self._path} does not have every step up to {version}: it was changed. Restore it from a backup, or "
+                "choose another trial_name"
+            )
         lines = [self._header, *map(vars, kept)]
+        self._check()
         write_durably(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def put_aside(self) -> Path:
+        """Give the file a name that no run reads, so that a new journal begins; returns that name."""
+        aside = self._path.with_name(f"unused-{self.run}-{self._path.name}")
+        with writing(aside):
+            self._path.rename(aside)
+        return aside
 
     def append(self, step: Step) -> None:
         """Add a step; it is on disk when this returns. Raises RecordError."""
+        self._check()
         with writing(self._path), self._path.open("a") as file:
             file.write(json.dumps(vars(step)) + "\n")
             file.flush()
@@ -71,18 +87,39 @@ class Journal:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """`run` and `data` of a journal; raises CheckpointError where it is not one."""
+    """`run` and `data` of a journal; raises CheckpointError where it is missing or is not one."""
+    if size_of(path) is None:
+        raise CheckpointError(f"{path} is missing, without which no checkpoint beside it is used. {_RESTORE}")
     try:
-        with path.open() as file:
-            header = json.loads(file.readline())
+        with reading(path), path.open("rb") as file:
+            header = json.loads(file.readline().decode())
         return {name: str(header[name]) for name in ("run", "data")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a run's journal; choose another trial_name") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a run's journal: its first line is damaged. {_RESTORE}") from error
+
+
+def count_steps(path: Path) -> int:
+    """Return the number of whole lines of steps in a journal, damaged ones too; 0 where it is missing."""
+    if size_of(path) is None:
+        return 0
+    with reading(path), path.open("rb") as file:
+        return sum(line.endswith(b"\n") for line in file) - 1
+
+
+_RESTORE = "Restore it from a backup, or choose another trial_name"
 
 
 def _steps(path: Path) -> Iterator[Step]:
-    with path.open() as file:
+    with reading(path), path.open("rb") as file:
         next(file)
-        for line in file:
-            if line.endswith("\n"):  # else the run ended while it wrote
-                yield Step(**json.loads(line))
+        for number, line in enumerate(file, 2):
+            if line.endswith(b"\n"):  # else the run ended while it wrote
+                yield _step(line, f"{path}, line {number}")
+
+
+def _step(line: bytes, place: str) -> Step:
+    try:
+        return Step(**json.loads(line.decode()))
+    except (ValueError, TypeError) as error:
+        what = "it has zero bytes" if b"\0" in line else str(error)
+        raise CheckpointError(f"{place} is not a step of a run: {what}. {_RESTORE}") from error

@@ -2,15 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.journal import Journal, Step
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import Store
 from areal_like.config.schema import RecoverConfig, TrainerRole
+from areal_like.errors import CheckpointError
 
 
 class Saves(Protocol):
@@ -18,14 +21,15 @@ class Saves(Protocol):
 
     async def save(self, path: Path) -> None: ...
 
-    async def finish_save(self) -> None: ...
+    async def finish_save(self, timeout_s: float) -> None: ...
 
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
     """Keeps a run's place; `trained` are its trainers by role, `version` the one that the run begins with.
 
-    One checkpoint is written at a time: one that is due meanwhile is begun after the next step.
+    One checkpoint is written at a time: one that is due meanwhile is begun after the next step, which `warn` reports.
+    Every write ends the run with a CheckpointError when it takes longer than `recover.timeout_s`.
     """
 
     config: RecoverConfig
@@ -33,12 +37,15 @@ class Recovery:
     journal: Journal
     trained: Mapping[TrainerRole, Saves]
     version: int
+    warn: Callable[[str], None]
     _began: float = field(default_factory=time.monotonic, init=False)
+    _warned: tuple[int, float] | None = field(default=None, init=False)  # step and time of the last warning
     _writing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def note(self, step: Step) -> None:
         """A training step was made."""
-        await asyncio.to_thread(self.journal.append, step)
+        async with self._limited(f"the journal's line of step {step.version}", self.config.timeout_s):
+            await call_disk(self.journal.append, step)
 
     async def keep(
         self,
@@ -54,33 +61,70 @@ class Recovery:
         A task of `tasks` writes it. It waits for the step's evaluation, so that the Record's own state (`record`) has
         its result.
         """
-        if not (now or self._is_due(state.version)):
+        if not (now or self._is_due(state.version, self.version, self._began)):
             return
         if self._writing is not None and not self._writing.done():
             if not now:
+                self._warn_of_skipping(state.version)
                 return
             await self._writing
-        self._began, self.version = time.monotonic(), state.version
+        self._began, self.version, self._warned = time.monotonic(), state.version, None
         start = time.perf_counter()
-        partial = await asyncio.to_thread(self.store.begin, state.version)
+        async with self._limited(f"the checkpoint of step {state.version}", self._left()):
+            partial = await call_disk(self.store.begin, state.version)
         for role, trainer in self.trained.items():
             await trainer.save(partial / role)
         stood_still = time.perf_counter() - start
 
         async def write() -> None:
             for trainer in self.trained.values():
-                await trainer.finish_save()
+                await trainer.finish_save(self._left())
             seconds = {"standstill": stood_still, "written": time.perf_counter() - start}
+            left = self._left()
             if evaluating is not None:
                 await asyncio.wait([evaluating])
                 evaluating.result()
             whole = replace(state, record=record(state.version))
-            await asyncio.to_thread(self.store.commit, partial, whole, seconds)
+            async with self._limited(f"the checkpoint of step {state.version}", left):
+                await call_disk(self.store.commit, partial, whole, seconds)
 
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")
 
-    def _is_due(self, version: int) -> bool:
+    def _left(self) -> float:
+        """Seconds that the checkpoint which is being written may still take."""
+        return max(0.0, self._began + self.config.timeout_s - time.monotonic())
+
+    @asynccontextmanager
+    async def _limited(self, what: str, seconds: float) -> AsyncIterator[None]:
+        """End the run where the body, which writes `what`, hangs."""
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise CheckpointError(late(what, self.store.directory, self.config.timeout_s)) from error
+
+    def _warn_of_skipping(self, version: int) -> None:
+        """Report a checkpoint that is due while another one is written, once for each time that one falls due."""
+        if self._is_due(version, *(self._warned or (self.version, self._began))):
+            self._warned = version, time.monotonic()
+            seconds = time.monotonic() - self._began
+            self.warn(
+                f"step {version} has no checkpoint: the one of step {self.version} is still being written, for "
+                f"{seconds:.0f} s so far; after {self.config.timeout_s:g} s (recover.timeout_s) the run ends"
+            )
+
+    def _is_due(self, version: int, since: int, began: float) -> bool:
         steps, seconds = self.config.freq_steps, self.config.freq_secs
-        return (steps is not None and version - self.version >= steps) or (
-            seconds is not None and time.monotonic() - self._began >= seconds
+        return (steps is not None and version - since >= steps) or (
+            seconds is not None and time.monotonic() - began >= seconds
         )
+
+
+def late(what: str, path: Path, limit_s: float) -> str:
+    """Return the message about a write that does not end."""
+    return (
+        f"{what} was not written to {path} within {limit_s:g} s (recover.timeout_s): its file system hangs, or is too "
+        "slow. Checkpoints before it are whole. Raise recover.timeout_s if a write may take longer"
+    )

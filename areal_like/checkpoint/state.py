@@ -1,7 +1,8 @@
 """Where a run stands after a training step: all that a run which goes on has to know beside its trainers' weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
 
@@ -27,5 +28,18 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The state that `vars` of it was; raises TypeError or KeyError where it is not one."""
+        """Return the state that `vars` of it was; raises ValueError where it is not one."""
+        known = {part.name for part in fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"it has fields that this version does not know: {', '.join(unknown)}")
+        if missing := sorted({"version", "started", "untrained"} - values.keys()):
+            raise ValueError(f"it has no {', '.join(missing)}")
         return cls(**{**values, "untrained": tuple(values["untrained"])})
+
+
+def program_version() -> str:
+    """Return this program's version, by which a checkpoint says what wrote it."""
+    try:
+        return version("areal-like")
+    except PackageNotFoundError:
+        return "unknown"

@@ -6,18 +6,22 @@ checkpoint or the ones before it, and what was damaged later is noticed.
 """
 
 import json
+import os
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.checkpoint.files import sync_directory, write_durably
+from areal_like.checkpoint.files import names_in, reading, size_of, sync_directory, write_durably
 from areal_like.checkpoint.journal import read_header
-from areal_like.checkpoint.state import RunState
-from areal_like.errors import writing
+from areal_like.checkpoint.state import RunState, program_version
+from areal_like.errors import CheckpointError, writing
 
 DIRECTORY, JOURNAL, INTERRUPTED = "recover", "journal.jsonl", "interrupted"
 _STATE, _MANIFEST = "state.json", "manifest.json"
+_NAME = re.compile(r"step-[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,24 @@ class Checkpoint:
     state: RunState
 
 
-class Store:
-    """The checkpoints of the run `run` in its `recover` directory, of which the last `keep` stay."""
+class Incomplete(CheckpointError):
+    """A checkpoint that was not written to its end, or of which a part is gone."""
 
-    def __init__(self, directory: Path, run: str, keep: int) -> None:
-        self._directory, self._run, self._keep = directory, run, keep
+
+class Store:
+    """The checkpoints of the run `run` in its `recover` directory, of which the last `keep` stay.
+
+    `check` raises before anything is written where another process has taken the directory.
+    """
+
+    def __init__(self, directory: Path, run: str, keep: int, check: Callable[[], None] = lambda: None) -> None:
+        self.directory, self._run, self._keep, self._check = directory, run, keep, check
         self.last: Path | None = None
 
     def begin(self, version: int) -> Path:
         """An empty directory for a checkpoint that is not whole yet. Raises RecordError."""
-        partial = self._directory / f".step-{version}"
+        partial = self.directory / f".step-{version}"
+        self._check()
         with writing(partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -46,76 +58,128 @@ class Store:
     def commit(self, partial: Path, state: RunState, seconds: dict[str, float]) -> Path:
         """Make what is in `partial` the checkpoint of `state`; remove those that are too many. Raises RecordError."""
         write_durably(partial / _STATE, json.dumps(vars(state)))
-        files = sorted(path for path in partial.rglob("*") if path.is_file())
-        sizes = {str(file.relative_to(partial)): file.stat().st_size for file in files}
-        manifest = {"run": self._run, "version": state.version, "files": sizes, "seconds": seconds}
+        with writing(partial):
+            sizes = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
+        about = {"run": self._run, "program": program_version(), "version": state.version}
+        manifest = {**about, "files": sizes, "seconds": seconds}
         write_durably(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        final = self._directory / f"step-{state.version}"
+        final = self.directory / f"step-{state.version}"
+        self._check()
         with writing(final):
             partial.rename(final)
-            sync_directory(self._directory)
+            sync_directory(self.directory)
         self.last = final
         self._prune()
         return final
 
     def clean(self, version: int) -> None:
-        """Remove what a run that goes on from `version` had begun; what cannot be used of later ones is put aside."""
-        for unfinished in self._directory.glob(".step-*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        for path in _checkpoints(self._directory):
-            if int(path.name.removeprefix("step-")) > version:
+        """Remove what a run that goes on from `version` had begun; what cannot be used of later ones is put aside.
+
+        Raises RecordError.
+        """
+        self._check()
+        for name in names_in(self.directory):
+            if name.startswith(".step-"):
+                shutil.rmtree(self.directory / name, ignore_errors=True)
+        for path in _checkpoints(self.directory):
+            if _number(path) > version:
                 aside = path.with_name(f"unused-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
+                with writing(aside):
+                    shutil.rmtree(aside, ignore_errors=True)
+                    path.rename(aside)
         self._prune()
 
     def _prune(self) -> None:
-        for old in _checkpoints(self._directory)[self._keep :]:
-            _remove(old)
+        for old in _checkpoints(self.directory)[self._keep :]:
+            with writing(old):
+                _remove(old)
 
 
 def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of a run's `recover` directory, and what is wrong with those that are newer.
+    """The newest whole checkpoint of a run's `recover` directory, and what is missing of those that are newer.
 
-    Raises CheckpointError where there are checkpoints but not the run's journal.
+    Raises CheckpointError where one of these is damaged in another way, cannot be read, or is another run's or another
+    version's, and where there are checkpoints without the run's journal.
     """
-    complaints: list[str] = []
+    incomplete: list[str] = []
     paths = _checkpoints(directory)
     run = read_header(directory / JOURNAL)["run"] if paths else ""
     for path in paths:
         try:
-            return read(path, run), complaints
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = error.args[0] if type(error) is ValueError else f"it cannot be read ({error})"
-            complaints.append(f"{path} is not used: {reason}")
-    return None, complaints
+            return read(path, run), incomplete
+        except Incomplete as error:
+            incomplete.append(str(error))
+    return None, incomplete
 
 
 def read(path: Path, run: str) -> Checkpoint:
-    """The checkpoint of `run` at `path`; raises ValueError with what is wrong with it, and as reading files does."""
-    if not (path / _MANIFEST).exists():
-        raise ValueError(f"it has no {_MANIFEST}, so it was never complete")
-    manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+    """The checkpoint of `run` at `path`. Raises Incomplete, and CheckpointError where it cannot be used otherwise."""
+    if size_of(path / _MANIFEST) is None:
+        raise Incomplete(f"{path} is not whole: it has no {_MANIFEST}, so it was never complete")
+    manifest = _read_json(path, _MANIFEST, "run", "files")
     if manifest["run"] != run:
-        raise ValueError("it is another run's")
-    for name, size in manifest["files"].items():
-        there = (path / name).stat().st_size if (path / name).exists() else None
-        if there != size:
-            raise ValueError(f"{name} " + ("is missing" if there is None else f"has {there} bytes of {size}"))
-    state = RunState.from_json(json.loads((path / _STATE).read_text()))
+        raise CheckpointError(f"{path} is another run's, and is not used. Move it out of {path.parent}")
+    for name, length in manifest["files"].items():
+        there = size_of(path / name)
+        if there != length:
+            what = "is missing" if there is None else f"has {there} bytes of {length}"
+            raise Incomplete(f"{path} is not whole: {name} {what}")
+    values = _read_json(path, _STATE)
+    try:
+        state = RunState.from_json(values)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path / _STATE} cannot be used: {error}. Version {manifest.get('program', 'unknown')} of areal-like wrote "
+            f"it, this is {program_version()}. Go on with the version that wrote it, or choose another trial_name"
+        ) from error
     if path.name != f"step-{state.version}":
-        raise ValueError(f"it is that of step {state.version}")
+        other = f"it is the checkpoint of step {state.version}"
+        raise CheckpointError(
+            f"{path} cannot be used: {other}. Give it its name again, or move it out of {path.parent}"
+        )
     return Checkpoint(path, state)
+
+
+def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
+    """An object with these keys, of a file that is as long as it was written."""
+    path = checkpoint / name
+    try:
+        with reading(path):
+            values = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(values, dict) and values.keys() >= {*keys}:
+            return values
+        problem = f"it has no {', '.join(keys)}" if keys else "it is not an object"
+    except ValueError as error:
+        problem = str(error)
+    raise CheckpointError(
+        f"{path} is damaged: {problem}. Restore it from a backup; or move {checkpoint} away, and the same command goes "
+        "on from the checkpoint before it"
+    )
 
 
 def _checkpoints(directory: Path) -> list[Path]:
     """Newest first."""
-    found = {path.name.removeprefix("step-"): path for path in directory.glob("step-*")}
-    return [found[number] for number in sorted(filter(str.isdigit, found), key=int, reverse=True)]
+    found = [name for name in names_in(directory) if _NAME.fullmatch(name)]
+    return sorted((directory / name for name in found), key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _files(directory: Path) -> list[Path]:
+    """All files below a directory. Raises OSError."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    folders = os.walk(directory, onerror=refuse)
+    return sorted(Path(folder, name) for folder, _, names in folders for name in names)
 
 
 def _remove(path: Path) -> None:
     """Under another name first, so that no half of it is found."""
     hidden = path.with_name(f".{path.name}")
+    shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)

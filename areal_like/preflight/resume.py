@@ -11,6 +11,8 @@ from allocation import Plan
 from allocation.diagnostics import Finding, Severity
 from areal_like.checkpoint.distributed import CONFIG
 from areal_like.checkpoint.journal import read_header
+from areal_like.checkpoint.owner import is_taken
+from areal_like.checkpoint.restart import RESTART, lost_by_restart
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
@@ -66,12 +68,15 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
         yield finding("RUN-DIRECTORY", "trial_name", message, help)
         return
     try:
-        found, _ = newest(directory)
+        found, incomplete = newest(directory)
         data = read_header(directory / JOURNAL)["data"]
         before = yaml.safe_load((path / CONFIG_FILE).read_text())
+        lost = "" if found or config.recover.restart else lost_by_restart(directory, incomplete)
     except (CheckpointError, OSError, ValueError, yaml.YAMLError) as error:
         yield finding("RUN-RESUME", "trial_name", f"{path} cannot be gone on with: {error}", help)
         return
+    if lost and not is_taken(directory):
+        yield finding("RUN-RESUME", "recover.restart", lost, f"{RESTART}, or {help}")
     if prompts and data not in fingerprints(prompts):
         message = f"{path} is of a run over other training prompts"
         yield finding("RUN-RESUME", "train_dataset", message, f"give it the same data, or {help}")

@@ -1,23 +1,24 @@
 """The directory of a run: taken by one run alone, and entered again by the command that goes on with it."""
 
 import asyncio
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.checkpoint.files import write_durably
-from areal_like.checkpoint.journal import Journal
+from areal_like.checkpoint.files import size_of, write_durably
+from areal_like.checkpoint.journal import Journal, count_steps
+from areal_like.checkpoint.owner import Ownership, Silence, holders, last_owner, named, take_over
 from areal_like.checkpoint.recovery import Recovery, Saves
+from areal_like.checkpoint.restart import put_aside
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
 from areal_like.config.load import dump
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import fingerprints
-from areal_like.errors import DirectoryTaken, PreparationError
+from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
@@ -53,6 +54,7 @@ class RunDirectory:
             journal=self.journal,
             trained=trained,
             version=self.state.version,
+            warn=lambda text: complain([text]),
         )
 
 
@@ -71,12 +73,12 @@ async def run_directory(
                 _new(job.config, path)
                 opened = RunDirectory(open_record(None))
             else:
-                lock = await _lock(path / DIRECTORY, view)
-                leaving.callback(os.close, lock)
-                opened = _resumed(job, path, view, lock, open_record)
+                owner = await _take(path / DIRECTORY, view)
+                leaving.callback(owner.release)
+                opened = _resumed(job, path, view, owner, open_record)
         except OSError as error:
-            reason = error.strerror or error
-            raise PreparationError(f"{path} (cluster.fileroot) cannot be written: {reason}") from error
+            where, reason = error.filename or path, error.strerror or error
+            raise PreparationError(f"{where} (in cluster.fileroot) cannot be used: {reason}") from error
         try:
             yield opened
         except (KeyboardInterrupt, asyncio.CancelledError):  # whoever ends it by hand cancels its task
@@ -85,7 +87,8 @@ async def run_directory(
             raise
         except Exception as error:
             if opened.store:
-                error.add_note(_way_on(opened.store, job.config.trial_name))
+                with suppress(CheckpointError):
+                    error.add_note(_way_on(opened.store, job.config.trial_name))
             raise
 
 
@@ -98,15 +101,21 @@ def _new(config: RunConfig, path: Path) -> None:
         raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
 
 
-def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[[int | None], Record]) -> RunDirectory:
+def _resumed(
+    job: Job, path: Path, view: View, owner: Ownership, open_record: Callable[[int | None], Record]
+) -> RunDirectory:
     """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
-    config, directory, existed = job.config, path / DIRECTORY, (path / CONFIG_FILE).exists()
-    journal = Journal(directory / JOURNAL, *fingerprints(job.train_prompts))
-    found, complaints = newest(directory)
-    complain(complaints)
+    config, directory, existed = job.config, path / DIRECTORY, size_of(path / CONFIG_FILE) is not None
+    found, incomplete = newest(directory)
+    complain(f"{problem}; an earlier one is looked for" for problem in incomplete)
+    journal = _journal(job, directory, owner)
+    store = Store(directory, journal.run, config.recover.keep, owner.check)
     version = found.state.version if found else 0
+    if found is None and (lost := put_aside(journal, store, incomplete, restart=config.recover.restart)):
+        view.say(f"{lost}: it starts at step 0 again (recover.restart); they are kept as unused-… in {directory}")
+        journal = _journal(job, directory, owner)
+        store = Store(directory, journal.run, config.recover.keep, owner.check)
     journal.cut(version)
-    store = Store(directory, journal.run, config.recover.keep)
     store.clean(version)
     write_durably(path / CONFIG_FILE, dump(config))
     for ending in (directory / INTERRUPTED, path / SUMMARY_FILE):
@@ -119,30 +128,42 @@ def _resumed(job: Job, path: Path, view: View, lock: int, open_record: Callable[
         store.last = found.path
         record.resume(found.state.record, version, found.state.tokens_generated)
         view.say(f"going on from {found.path}, after step {version}")
-    elif existed:
-        view.say(f"{directory} has no whole checkpoint: the run begins anew")
-    return RunDirectory(record, found, store, journal, lock)
+    return RunDirectory(record, found, store, journal, owner.lock)
 
 
-async def _lock(directory: Path, view: View) -> int:
+def _journal(job: Job, directory: Path, owner: Ownership) -> Journal:
+    return Journal(directory / JOURNAL, *fingerprints(job.train_prompts), check=owner.check)
+
+
+async def _take(directory: Path, view: View) -> Ownership:
     """Wait until nothing is left of the run's last processes; the lock ends with this process and with its janitor."""
     directory.mkdir(exist_ok=True)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    deadline = time.monotonic() + LOCK_S
-    with view.doing("waiting for the end of the run's last processes"):
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except BlockingIOError:
+    deadline, silence = time.monotonic() + LOCK_S, Silence()
+    try:
+        with view.doing("waiting for the end of the run's last processes"):
+            while (owner := take_over(directory, lock, silence)) is None:
                 if time.monotonic() > deadline:
-                    os.close(lock)
-                    problem = f"{directory.parent} belongs to a run that has not ended"
-                    raise DirectoryTaken(f"{problem}; end it, or set trial_name to another name") from None
-            await asyncio.sleep(0.2)
+                    raise DirectoryTaken(_taken(directory))
+                await asyncio.sleep(0.2)
+            return owner
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _taken(directory: Path) -> str:
+    """The message about a run that has not ended, with those that have its lock, or the last that had it."""
+    last = last_owner(directory)
+    who = "; ".join(holders(directory / "lock")) or named(last[1] if last else None)
+    return f"{directory.parent} belongs to a run that has not ended: {who}. End it, or set trial_name to another name"
 
 
 def _way_on(store: Store, name: str) -> str:
-    if store.last is None:
-        return "no checkpoint was complete: the same command begins the run anew"
-    return f"the last checkpoint is {store.last}: the same command with trial_name={name} goes on from there"
+    if store.last is not None:
+        return f"the last checkpoint is {store.last}: the same command with trial_name={name} goes on from there"
+    if count_steps(store.directory / JOURNAL):
+        return (
+            f"no checkpoint was complete: the same command with trial_name={name} and recover.restart=true begins anew"
+        )
+    return f"no step was made: the same command with trial_name={name} begins anew"

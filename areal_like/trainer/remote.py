@@ -1,6 +1,7 @@
 """A trainer as the controller sees it: one object whose ranks are Ray actors."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
+from areal_like.errors import CheckpointError
 from areal_like.trainer.engine import PARTS, Part
 from areal_like.types import Batch, Floats, LossSpec
 
@@ -20,6 +22,7 @@ class Trainer:
 
     def __init__(self, ranks: WorkerGroup) -> None:
         self._ranks = ranks
+        self._saving: Path | None = None
 
     async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> Floats:
         """Log-probs of the batch's tokens under the current weights, `[tokens]`, and 0 where its `loss_mask` is.
@@ -64,13 +67,28 @@ class Trainer:
 
     async def save(self, path: Path) -> None:
         """Copy model, optimizer and schedule to host memory, from where the ranks write them to a directory."""
+        self._saving = path
         await self._ranks.call_all("engine", "save", path, phase=CHECKPOINT)
 
-    async def finish_save(self) -> None:
-        """Return when what `save` began is on disk; calls made meanwhile are not kept waiting by it."""
-        while not all(await self._ranks.call_all("engine", "is_saved", phase=CHECKPOINT)):
+    async def finish_save(self, timeout_s: float) -> None:
+        """Return when what `save` began is on disk; calls made meanwhile are not kept waiting by it.
+
+        Raises CheckpointError where ranks have not written their shares after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while late := [rank for rank, saved in enumerate(await self._saved()) if not saved]:
+            if time.monotonic() > deadline:
+                ranks = ", ".join(map(str, late))
+                raise CheckpointError(
+                    f"{self._saving} is not written: {self._ranks.role} rank {ranks} did not end within the time of "
+                    "recover.timeout_s. Its file system hangs, or is too slow; checkpoints before it are whole. Raise "
+                    "recover.timeout_s if a write may take longer"
+                )
             await asyncio.sleep(SAVED_POLL_S)
         await self._ranks.call_all("engine", "finish_save", phase=CHECKPOINT)
+
+    async def _saved(self) -> list[bool]:
+        return await self._ranks.call_all("engine", "is_saved", phase=CHECKPOINT)
 
     async def load(self, path: Path) -> None:
         """Continue from what `save` wrote, in whatever layout that was."""

@@ -110,7 +110,7 @@ class Fakes:
         await self._work()
         self._saving = path, self.steps
 
-    async def finish_save(self) -> None:
+    async def finish_save(self, timeout_s: float) -> None:
         path, steps = cast(Any, self._saving)
         path.mkdir()
         await self._work()
@@ -132,7 +132,7 @@ class Fakes:
 
 async def attempt(machine: Machine, folder: Path, steps: int, every: int, staleness: int, drops: bool) -> None:
     """The run from where it stands, until it is done or the machine stops."""
-    recover = ("recover.mode=auto", f"recover.freq_steps={every}", "recover.freq_secs=null")
+    recover = ("recover.mode=auto", "recover.restart=true", f"recover.freq_steps={every}", "recover.freq_secs=null")
     others = (
         "train_dataset.batch_size=2",
         "actor.ppo_n_minibatches=1",

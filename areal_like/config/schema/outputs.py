@@ -68,6 +68,16 @@ class RecoverConfig(Section):
         description="Seconds between two recovery checkpoints; null: not by time. The last step always has one.",
     )
     keep: int = Field(2, ge=1, description="Number of recovery checkpoints to keep.")
+    timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Seconds that writing one recovery checkpoint may take; a write that takes longer ends the run.",
+    )
+    restart: bool = Field(
+        False,
+        description="Start at step 0 if the run has steps but no whole checkpoint; false: that is an error. The "
+        "run's journal and incomplete checkpoints are put aside; a whole checkpoint is always resumed.",
+    )
 
 
 class StatsLoggerConfig(Section):

@@ -1,0 +1,228 @@
+"""Who has a run's directory: one process at a time, on this host or on another one that shares the file system.
+
+On one host a lock (flock) says that nothing of the last run is left. Some file systems keep locks to the host (Lustre
+with `localflock`, NFS with `local_lock`), so each owner also has a file `owner-N.json` with a counter that it raises
+every few seconds. N is the fencing number: it grows with each owner, and who finds a larger one than its own writes no
+more.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from areal_like.checkpoint.files import names_in, reading
+from areal_like.errors import DirectoryTaken
+
+BEAT_S = 10.0
+HUNG_S = 5.0  # a write that takes longer is not waited for at the end
+SILENT_S = 60.0  # an owner on another host that has not counted for so long is gone
+_NAME = re.compile(r"owner-([0-9]+)\.json")
+_SIZE = 1024  # of the file, which is written in place: a full disk does not silence an owner
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What the file says: `boot` names the host until it restarts, `beats` is the counter."""
+
+    host: str
+    boot: str
+    pid: int
+    started: float
+    beats: int = 0
+    ended: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, a process of this host."""
+        return self.boot == boot_id()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process, of this host, is another one than this and is there."""
+        try:
+            return self.pid != os.getpid() and psutil.Process(self.pid).create_time() == self.started
+        except psutil.Error:
+            return False
+
+
+class Ownership:
+    """This process's own: the descriptor `lock`, and the file with the fencing number `fence` that a thread renews."""
+
+    def __init__(self, directory: Path, lock: int, fence: int, file: int) -> None:
+        self.lock = lock
+        self._directory, self._fence, self._file = directory, fence, file
+        self._ends, self._writing, self._owner = threading.Event(), threading.Lock(), this_process()
+        self._write()
+        threading.Thread(target=self._keep_counting, name="owner", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise DirectoryTaken where another process has taken the directory since."""
+        if (last := last_owner(self._directory)) and last[0] > self._fence:
+            raise DirectoryTaken(
+                f"{self._directory.parent} was taken over by {named(last[1])}, because this process was silent for more "
+                f"than {SILENT_S:g} s. This one writes no more; that one goes on with the run"
+            )
+
+    def release(self) -> None:
+        """Leave the directory to whoever asks next."""
+        self._ends.set()
+        try:
+            if self._writing.acquire(timeout=HUNG_S):  # else the thread hangs in a write, and keeps the descriptor
+                self._owner = replace(self._owner, ended=True)
+                with os.fdopen(self._file, "wb", 0), suppress(OSError):  # then the lock, or silence, says it
+                    self._write()
+        finally:
+            os.close(self.lock)
+
+    def _keep_counting(self) -> None:
+        while not self._ends.wait(BEAT_S):
+            with self._writing:
+                if self._ends.is_set():
+                    return
+                self._owner = replace(self._owner, beats=self._owner.beats + 1)
+                with suppress(OSError):
+                    self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self._file, json.dumps(asdict(self._owner)).ljust(_SIZE).encode(), 0)
+        os.fsync(self._file)
+
+
+@dataclass(eq=False)
+class Silence:
+    """Watches an owner of another host for as long as it may still be there."""
+
+    _seen: tuple[int, Owner | None] | None = None
+    _since: float = 0.0
+
+    def has_ended(self, last: tuple[int, Owner | None] | None) -> bool:
+        """Return whether the last owner is gone, as far as it is known now; the caller has the host's lock."""
+        if last is None or (last[1] and last[1].ended):
+            return True
+        if last[1] and last[1].is_here:
+            return not last[1].lives
+        if last != self._seen:
+            self._seen, self._since = last, time.monotonic()
+        return time.monotonic() - self._since >= SILENT_S
+
+
+def try_lock(lock: int) -> bool:
+    """Take the lock, or return whether another process of this host has it; where there are no locks, nobody has."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def take_over(directory: Path, lock: int, silence: Silence) -> Ownership | None:
+    """Become the owner with the descriptor `lock`; None while another process is, or may still be there."""
+    if not try_lock(lock):
+        return None
+    last = last_owner(directory)
+    return claim(directory, lock, last[0] + 1 if last else 1) if silence.has_ended(last) else None
+
+
+def claim(directory: Path, lock: int, fence: int) -> Ownership | None:
+    """Become the owner with this fencing number; None where another process was faster."""
+    path = _path(directory, fence)
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return None
+    last = last_owner(directory)
+    if last and last[0] > fence:
+        os.close(file)
+        path.unlink(missing_ok=True)
+        return None
+    for number in _numbers(directory):
+        if number < fence:
+            _path(directory, number).unlink(missing_ok=True)
+    try:
+        return Ownership(directory, lock, fence, file)
+    except BaseException:
+        os.close(file)
+        path.unlink(missing_ok=True)
+        raise
+
+
+def last_owner(directory: Path) -> tuple[int, Owner | None] | None:
+    """Return the last owner with its number; without what its file says where it has not written that yet."""
+    if not (numbers := _numbers(directory)):
+        return None
+    path = _path(directory, max(numbers))
+    try:
+        with reading(path):
+            return max(numbers), Owner(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        return max(numbers), None
+
+
+def is_taken(directory: Path) -> bool:
+    """Return whether a process may have the directory now, without waiting and without taking it."""
+    last = last_owner(directory)
+    if last and last[1] and not (last[1].ended or last[1].is_here):
+        return True
+    with suppress(OSError):
+        lock = os.open(directory / "lock", os.O_RDWR)
+        try:
+            return not try_lock(lock)
+        finally:
+            os.close(lock)
+    return False
+
+
+def holders(path: Path) -> list[str]:
+    """Return the processes of this host, other than this one, that have a file open."""
+    found = []
+    with suppress(OSError):
+        wanted = path.stat()
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                folder = Path(f"/proc/{process.pid}/fd")
+                if process.pid != os.getpid() and any(_is_same(file, wanted) for file in folder.iterdir()):
+                    found.append(f"process {process.pid} ({' '.join(process.cmdline())[:80]})")
+    return found
+
+
+def named(owner: Owner | None) -> str:
+    """Return the words for an owner in a message."""
+    return f"process {owner.pid} on host {owner.host}" if owner else "another process"
+
+
+def this_process() -> Owner:
+    """Return what the file of this process says at first."""
+    return Owner(socket.gethostname(), boot_id(), os.getpid(), psutil.Process().create_time())
+
+
+def boot_id() -> str:
+    """Return a name of this host that no other one has, which is another one after a restart."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _is_same(file: Path, wanted: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(file.stat(), wanted)
+    return False
+
+
+def _numbers(directory: Path) -> list[int]:
+    return [int(found[1]) for name in names_in(directory) if (found := _NAME.fullmatch(name))]
+
+
+def _path(directory: Path, fence: int) -> Path:
+    return directory / f"owner-{fence}.json"

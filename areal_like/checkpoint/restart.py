@@ -1,0 +1,35 @@
+"""A run that has steps but no whole checkpoint: the same command starts it at step 0 only where it was asked to."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from areal_like.checkpoint.journal import Journal, count_steps
+from areal_like.checkpoint.store import JOURNAL, Store
+from areal_like.errors import CheckpointError
+
+RESTART = "write recover.restart=true to start at step 0 again"
+
+
+def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
+    """Return what a start at step 0 gives up in a `recover` directory without a whole checkpoint, "" if nothing."""
+    steps = count_steps(directory / JOURNAL)
+    there = [f"{steps} steps in its journal"] if steps else []
+    if incomplete:
+        there.append(f"{len(incomplete)} incomplete checkpoints ({'; '.join(incomplete)})")
+    return f"the run in {directory.parent} has {' and '.join(there)}, but no whole checkpoint" if there else ""
+
+
+def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
+    """Make room for a start at step 0, and return what was put aside with the journal, "" if nothing was.
+
+    Raises CheckpointError unless `recover.restart` asks for it.
+    """
+    lost = lost_by_restart(store.directory, incomplete)
+    if lost and not restart:
+        raise CheckpointError(
+            f"{lost}. The same command does not give them up by itself: {RESTART}, or choose another trial_name"
+        )
+    if lost:
+        store.clean(0)  # before the journal: checkpoints without one are refused
+        journal.put_aside()
+    return lost
