@@ -1,5 +1,6 @@
 """What can end a run, in the user's words; `str()` of each is the whole message."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,11 @@ class RecordError(RunError):
 
 class CheckpointError(RunError):
     """A run cannot go on from its checkpoints; the message names the file and says what would do."""
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read, as an `opener`: what people configure and print may be secret."""
+    return os.open(path, flags, 0o600)
 
 
 @contextmanager

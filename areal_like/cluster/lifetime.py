@@ -16,6 +16,7 @@ import psutil
 
 from areal_like.cluster import bound, janitor
 from areal_like.cluster.janitor import RUN_VARIABLE
+from areal_like.errors import private
 
 SLOW_JANITOR_S = 10.0
 JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it goes on alone
@@ -136,7 +137,7 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
     there too. Raises OSError if it cannot be opened.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_file, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+    with open(log_file, "ab", opener=private) as log:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
             env={**os.environ, **env},

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from areal_like.cluster.caches import keep_caches
 from areal_like.cluster.lifetime import join_run, local_interface
 from areal_like.cluster.ray_cluster import LOOPBACK
-from areal_like.errors import WorkerError
+from areal_like.errors import WorkerError, private
 from areal_like.events import note
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Worker:
             if host == LOOPBACK or name not in os.environ:  # what is private listens on loopback alone
                 os.environ[name] = local_interface(host)
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as log:
+        with open(log_file, "ab", opener=private) as log:
             for descriptor in (1, 2):
                 os.dup2(log.fileno(), descriptor)
         faulthandler.enable()

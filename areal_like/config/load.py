@@ -17,11 +17,14 @@ from areal_like.config.findings import ConfigError, Origins, finding
 from areal_like.config.keys import annotation_of, is_below, members, takes_text, value_at
 from areal_like.config.renamed import RENAMED, rename_keys
 from areal_like.config.schema import RunConfig
+from areal_like.config.secrets import MASK, masked, masked_keys
 from areal_like.config.validate import first_causes, unknown_key, validate, wrong_keys
 
 COMMAND_LINE = "command line"
 PYTHON = "given from Python"
 THE_TIME = "the time of the start"
+_MASKED = f"the value is masked ({MASK}): the files of a run hold no secrets"
+_UNMASKED = "write the value, or take it from the environment: ${oc.env:NAME}"
 _ALTERNATIVES = (
     ("actor.path", "actor.init_model"),
     ("allocation_mode", "actor.backend"),
@@ -59,6 +62,7 @@ def load(
     findings += wrong_keys(data)
     values = _resolve(data, findings)
     findings += wrong_keys(values)  # of sections that were referred to
+    findings += [finding("CONFIG-SECRET", key, _MASKED, _UNMASKED) for key in masked_keys(values)]
     if not values.get("trial_name"):
         values["trial_name"], places["trial_name"] = time.strftime("%Y%m%d-%H%M%S"), THE_TIME
     config, objections = validate(values)
@@ -69,8 +73,11 @@ def load(
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved configuration as YAML, every key written out; `load` gives the same configuration back."""
-    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, width=120)
+    """The resolved configuration as YAML, every key written out, for people and for files: secrets are masked.
+
+    `load` gives the same configuration back where there are none.
+    """
+    return yaml.dump(masked(config.model_dump()), Dumper=_Dumper, sort_keys=False, width=120)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -20,6 +20,7 @@ from areal_like.config.keys import (
     value_at,
 )
 from areal_like.config.schema import RunConfig, Section
+from areal_like.config.secrets import MASK, is_secret
 
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -145,6 +146,8 @@ def _objection(key: str, problems: Sequence[ErrorDetails]) -> Finding:
     if type(None) in members(annotation):
         expected.append("null")
     unquoted = isinstance(value, int | float) and takes_text(annotation)
+    if is_secret(key):
+        value, unquoted = MASK, False
     message = f"{value!r} should be {' or '.join(dict.fromkeys(expected))}"
     help = f'write it in quotes: "{value}"' if unquoted else None
     return finding("CONFIG-VALUE", key, message, help, nearest=nearest_words(value, choices))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.errors import RecordError, writing
+from areal_like.errors import RecordError, private, writing
 
 _END_OF_LINE = re.compile("[\x85\u2028\u2029]")
 
@@ -22,7 +22,7 @@ class Lines:
         self._path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open(path, "a", encoding="utf-8", opener=private)  # noqa: SIM115
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows."""

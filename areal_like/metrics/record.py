@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import RecordError, writing
+from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, recording, span
 from areal_like.metrics.console import COLUMNS, View
 from areal_like.metrics.idle import idle_share
@@ -46,8 +46,8 @@ class Record:
         self._title = title
         self._view = view
         self._about = {"title": title, "started": time.time(), **(about or {})}
-        with writing(directory / ABOUT_FILE):
-            (directory / ABOUT_FILE).write_text(json.dumps(self._about, indent=1) + "\n")
+        with writing(directory / ABOUT_FILE), open(directory / ABOUT_FILE, "w", opener=private) as file:
+            file.write(json.dumps(self._about, indent=1) + "\n")
         self._log, self._events = EventLog(), Lines(directory / EVENTS_FILE)
         self._report = Report(directory / REPORT_FILE) if report else None
         if self._report:
@@ -56,6 +56,7 @@ class Record:
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
+        self._unjudged: set[int] = set()  # steps whose evaluation had no rewards
         self._last = 0
         self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
@@ -87,22 +88,34 @@ class Record:
     def held_out(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         """What each set of held-out problems gave after `step` training steps, mean@n first.
 
-        `reward/held_out` is the mean of that over the sets.
+        `reward/held_out` is the mean of that over the sets. A set without numbers had no rewards at all.
         """
-        reward = sum(next(iter(numbers.values())) for numbers in results.values()) / len(results)
+        judged = {name: numbers for name, numbers in results.items() if numbers}
+        for name in results.keys() - judged.keys():
+            self._view.say(
+                f"evaluation of {name} at step {step}: all of its rewards are missing, because judging failed; training "
+                f"goes on (tracebacks: {self.directory / 'logs/rewards.log'})"
+            )
+        row = self._waiting.pop(step, None)
+        if not judged:
+            self._unjudged.add(step)
+            if row:
+                self._view.row(row)
+            return
+        reward = sum(next(iter(numbers.values())) for numbers in judged.values()) / len(judged)
         self._held_out[step] = reward
-        tagged = {f"evaluation/{name}/{key}": value for name, of_it in results.items() for key, value in of_it.items()}
+        tagged = {f"evaluation/{name}/{key}": value for name, of_it in judged.items() for key, value in of_it.items()}
         self._write(step, {"reward/held_out": reward} | tagged)
         if step == 0:
             self._view.say(f"held-out reward before training: {reward:.3f}")
         if len(tagged) > 2:  # of one response to each prompt of one set the row says it all
             said = (
                 f"{name} " + ", ".join(f"{key} {value:.3f}" for key, value in of_it.items())
-                for name, of_it in results.items()
+                for name, of_it in judged.items()
             )
             self._view.say(f"  held-out at step {step}: " + "; ".join(said))
-        if step in self._waiting:
-            self._view.row(self._waiting.pop(step) | {"held-out": reward})
+        if row:
+            self._view.row(row | {"held-out": reward})
 
     def state(self, step: int) -> dict[str, Any]:
         """What a run that goes on after `step` has to know of the steps until then."""
@@ -172,7 +185,7 @@ class Record:
         self._write(step, tagged | throughput | phases | idle)
         row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
         row |= {column: stats[name] for column, (name, _) in COLUMNS.items() if name in stats}
-        if evaluating and step not in self._held_out:
+        if evaluating and step not in self._held_out.keys() | self._unjudged:
             self._waiting[step] = row
         else:
             self._view.row(row | ({"held-out": self._held_out[step]} if step in self._held_out else {}))

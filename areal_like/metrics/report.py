@@ -10,7 +10,7 @@ from typing import Any, NotRequired, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.errors import RecordError, writing
+from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event
 from areal_like.metrics.lines import as_json, first_of, read_rows, replacing
 from areal_like.metrics.samples import Sample, picked, read_samples, recorded
@@ -33,7 +33,7 @@ class Report:
         self._path = path
         self._lanes: set[str] = set()
         with writing(path):
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open(path, "a", encoding="utf-8", opener=private)  # noqa: SIM115
             if not self._file.tell():
                 self._file.write(TEMPLATE.read_text(encoding="utf-8"))
 

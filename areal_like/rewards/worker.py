@@ -17,6 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from areal_like.errors import private
 from areal_like.runtime.descendants import adopt_orphans, children, die_with_parent, end_children
 from areal_like.runtime.user_code import UserCodeError
 
@@ -108,10 +109,10 @@ class _Log(io.TextIOBase):
     def __init__(self, path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+            path.touch(mode=0o600)
         except OSError:
             path = Path(os.devnull)
-        self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        self._file = open(path, "a", encoding="utf-8", errors="replace", buffering=1, opener=private)  # noqa: SIM115
 
     def write(self, text: str) -> int:
         with suppress(OSError):

@@ -18,7 +18,7 @@ from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpo
 from areal_like.config.load import dump
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import fingerprints
-from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError
+from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError, private
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
@@ -94,7 +94,9 @@ async def run_directory(
 
 def _new(config: RunConfig, path: Path) -> None:
     try:
-        with (path / CONFIG_FILE).open("x") as file:  # of runs that start together, one has the directory
+        with open(
+            path / CONFIG_FILE, "x", opener=private
+        ) as file:  # of runs that start together, one has the directory
             file.write(dump(config))
     except FileExistsError as error:
         problem = f"{path} belongs to a run that started at the same time"
@@ -117,7 +119,7 @@ def _resumed(
         store = Store(directory, journal.run, config.recover.keep, owner.check)
     journal.cut(version)
     store.clean(version)
-    write_durably(path / CONFIG_FILE, dump(config))
+    write_durably(path / CONFIG_FILE, dump(config), mode=0o600)
     for ending in (directory / INTERRUPTED, path / SUMMARY_FILE):
         ending.unlink(missing_ok=True)
     void_from = version + 1 if found else 0 if existed else None

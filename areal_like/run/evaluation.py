@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from areal_like.config.schema import EvaluatorConfig
-from areal_like.errors import RewardsMissing
 from areal_like.events import span
 from areal_like.rollout.protocol import Workflow
 from areal_like.types import Prompt, Trajectory, generated_in
@@ -25,15 +24,20 @@ class EvaluationSet:
 
 @dataclass(frozen=True)
 class Result:
-    """What one set gave: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them."""
+    """What one set gave: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them.
+
+    `mean` is None where not a single response was judged.
+    """
 
     n_samples: int
-    mean: float
+    mean: float | None
     pass_at: Mapping[int, float]
     trajectories: Sequence[Trajectory]
 
     def scalars(self) -> dict[str, float]:
-        """The numbers under the names that papers give them."""
+        """The numbers under the names that papers give them; {} where there is none."""
+        if self.mean is None:
+            return {}
         return {f"mean@{self.n_samples}": self.mean} | {f"pass@{k}": share for k, share in self.pass_at.items()}
 
 
@@ -54,7 +58,7 @@ class Evaluator:
         return self.config.freq_steps is not None and done % self.config.freq_steps == 0
 
     async def evaluate(self) -> dict[str, Result]:
-        """Every set with the weights that the servers hold. Raises RewardsMissing where one has no reward at all."""
+        """Every set with the weights that the servers hold."""
         results = await asyncio.gather(*(self._evaluate(name, part) for name, part in self.sets.items()))
         return dict(zip(self.sets, results, strict=True))
 
@@ -68,7 +72,7 @@ class Evaluator:
         self.tokens += generated  # read after the wait: other sets count meanwhile
         judged = [values for values in rewards if values]
         if not judged:
-            raise RewardsMissing(len(part.prompts), f"evaluation of {name}")
+            return Result(part.n_samples, None, {}, trajectories)
         passed = [(len(values), sum(value >= self.config.pass_reward for value in values)) for values in judged]
         mean = float(np.mean([np.mean(values) for values in judged]))
         return Result(part.n_samples, mean, pass_at(passed, part.n_samples), trajectories)

@@ -17,6 +17,8 @@ import pytest
 from limits import HUNG_S
 from typer.testing import CliRunner
 
+from allocation import compile as compile_plan
+from allocation.views.svg import plan_svg
 from areal_like import commands
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
@@ -325,3 +327,28 @@ def test_a_long_run_keeps_the_samples_of_some_steps(tmp_path: Path) -> None:
         report.samples(step, None, [])
     report.close()
     assert len(Page((tmp_path / "report.html").read_text()).scripts) - 1 == 99 + 90 + 11
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "<svg><script>alert(1)</script></svg>",
+        '<svg onload="alert(1)"></svg>',
+        '<svg><rect x="1"onclick="alert(1)"/></svg>',
+        "<svg><text>a</text><img src=x></svg>",
+        '<svg><a href="javascript:alert(1)"><text>a</text></a></svg>',
+        '<svg style="position:fixed"></svg>',
+        "<svg",
+    ],
+)
+def test_a_layout_that_is_more_than_a_picture_is_shown_as_text(tmp_path: Path, plan: str) -> None:
+    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, report=True).close()
+    shown = drawn(tmp_path / "report.html")["page"]
+    assert plan not in shown
+    assert plan.partition(" ")[0].replace("<", "&#60;").partition(">")[0] in shown
+
+
+def test_the_picture_of_a_plan_is_drawn(tmp_path: Path) -> None:
+    plan = plan_svg(compile_plan("sglang:d2+megatron:d2"))
+    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, report=True).close()
+    assert plan in drawn(tmp_path / "report.html")["page"]

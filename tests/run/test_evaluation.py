@@ -11,7 +11,6 @@ import pytest
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
 from areal_like.config.schema import EvaluatorConfig
-from areal_like.errors import RewardsMissing
 from areal_like.preflight import preflight
 from areal_like.run.evaluation import EvaluationSet, Evaluator, pass_at
 from areal_like.types import FinishReason, Prompt, Trajectory
@@ -67,9 +66,10 @@ def test_what_passes_is_a_setting():
     assert evaluate([[0.5, 0.2]], 2, pass_reward=0.5).scalars() == {"mean@2": 0.35, "pass@1": 0.5, "pass@2": 1.0}
 
 
-def test_a_set_without_any_reward_is_named():
-    with pytest.raises(RewardsMissing, match="evaluation of some"):
-        evaluate([[None]], 1)
+def test_a_set_without_any_reward_has_no_numbers():
+    result = evaluate([[None]], 1)
+    assert result.scalars() == {}
+    assert len(result.trajectories) == 1
 
 
 SETS = ["evaluator.n_samples=4", "evaluator.temperature=0.6", "evaluator.datasets.hard.path=arithmetic"]

@@ -244,6 +244,22 @@ def test_the_last_step_is_evaluated_before_the_run_ends(tmp_path: Path) -> None:
     assert asyncio.run(run()).scalars[3]["reward/held_out"] == 0.75
 
 
+def test_an_evaluation_without_rewards_does_not_end_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> Notes:
+        stage = Stage([GOOD] * 3)
+        return await train(stage, tmp_path, "evaluator.freq_steps=1", held_out=cast(Any, without_rewards))
+
+    async def without_rewards(prompt: Prompt, group_id: int) -> list[Trajectory]:
+        return []
+
+    notes = asyncio.run(run())
+    assert {1, 2, 3} <= notes.scalars.keys()
+    assert not any("reward/held_out" in scalars for scalars in notes.scalars.values())
+    assert "all of its rewards are missing" in capsys.readouterr().out
+
+
 def test_an_evaluation_that_fails_ends_the_run(tmp_path: Path) -> None:
     def fail() -> None:
         raise ServerError("server 0 is gone")
