@@ -19,18 +19,23 @@ def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
     scored = [item for item in trajectories if item.reward is not None]
     if not scored:
         return None
-    versions = np.concatenate([item.versions for item in scored])
-    fields = {
-        "loss_mask": (versions >= 0).astype(np.float32),
-        "behaviour_logprobs": np.concatenate([item.logprobs for item in scored]),
-        "on_policy": (versions == version).astype(np.float32),
-    }
-    lengths = np.array([len(item.tokens) for item in scored], np.int32)
     return Experience(
         rewards=np.array([item.reward for item in scored], np.float32),
         groups=np.array([item.group_id for item in scored], np.int32),
-        batch=Batch(lengths, np.concatenate([item.tokens for item in scored]), fields),
+        batch=batch_of(scored, version),
     )
+
+
+def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
+    """Return trajectories back to back, as policy version `version` trains on them."""
+    versions = np.concatenate([item.versions for item in trajectories])
+    fields = {
+        "loss_mask": (versions >= 0).astype(np.float32),
+        "behaviour_logprobs": np.concatenate([item.logprobs for item in trajectories]),
+        "on_policy": (versions == version).astype(np.float32),
+    }
+    lengths = np.array([len(item.tokens) for item in trajectories], np.int32)
+    return Batch(lengths, np.concatenate([item.tokens for item in trajectories]), fields)
 
 
 def with_field(experience: Experience, name: str, values: Floats) -> Experience:

@@ -1,13 +1,14 @@
-"""The gate before the first step: trainer and servers have to compute the same model."""
+"""The log-prob check before the first step: trainer and servers have to compute the same model."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from areal_like.algorithms.batch import batch_of
 from areal_like.config.schema import RunConfig
 from areal_like.errors import LogprobMismatch
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, Trajectory
+from areal_like.types import Trajectory
 
 # Nats, as `rollout.max_logprob_diff` has it. Equal models are 1e-6 apart in float32, 0.002 to 0.007 in bfloat16
 # (benchmarks/results), and more with experts, whose routing flips at ties. Wrong rope in float32 gave 0.058 and more.
@@ -23,18 +24,21 @@ def allowed_logprob_diff(config: RunConfig) -> float:
 async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequence[Trajectory]) -> None:
     """Compare the log-probs of responses that servers with the trainer's weights have generated.
 
-    Raises LogprobMismatch where the mean distance is more than rounding (`rollout.max_logprob_diff`).
+    The trainer computes them as it trains: the whole batch with its mask, so that prompts are shared and sequences
+    packed in the same way. Raises LogprobMismatch where the mean distance, of all tokens or of the longest responses,
+    is more than rounding (`rollout.max_logprob_diff`).
     """
-    longest = sorted(trajectories, key=lambda item: len(item.tokens))[-RESPONSES:]
-    lengths = np.array([len(item.tokens) for item in longest], np.int32)
-    tokens, behaviour, generated = (
-        np.concatenate([getattr(item, name) for item in longest]) for name in ("tokens", "logprobs", "generated")
-    )
-    trained = await trainer.log_probs(Batch(lengths, tokens), config.gconfig.temperature)
-    compared = generated & ~np.isnan(behaviour)  # those of data are not known (Rollout.given)
+    scored = [item for item in trajectories if item.reward is not None] or list(trajectories)
+    batch = batch_of(scored, version=0)
+    behaviour, mask = batch.fields["behaviour_logprobs"], batch.fields["loss_mask"] > 0
+    trained = await trainer.log_probs(batch, config.gconfig.temperature)
+    compared = mask & ~np.isnan(behaviour)  # those of data are not known (Rollout.given)
     if not compared.any():
         return
-    measured = float(np.abs(trained - behaviour)[compared].mean())
+    distance = np.abs(trained - behaviour)
+    shortest = np.sort(batch.lengths)[-RESPONSES:][0]
+    longest = compared & np.repeat(batch.lengths >= shortest, batch.lengths)
+    measured = float(np.max([distance[part].mean() for part in (compared, longest) if part.any()]))  # or nan
     allowed = allowed_logprob_diff(config)
     if not measured <= allowed:  # nan is not
-        raise LogprobMismatch(len(longest), measured, allowed)
+        raise LogprobMismatch(len(scored), measured, allowed)
