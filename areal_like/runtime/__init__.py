@@ -1,1 +1,1 @@
-"""What every process of a run shares: tuning of the garbage collector, loading of user code, ends of processes."""
+"""What every process of a run shares: tuning of the garbage collector, ends of processes, and those of user code."""

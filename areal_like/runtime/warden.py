@@ -1,0 +1,127 @@
+"""The parent of worker processes: ends whatever they have started, whichever session, group or environment it has.
+
+A script that imports nothing of the project: `warden.py DESCRIPTOR`, a socket of packets to the process that started
+it. It is the subreaper of all workers: a process that loses its parent below a worker comes to the worker, and that of
+a worker which died comes here and is killed. When the other end of the socket is closed, as by the death of the process
+that has it, everything is killed, and the script ends last.
+"""
+
+import array
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST = 1 << 20  # bytes of a request
+_POLL_S = 0.05  # while something is killed
+_FEW = 64  # descriptors of a worker
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    ended: list[int] = []
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    workers: dict[int, subprocess.Popen[bytes]] = {}
+    while not ended:
+        orphans = _kill_orphans(workers)
+        readable, _, _ = select.select([control, woken], [], [], _POLL_S if orphans else None)
+        if woken in readable:
+            woken.recv(4096)
+        if control in readable and not _obey(control, workers):
+            break
+        _report(control, workers)
+    while workers or _children():
+        for process in workers.values():
+            process.kill()
+        for name in [name for name, process in workers.items() if process.poll() is not None]:
+            del workers[name]
+        if _kill_orphans(workers) or workers:
+            select.select([woken], [], [], _POLL_S)
+
+
+def _obey(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
+    """Start or kill a worker; False when nobody asks any more."""
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(control, _MOST, _FEW)
+    except OSError:
+        return False
+    if not packet:
+        return False
+    request = json.loads(packet)
+    try:
+        if "start" in request:
+            workers[request["start"]] = _started(request, descriptors)
+            _tell(control, {"started": request["start"], "pid": workers[request["start"]].pid})
+        elif request["kill"] in workers:
+            workers[request["kill"]].kill()
+    except OSError as error:
+        _tell(control, {"ended": request["start"], "status": None, "why": str(error)})
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return True
+
+
+def _started(request: dict[str, object], descriptors: "array.array[int] | list[int]") -> "subprocess.Popen[bytes]":
+    """Run a command whose arguments `{0}`, `{1}` ... are the numbers of its descriptors."""
+    command = [str(word).format(*descriptors) for word in request["command"]]  # type: ignore[attr-defined]
+    with open(str(request["log"]), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=tuple(descriptors),
+            start_new_session=True,
+        )
+
+
+def _report(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"]) -> None:
+    for name in list(workers):
+        status = workers[name].poll()
+        if status is not None:
+            del workers[name]
+            _tell(control, {"ended": name, "status": status})
+
+
+def _tell(control: socket.socket, message: dict[str, object]) -> None:
+    try:
+        control.send(json.dumps(message).encode())
+    except OSError:  # nobody listens: the next packet is the end
+        pass
+
+
+def _kill_orphans(workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
+    """Kill the children that are not workers; True while there are some."""
+    own = {process.pid for process in workers.values()}
+    orphans = [pid for pid in _children() if pid not in own]
+    for pid in orphans:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+    return bool(orphans)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+if __name__ == "__main__":
+    main()

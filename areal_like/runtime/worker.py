@@ -1,0 +1,276 @@
+"""A process that runs user code: `python -m areal_like.runtime.worker SETTINGS MARKS LOOP...`, all descriptors.
+
+It has several event loops, each in a thread of its own with a connection to the main process. A call runs on one of
+them. Every step of a call's code is marked in memory that the main process reads (`marks.py`), so that code which
+blocks its loop, holds the GIL or ends the process is known by its call.
+"""
+
+import asyncio
+import contextvars
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind, frame
+from areal_like.runtime.marks import Mark, Marks
+
+BEAT_S = 0.1
+PULSE = 0  # place of the mark of the main thread
+END_S = 2.0  # for code that is cancelled at the end
+DUMP = signal.SIGUSR2  # has faulthandler write the stacks of all threads to standard error
+FAILED = 70  # exit code of a worker whose loop broke, as by a descriptor that was closed
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+_call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
+_is_fork = False  # this process is a child that a call has forked
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the main process gives a worker: its search path, and which code runs calls.
+
+    `entry` is `module:name` of a function from `start` to a Handler.
+    """
+
+    path: Sequence[str]
+    entry: str
+    start: bytes
+
+
+type Ask = Callable[[str, bytes], Awaitable[bytes]]
+"""Ask the main process something for a call: method and body."""
+
+type AskNow = Callable[[str, bytes], bytes]
+"""As Ask, and wait for the answer in this thread."""
+
+type Handler = Callable[[bytes, Ask, AskNow], Coroutine[Any, Any, bytes]]
+"""Run a call; raises nothing but CancelledError."""
+
+
+def main() -> None:
+    """Serve calls until the main process closes the connections."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    faulthandler.register(DUMP, file=sys.stderr, all_threads=True)
+    described, shared, *connections = map(int, sys.argv[1:])
+    settings: Settings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
+    sys.path[:] = settings.path
+    marks = Marks(shared)
+    for descriptor in (described, shared):
+        os.close(descriptor)
+    os.register_at_fork(after_in_child=partial(_in_fork, marks, connections))
+    module, _, name = settings.entry.partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)(settings.start)
+    gc.collect()
+    gc.freeze()
+    mark = marks.take()  # of the only thread that does nothing: where it does not beat, another one keeps the GIL
+    threads = [
+        threading.Thread(target=_Loop(marks, handler, *pair).serve, name=f"loop {place}", daemon=True)
+        for place, pair in enumerate(zip(connections[::2], connections[1::2], strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        mark.beat()
+        time.sleep(BEAT_S)
+    sys.stdout.flush()
+    os._exit(0)  # threads of calls may never end
+
+
+def _in_fork(marks: Marks, connections: Sequence[int]) -> None:
+    """A forked child has no part in the connection, nor in the marks."""
+    global _is_fork
+    _is_fork = True
+    marks.detach()
+    for descriptor in connections:
+        try:
+            os.close(descriptor)
+        except OSError:  # closed by the call's code
+            pass
+
+
+class _Marked(Coroutine[Any, Any, Any]):
+    """A coroutine with its call in the thread's mark during each of its steps."""
+
+    __slots__ = ("_body", "_call", "_mark")
+
+    def __init__(self, body: Coroutine[Any, Any, Any], mark: Mark, call: int) -> None:
+        self._body, self._mark, self._call = body, mark, call
+
+    def send(self, value: Any) -> Any:
+        """See Coroutine."""
+        return self._step(self._body.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """See Coroutine."""
+        return self._step(self._body.throw, *error)
+
+    def close(self) -> None:
+        """See Coroutine."""
+        self._body.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._body.__await__()
+
+    def __getattr__(self, name: str) -> Any:  # such as cr_frame, which stacks are made of
+        return getattr(self._body, name)
+
+    def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        self._mark.set(self._call)
+        try:
+            return step(*arguments)
+        finally:
+            if _is_fork:  # the call's code forked, and this is the child
+                os._exit(0)
+            self._mark.set(0)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Where `asyncio.to_thread` runs: marks its threads with the call that handed the work in."""
+
+    def __init__(self, marks: Marks) -> None:
+        super().__init__(32, "to_thread")
+        self._marks, self._own = marks, threading.local()
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        """See Executor."""
+        return super().submit(self._run, _call.get(), partial(function, *arguments, **named))
+
+    def _run(self, call: int, work: Callable[[], Any]) -> Any:
+        if not hasattr(self._own, "mark"):
+            self._own.mark = self._marks.take()
+        self._own.mark.set(call)
+        try:
+            return work()
+        finally:
+            if _is_fork:
+                os._exit(0)
+            self._own.mark.set(0)
+
+
+class _Loop:
+    """One event loop, its thread and its two connections: one for the loop, one for questions that block."""
+
+    def __init__(self, marks: Marks, handler: Handler, descriptor: int, blocking: int) -> None:
+        self._marks, self._handler = marks, handler
+        self._socket, self._blocking = socket.socket(fileno=descriptor), socket.socket(fileno=blocking)
+        self._one_at_a_time = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._frames = Frames(self._on_frame, self._loop.stop)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._asked = 0
+        self._ends = False
+
+    def serve(self) -> None:
+        """Run the loop until its connection is closed."""
+        asyncio.set_event_loop(self._loop)
+        self._mark = self._marks.take()
+        self._loop.set_default_executor(_Threads(self._marks))
+        self._loop.set_task_factory(self._task)
+        try:
+            self._loop.run_until_complete(self._loop.create_connection(lambda: self._frames, sock=self._socket))
+            self._beat()
+            self._frames.send(Kind.READY, self._mark.place)
+            while not self._ran_to_its_stop():
+                pass
+        except BaseException:  # noqa: BLE001 - such as epoll's, whose descriptor a call has closed
+            sys.excepthook(*sys.exc_info())
+            os._exit(FAILED)
+
+    def _ran_to_its_stop(self) -> bool:
+        """Run until the loop is stopped, or until a task that a call has started exits as a program would."""
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            return False
+        return True
+
+    def _beat(self) -> None:
+        self._mark.beat()
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def _task(
+        self, loop: asyncio.AbstractEventLoop, body: Any, *, context: contextvars.Context | None = None, **more: Any
+    ) -> asyncio.Task[Any]:
+        call = context.get(_call, 0) if context is not None else _call.get()
+        marked = _Marked(body, self._mark, call) if call and asyncio.iscoroutine(body) else body
+        return asyncio.Task(marked, loop=loop, context=context, **more)
+
+    def _on_frame(self, kind: Kind, number: int, body: bytes) -> None:
+        if kind == Kind.CALL:
+            context = contextvars.copy_context()
+            context.run(_call.set, number)
+            self._tasks[number] = self._loop.create_task(self._serve(number, body), context=context)
+        elif kind == Kind.ANSWER and (answer := self._answers.pop(number, None)) is not None:
+            if not answer.done():
+                answer.set_result(body)
+        elif kind == Kind.CANCEL and number in self._tasks:
+            self._tasks[number].cancel()
+        elif kind == Kind.END and not self._ends:
+            self._ends = True
+            for task in (tasks := asyncio.all_tasks(self._loop)):
+                task.cancel()
+            waiting = asyncio.wait(tasks, timeout=END_S) if tasks else asyncio.sleep(0)
+            self._loop.create_task(waiting).add_done_callback(lambda _: self._loop.stop())
+
+    async def _serve(self, number: int, body: bytes) -> None:
+        result = b""  # of one that was cancelled
+        try:
+            result = await self._handler(body, partial(self._ask, number), partial(self._ask_now, number))
+        finally:
+            del self._tasks[number]
+            self._frames.send(Kind.DONE, number, result)
+
+    async def _ask(self, call: int, method: str, body: bytes) -> bytes:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a loop that the user's code has made, in a thread of its own
+            asked = asyncio.run_coroutine_threadsafe(self._ask(call, method, body), self._loop)
+            return await asyncio.wrap_future(asked)
+        self._asked += 1
+        answer = self._answers[self._asked] = self._loop.create_future()
+        number = self._asked
+        self._frames.send(Kind.ASK, number, _question(call, method, body))
+        try:
+            return await answer
+        finally:
+            self._answers.pop(number, None)
+
+    def _ask_now(self, call: int, method: str, body: bytes) -> bytes:
+        with self._one_at_a_time:
+            self._blocking.sendall(frame(Kind.ASK, 0, _question(call, method, body)))
+            return _received(self._blocking)
+
+
+def _question(call: int, method: str, body: bytes) -> bytes:
+    return CALL_NUMBER.pack(call) + method.encode() + b"\n" + body
+
+
+def _received(connection: socket.socket) -> bytes:
+    """The body of the next message."""
+    found: list[bytes] = []
+    frames = Frames(lambda kind, number, body: found.append(body), lambda: None)
+    while not found:
+        data = connection.recv(1 << 20)
+        if not data:
+            raise ConnectionResetError("the main process is gone")
+        frames.data_received(data)
+    return found[0]
+
+
+if __name__ == "__main__":
+    main()
