@@ -54,7 +54,7 @@ from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync, publish
-from areal_like.workflows.make import Workflows
+from areal_like.workflows.make import Workflows, user_processes
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
 
@@ -163,7 +163,8 @@ async def _run_on(
     cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
     config, state, record = job.config, opened.state, opened.record
-    async with asyncio.TaskGroup() as tasks:
+    playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None
+    async with playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         trainers, reference, servers, urls = await _started(cluster, job, models, opened, view, tasks)
@@ -176,7 +177,7 @@ async def _run_on(
             Rewards(
                 config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
             ) as rewards,
-            Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size) as workflows,
+            Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size, processes) as workflows,
             asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             if not config.workflows:  # which may score by themselves

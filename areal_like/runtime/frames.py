@@ -21,7 +21,8 @@ class Kind(IntEnum):
     DONE = 4  # worker: call NUMBER has ended
     ASK = 5  # worker: question NUMBER; the body begins with the call's number (CALL_NUMBER)
     ANSWER = 6  # main: the answer to question NUMBER
-    END = 7  # main: cancel everything, then exit
+    DROP = 7  # worker: nobody waits for the answer to question NUMBER
+    END = 8  # main: cancel everything, then exit
 
 
 CALL_NUMBER = struct.Struct("!Q")
@@ -29,8 +30,8 @@ CALL_NUMBER = struct.Struct("!Q")
 type OnFrame = Callable[[Kind, int, bytes], None]
 
 
-class Noise(Exception):
-    """Bytes are not messages."""
+class Unanswered(Exception):
+    """The main process has no answer to a question; the message says why."""
 
 
 def frame(kind: Kind, number: int, body: bytes = b"") -> bytes:
@@ -58,7 +59,8 @@ class Frames(asyncio.Protocol):
         while len(self._held) - start >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._held, start)
             if kind not in Kind or length > _MOST:
-                return self.close()
+                self.close()
+                return
             end = start + _HEAD.size + length
             if len(self._held) < end:
                 break
@@ -83,9 +85,7 @@ class Frames(asyncio.Protocol):
             self._transport.abort()
 
 
-_KNOWN = {
-    ("areal_like.types", name) for name in ("Trajectory", "Reward", "FinishReason")
-} | {
+_KNOWN = {("areal_like.types", name) for name in ("Trajectory", "Reward", "FinishReason")} | {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -101,9 +101,16 @@ class _Plain(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+class NotPlain(Exception):
+    """A worker has sent values that do not belong into the main process, or noise."""
+
+
 def plain(body: bytes) -> Any:
     """Return what a worker has pickled: built-in values, numpy arrays and trajectories.
 
-    Raises pickle.UnpicklingError for anything else: the main process imports nothing of the user's.
+    Raises NotPlain for anything else: the main process imports nothing of the user's.
     """
-    return _Plain(io.BytesIO(body)).load()
+    try:
+        return _Plain(io.BytesIO(body)).load()
+    except Exception as error:
+        raise NotPlain(str(error)) from error

@@ -9,16 +9,15 @@ import itertools
 import json
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +27,7 @@ from areal_like.runtime import warden, watch
 from areal_like.runtime import worker as worker_module
 from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind
 from areal_like.runtime.marks import Marks, shared_memory
+from areal_like.runtime.remote import Attempt, Call, Lane, Worker
 from areal_like.runtime.worker import END_S, FAILED, Settings
 
 START_S = 300.0  # for a worker to import what it runs
@@ -55,19 +55,16 @@ class EndedWorker(Exception):
         self.cause = cause
 
 
+async def in_loop[T](loop: asyncio.AbstractEventLoop, body: Coroutine[Any, Any, T]) -> T:
+    """Have the loop of another thread run a coroutine; it is cancelled with this one."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(body, loop))
+
+
 class _Interrupted(Exception):
     """The worker ended by the code of another call; `suspect` says that it may have been this one's."""
 
     def __init__(self, suspect: bool) -> None:
         self.suspect = suspect
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A call as it is begun once: what the worker gets, and what answers its questions (method and body)."""
-
-    request: bytes
-    answer: Callable[[str, bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True)
@@ -78,64 +75,6 @@ class Limits:
     loops: int
     blocked_s: float
     memory_mb: int | None = None
-
-
-@dataclass(eq=False)
-class _Call:
-    number: int
-    attempt: Attempt
-    result: asyncio.Future[bytes]
-
-
-@dataclass(eq=False)
-class Lane:
-    """An event loop of a worker; `stale_s` is for how long it has not turned."""
-
-    frames: Frames
-    place: int | None = None  # of its thread's mark, once it runs
-    beats: int = 0
-    stale_s: float = 0.0
-    calls: dict[int, _Call] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Worker:
-    """A worker process.
-
-    `left` are calls that were cancelled and have not ended, with the time of that; `strays` those that have ended, and
-    whose code goes on in a thread, with the time when that was seen first.
-    """
-
-    name: int
-    alone: bool
-    marks: Marks
-    lanes: list[Lane] = field(default_factory=list)
-    connections: list[Frames] = field(default_factory=list)
-    pid: int | None = None
-    handle: int | None = None  # of the process, for signals
-    began: float = field(default_factory=time.monotonic)
-    pulse: int = 0
-    pulse_stale_s: float = 0.0
-    left: dict[int, float] = field(default_factory=dict)
-    strays: dict[int, float] = field(default_factory=dict)
-    retires: bool = False
-    over: bool = False
-
-    @property
-    def ready(self) -> bool:
-        """Whether all of its loops run."""
-        return all(lane.place is not None for lane in self.lanes)
-
-    @property
-    def calls(self) -> dict[int, _Call]:
-        """Its calls under way."""
-        return {number: call for lane in self.lanes for number, call in lane.calls.items()}
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send the process a signal."""
-        if self.handle is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.handle, number)
 
 
 class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
@@ -162,11 +101,11 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
 
     async def __aenter__(self) -> Self:
         self._thread.start()
-        await self._there(self._open())
+        await in_loop(self._loop, self._open())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(self._there(self._close()))
+        await asyncio.shield(in_loop(self._loop, self._close()))
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
@@ -176,15 +115,12 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         `begin` is asked for an Attempt each time that it is begun, in the thread of the workers. Raises TimeLimit,
         CancelledWithin, EndedWorker, and RunError where no worker starts.
         """
-        return await self._there(self._call(begin, timeout_s))
+        return await in_loop(self._loop, self._call(begin, timeout_s))
 
     @property
     def pids(self) -> list[int]:
         """The processes of the workers that run calls now."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
-
-    async def _there[T](self, body: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(body, self._loop))
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -279,7 +215,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             await self._change()
 
     async def _on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
-        call = _Call(next(NUMBERS), begin(), self._loop.create_future())
+        call = Call(next(NUMBERS), begin(), self._loop.create_future())
         lane.calls[call.number] = call
         lane.frames.send(Kind.CALL, call.number, call.attempt.request)
         try:
@@ -289,6 +225,8 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             raise TimeLimit if limit.expired() else error from error
         finally:
             del lane.calls[call.number]
+            for answering in list(call.answers.values()):
+                answering.cancel()
             if not call.result.done() or call.result.cancelled():
                 worker.left[call.number] = time.monotonic()
                 lane.frames.send(Kind.CANCEL, call.number)
@@ -351,7 +289,8 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             packet = b""
         if not packet:
             self._loop.remove_reader(self._control)
-            return self._fail("the process that keeps the workers of the workflow has ended")
+            self._fail("the process that keeps the workers of the workflow has ended")
+            return
         message = json.loads(packet)
         name = message.get("started", message.get("ended"))
         worker = next((each for each in self._workers if each.name == name), None)
@@ -367,18 +306,19 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     def _ended(self, worker: Worker, status: int | None, why: str) -> None:
         """A worker has ended by itself."""
         if self._closing or worker.over:
-            return self._end(worker)
+            self._end(worker)
+            return
         how = why or watch.described(status)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MOST_STARTS:
                 self._fail(f"{MOST_STARTS} workers of the workflow in a row did not start ({how}); output: {self._log}")
-            return self._fault(worker, "died", f"its process did not start ({how})", set(), set())
-        message = f"its process ended ({how})"
-        if status == FAILED:  # its loops stand still after the code that broke them
-            return self._fault(worker, "died", message, set(), worker.marks.ran_last())
-        marked = set(worker.marks.running().values())
-        self._fault(worker, "died", message, marked if len(marked) == 1 else set(), marked)
+            message, guilty, suspects = f"its process did not start ({how})", set[int](), set[int]()
+        else:  # one whose loops stand still (FAILED) does so after the code that broke them
+            message, marked = f"its process ended ({how})", set(worker.marks.running().values())
+            suspects = worker.marks.ran_last() if status == FAILED else marked
+            guilty = suspects if len(suspects) == 1 and status != FAILED else set()
+        self._fault(worker, "died", message, guilty, suspects)
 
     def _lost(self, worker: Worker) -> None:
         """A connection was closed; the process should end soon."""
@@ -466,15 +406,27 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 call.result.set_result(body)
         elif kind == Kind.ASK:
             (of_call,) = CALL_NUMBER.unpack_from(body)
-            method, _, question = body[CALL_NUMBER.size :].partition(b"\n")
             connection = worker.connections[2 * worker.lanes.index(lane) + blocking]
-            self._spawn(self._answer(connection, lane.calls.get(of_call), number, method.decode(), question))
+            asking = lane.calls.get(of_call)
+            answering = self._spawn(self._answer(connection, asking, number, body[CALL_NUMBER.size :]))
+            if asking is not None:
+                asking.answers[number] = answering
+        elif kind == Kind.DROP:
+            for each in lane.calls.values():
+                if number in each.answers:
+                    each.answers[number].cancel()
 
-    async def _answer(self, connection: Frames, call: _Call | None, number: int, method: str, question: bytes) -> None:
+    async def _answer(self, connection: Frames, call: Call | None, number: int, body: bytes) -> None:
+        method, _, question = body.partition(b"\n")
         try:
-            answer = b"-the episode is over" if call is None else b"+" + await call.attempt.answer(method, question)
+            answer = (
+                b"-the episode is over" if call is None else b"+" + await call.attempt.answer(method.decode(), question)
+            )
         except Exception as error:  # noqa: BLE001 - of whatever the user's code has asked for
-            answer = f"-{type(error).__name__}: {error}".encode()
+            answer = f"-{error or type(error).__name__}".encode()
+        finally:
+            if call is not None:
+                call.answers.pop(number, None)
         connection.send(Kind.ANSWER, number, answer)
 
     # watching
@@ -495,22 +447,26 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 await self._judge(worker, descendants=ticks % 10 == 0)
 
     async def _judge(self, worker: Worker, *, descendants: bool) -> None:
-        limit = self.limits.memory_mb
-        if limit is not None and worker.pid is not None:
-            if watch.memory_mb(worker.pid) > limit:
-                marked = set(worker.marks.running().values())
-                message = f"its process has more than {limit} MB (episode.memory_mb)"
-                guilty = marked if len(marked) == 1 else set[int]()
-                return self._fault(worker, "memory", message, guilty, marked)
-            if descendants and (killed := watch.kill_large_descendants(worker.pid, limit)):
-                self._say(f"a program that a workflow has started was killed: {killed} (episode.memory_mb: {limit})")
-        if (stands := watch.stands_still(worker, self.limits.blocked_s)) is not None:
-            return await self._blocked(worker, stands)
+        if self.limits.memory_mb is not None and worker.pid is not None:
+            self._judge_memory(worker, worker.pid, self.limits.memory_mb, descendants=descendants)
+        watch.continue_stopped(worker)
+        if not worker.over and (stale := watch.stands_still(worker, self.limits.blocked_s)) is not None:
+            await self._blocked(worker, stale)
+        if worker.over:
+            return
         now, calls = time.monotonic(), worker.calls
         running = {call for call in worker.marks.running().values() if call not in calls}
         worker.strays = {call: worker.strays.get(call, now) for call in running}
         if any(now - since > LEFT_S for since in [*worker.left.values(), *worker.strays.values()]):
             self._retire(worker)
+
+    def _judge_memory(self, worker: Worker, pid: int, limit_mb: int, *, descendants: bool) -> None:
+        if watch.memory_mb(pid) > limit_mb:
+            marked = set(worker.marks.running().values())
+            message = f"its process has more than {limit_mb} MB (episode.memory_mb)"
+            self._fault(worker, "memory", message, marked if len(marked) == 1 else set(), marked)
+        elif descendants and (killed := watch.kill_large_descendants(pid, limit_mb)):
+            self._say(f"a program that a workflow has started was killed: {killed} (episode.memory_mb: {limit_mb})")
 
     async def _blocked(self, worker: Worker, stale: list[Lane]) -> None:
         """Find out whose code it is, have the stacks written, and replace the worker."""

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST = 1 << 20  # bytes of a request
@@ -23,6 +24,7 @@ _FEW = 64  # descriptors of a worker
 
 
 def main() -> None:
+    """Start and kill workers as asked, until nobody asks any more."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
@@ -99,10 +101,8 @@ def _report(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:
-    try:
+    with suppress(OSError):  # nobody listens: the next packet is the end
         control.send(json.dumps(message).encode())
-    except OSError:  # nobody listens: the next packet is the end
-        pass
 
 
 def _kill_orphans(workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
@@ -110,11 +110,9 @@ def _kill_orphans(workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
     own = {process.pid for process in workers.values()}
     orphans = [pid for pid in _children() if pid not in own]
     for pid in orphans:
-        try:
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
-        except (ProcessLookupError, ChildProcessError):
-            pass
     return bool(orphans)
 
 

@@ -6,14 +6,12 @@ import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from areal_like.runtime.remote import Lane, Worker
 from areal_like.runtime.worker import DUMP, PULSE
 
-if TYPE_CHECKING:
-    from areal_like.runtime.processes import Lane, Worker
-
 SAMPLE_S = 0.5  # in which a thread that computes uses processor time
+STOPPED_S = 0.5
 BUSY_SHARE = 0.5  # of what the busiest thread uses
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
@@ -21,7 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workflows/")
 
 
-def note_beats(worker: "Worker", passed_s: float) -> None:
+def note_beats(worker: Worker, passed_s: float) -> None:
     """Note which of a worker's loops have turned since the last time, `passed_s` ago."""
     beat = worker.marks.beat(PULSE)
     worker.pulse_stale_s = 0.0 if beat != worker.pulse else worker.pulse_stale_s + passed_s
@@ -32,27 +30,40 @@ def note_beats(worker: "Worker", passed_s: float) -> None:
         lane.beats = beat
 
 
-def stands_still(worker: "Worker", blocked_s: float) -> "list[Lane] | None":
+def stands_still(worker: Worker, blocked_s: float) -> list[Lane] | None:
     """Return the loops that have not turned for so long; [] where not one thread of the worker has; None: all do."""
     if worker.pulse_stale_s > blocked_s:
         return []
-    return [lane for lane in worker.lanes if lane.stale_s > blocked_s] or None
+    stale = [lane for lane in worker.lanes if lane.stale_s > blocked_s]
+    return stale if stale and worker.pulse_stale_s < blocked_s / 2 else None
 
 
-async def whose(worker: "Worker", stale: "list[Lane]") -> tuple[set[int], set[int]]:
+def continue_stopped(worker: Worker) -> None:
+    """Have a process go on that stands still because it was stopped, as by its own SIGSTOP."""
+    if worker.pulse_stale_s > STOPPED_S and worker.pid is not None:
+        try:
+            state = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "T":
+            worker.signal(signal.SIGCONT)
+
+
+async def whose(worker: Worker, stale: list[Lane]) -> tuple[set[int], set[int]]:
     """Return the calls whose code blocks, and those that it may be where that is not certain."""
     if stale:  # others turn: it is what the threads of these loops run
         running = {worker.marks.call(lane.place or 0) for lane in stale} - {0}
         return running, running or {call for lane in stale for call in lane.calls}
-    marked = worker.marks.running()  # some thread keeps the GIL, or the process was stopped
+    marked = worker.marks.running()  # some thread keeps the GIL
     threads = {place: worker.marks.thread(place)[0] for place in marked}
     before = processor_ticks(worker.pid)
     await asyncio.sleep(SAMPLE_S)
     used = {thread: ticks - before.get(thread, 0) for thread, ticks in processor_ticks(worker.pid).items()}
     most = max(used.values(), default=0)
-    busy = {marked[place] for place, thread in threads.items() if most and used.get(thread, 0) > BUSY_SHARE * most}
-    suspects = busy or set(marked.values())
-    return (suspects if busy and len(busy) == 1 else set()), suspects
+    if not most:  # it keeps the GIL and waits for something
+        return set(), set(marked.values())
+    busy = {marked[place] for place, thread in threads.items() if used.get(thread, 0) > BUSY_SHARE * most}
+    return (busy if len(busy) == 1 else set()), busy  # none where it is a thread that the user's code has made
 
 
 def processor_ticks(pid: int | None) -> dict[int, int]:
@@ -103,7 +114,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-async def dumped(worker: "Worker", calls: Iterable[int], log: Path) -> str:
+async def dumped(worker: Worker, calls: Iterable[int], log: Path) -> str:
     """Have the stacks of all threads written to the log; returns the line where one of the calls stands, or ""."""
     before = log.stat().st_size if log.exists() else 0
     worker.signal(DUMP)

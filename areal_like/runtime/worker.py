@@ -20,11 +20,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind, frame
+from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind, Unanswered, frame
 from areal_like.runtime.marks import Mark, Marks
 
 BEAT_S = 0.1
@@ -51,7 +52,7 @@ class Settings:
 
 
 type Ask = Callable[[str, bytes], Awaitable[bytes]]
-"""Ask the main process something for a call: method and body."""
+"""Ask the main process something for a call: method and body. Raises Unanswered."""
 
 type AskNow = Callable[[str, bytes], bytes]
 """As Ask, and wait for the answer in this thread."""
@@ -97,10 +98,8 @@ def _in_fork(marks: Marks, connections: Sequence[int]) -> None:
     _is_fork = True
     marks.detach()
     for descriptor in connections:
-        try:
+        with suppress(OSError):  # closed by the call's code
             os.close(descriptor)
-        except OSError:  # closed by the call's code
-            pass
 
 
 class _Marked(Coroutine[Any, Any, Any]):
@@ -246,18 +245,26 @@ class _Loop:
         number = self._asked
         self._frames.send(Kind.ASK, number, _question(call, method, body))
         try:
-            return await answer
+            return _checked(await answer)
         finally:
-            self._answers.pop(number, None)
+            if self._answers.pop(number, None) is not None:
+                self._frames.send(Kind.DROP, number)
 
     def _ask_now(self, call: int, method: str, body: bytes) -> bytes:
         with self._one_at_a_time:
             self._blocking.sendall(frame(Kind.ASK, 0, _question(call, method, body)))
-            return _received(self._blocking)
+            return _checked(_received(self._blocking))
 
 
 def _question(call: int, method: str, body: bytes) -> bytes:
     return CALL_NUMBER.pack(call) + method.encode() + b"\n" + body
+
+
+def _checked(answer: bytes) -> bytes:
+    """What an answer says; raises Unanswered where it says why there is none."""
+    if answer[:1] != b"+":
+        raise Unanswered(answer[1:].decode(errors="replace"))
+    return answer[1:]
 
 
 def _received(connection: socket.socket) -> bytes:

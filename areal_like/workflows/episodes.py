@@ -6,36 +6,31 @@ only a whole batch of which more than `episode.max_failed_share` fails does. See
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rewards.functions import VALUE, as_reward
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
-from areal_like.runtime.user_code import UserCodeError, where_it_failed
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory, generated_in
-from areal_like.workflows.client import Clients
-from areal_like.workflows.group import Rollout
+from areal_like.runtime.frames import NotPlain, plain
+from areal_like.runtime.processes import CancelledWithin, EndedWorker, TimeLimit, UserProcesses, in_loop
+from areal_like.runtime.remote import Attempt
+from areal_like.runtime.user_code import Portable
+from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
+from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
+from areal_like.workflows.playing import Episode, Group, sent
 from areal_like.workflows.provenance import NotGenerated, Responses
+from areal_like.workflows.rewarded import EpisodeError, reward_of
 from areal_like.workflows.session import Limits, ParseTools, Session
-from areal_like.workflows.user_loop import CancelledWithin, TimeLimit, UserLoop, in_loop
 
 type Made = list[tuple[int, Response]]
 """The responses that were generated for a group, each with the number of its session."""
-
-
-class EpisodeError(Exception):
-    """An episode failed: `cause` is a word that is counted, the message says more."""
-
-    def __init__(self, cause: str, message: str) -> None:
-        super().__init__(message)
-        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,16 @@ class EpisodeContext:
     pool: ServerPool
     tokenizer: Tokenizer
     score: Score
-    users: UserLoop
+    processes: UserProcesses | None  # None where no workflow is the user's
     outcomes: Outcomes
     limits: Limits
     timeout_s: float
     parse_tools: ParseTools | None
-    clients: Clients
+    sessions: OpenSessions
+    base_url: str | None  # where other processes reach them, if anywhere
     prefill_once: bool
     vocab_size: int | None = None  # of the model, where its files are here
+    number: int = field(default_factory=itertools.count().__next__)
 
 
 class Prefills:
@@ -86,7 +83,7 @@ class UserWorkflow:
     With `trained` false, as in evaluation, requests may name any temperature, and are sampled as `sampling` says.
     """
 
-    function: Callable[..., Awaitable[Any]]
+    function: Portable
     per_group: bool
     scene: EpisodeContext
     sampling: Sampling
@@ -96,195 +93,209 @@ class UserWorkflow:
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
-        # what depends on a seed alone must not depend on what the cache holds
-        prefills = Prefills(self.scene.pool, group_id) if self.scene.prefill_once and self.seed is None else None
-        if self.per_group:
-            return await self._group(prompt, group_id, prefills)
-        made: Made = []
-        sessions = [self._session(group_id, number, prefills, made) for number in range(self.n_samples)]
-        with self._broken_off(made):
-            episodes = await asyncio.gather(*(self._episode(prompt, group_id, *each) for each in enumerate(sessions)))
+        group = _Group(self, prompt, group_id)
+        with group.broken_off():
+            played = [group.play()] if self.per_group else map(group.play_episode, range(self.n_samples))
+            episodes = await asyncio.gather(*played)
         trajectories = [trajectory for episode in episodes for trajectory in episode]
-        self._count_unused(made, sessions, trajectories)
+        group.count_unused(trajectories)
         return trajectories
 
-    async def _episode(self, prompt: Prompt, group_id: int, number: int, session: Session) -> list[Trajectory]:
-        reward = Reward(None)
-        try:
-            returned = await self._run(lambda: self._with_client(session, prompt), [session])
-            reward = _reward(returned)
-            if not session.read:
-                raise EpisodeError("nothing generated", "it returned a reward without a completion of the client")
-            self.scene.outcomes.add(None)
-        except EpisodeError as error:
-            self.scene.outcomes.add(error.cause, str(error))
-        return [replace(t, sample=number) for t in session.trajectories(prompt, group_id, reward)]
 
-    async def _with_client(self, session: Session, prompt: Prompt) -> Any:
-        with self.scene.clients.of(session) as client:
-            return await self.function(_copied(dict(prompt.row)), client)
+class _Group:
+    """A group while it is played: its sessions, and what answers the workers that play it.
 
-    async def _group(self, prompt: Prompt, group_id: int, prefills: Prefills | None) -> list[Trajectory]:
-        sessions: list[Session] = []
-        made: Made = []
+    An attempt that ended with its worker, by another episode's code, is forgotten when the next one begins.
+    """
 
-        main = asyncio.get_running_loop()
-
-        def session() -> Session:
-            sessions.append(self._session(group_id, len(sessions), prefills, made, main))
-            return sessions[-1]
-
-        scene, own = self.scene, replace(prompt, row=_copied(dict(prompt.row)), tokens=list(prompt.tokens))
-        rollout = Rollout(
-            own,
-            group_id,
-            scene.tokenizer,
-            self.sampling,
-            self._score(prompt),
-            scene.pool.version,
-            session,
-            scene.clients,
-            scene.vocab_size,
-        )
-        try:
-            with self._broken_off(made):
-                returned = await self._run(lambda: self.function(own, self.n_samples, rollout), sessions)
-            trajectories = _trajectories(returned, prompt, group_id, scene, Responses(made, rollout.version))
-            self.scene.outcomes.add(None, episodes=self.n_samples)
-        except EpisodeError as error:
-            self.scene.outcomes.add(error.cause, str(error), self.n_samples)
-            trajectories = []
-        self._count_unused(made, sessions, trajectories)
-        return trajectories
+    def __init__(self, workflow: UserWorkflow, prompt: Prompt, group_id: int) -> None:
+        self._workflow, self._scene, self._prompt, self._id = workflow, workflow.scene, prompt, group_id
+        self._home = asyncio.get_running_loop()
+        self._made: Made = []
+        self._orphaned = 0  # tokens of answers that nobody has read
+        # what depends on a seed alone must not depend on what the cache holds
+        once = self._scene.prefill_once and workflow.seed is None
+        self._prefills = Prefills(self._scene.pool, group_id) if once else None
 
     @contextmanager
-    def _broken_off(self, made: Made) -> Iterator[None]:
+    def broken_off(self) -> Iterator[None]:
         """Count what was generated for a group as cancelled where the run does not need it any more."""
         try:
             yield
         except asyncio.CancelledError:
-            self.scene.pool.cancel([response for _, response in made])
+            self._scene.pool.cancel([response for _, response in self._made])
             raise
 
-    def _count_unused(self, made: Made, sessions: Sequence[Session], trajectories: Sequence[Trajectory]) -> None:
-        """Count what was generated for a group and is in none of its trajectories."""
-        orphaned = sum(session.tokens_orphaned for session in sessions)
-        unused = sum(len(response.tokens) for _, response in made) - orphaned - generated_in(trajectories)
-        self.scene.pool.set_aside("orphaned", orphaned)
-        self.scene.pool.set_aside("unused", unused)
+    def count_unused(self, trajectories: Sequence[Trajectory]) -> None:
+        """Count what was generated for the group and is in none of its trajectories."""
+        unused = sum(len(response.tokens) for _, response in self._made) - self._orphaned - generated_in(trajectories)
+        self._scene.pool.set_aside("orphaned", self._orphaned)
+        self._scene.pool.set_aside("unused", unused)
 
-    async def _run(self, body: Callable[[], Any], sessions: Sequence[Session]) -> Any:
-        """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""
+    async def play_episode(self, number: int) -> list[Trajectory]:
+        """The trajectories of episode `number`."""
+        scene, sessions, reward = self._scene, list[Session](), Reward(None)
+        with ExitStack() as keys:
 
-        async def told() -> Any:
+            def begin() -> Attempt:
+                keys.close()
+                self._forget(number)
+                sessions[:] = [self._session(number)]
+                key = keys.enter_context(scene.sessions.open(sessions[0]))
+                episode = Episode(self._workflow.function, dict(self._prompt.row), key, scene.base_url)
+                return Attempt(sent(episode), self._answer_http)
+
             try:
-                return await body()
-            except (asyncio.CancelledError, GeneratorExit):
-                raise
-            except BaseException as error:  # a user's code fails in any way it likes
-                raise _Raised(error) from error
+                reward = await self._run(begin, sessions)
+                if not sessions[0].read:
+                    raise EpisodeError("nothing generated", "it returned a reward without a completion of the client")
+                scene.outcomes.add(None)
+            except EpisodeError as error:
+                scene.outcomes.add(error.cause, str(error))
+        trajectories = [item for session in sessions for item in session.trajectories(self._prompt, self._id, reward)]
+        return [replace(item, sample=number) for item in trajectories]
 
+    async def play(self) -> list[Trajectory]:
+        """The trajectories of a workflow of the whole group."""
+        scene, n, sessions = self._scene, self._workflow.n_samples, list[Session]()
+        version = scene.pool.version
+        with ExitStack() as keys:
+
+            def begin() -> Attempt:
+                keys.close()
+                self._forget()
+                sessions.clear()
+                function, sampling = self._workflow.function, self._workflow.sampling
+                prompt = replace(self._prompt, row=dict(self._prompt.row))
+                about = (n, self._id, scene.number, sampling, version, scene.vocab_size, scene.base_url)
+                return Attempt(sent(Group(function, prompt, *about)), _Answers(self, sessions, keys))
+
+            try:
+                returned = await self._run(begin, sessions)
+                responses = Responses(self._made, version)
+                trajectories = _trajectories(returned, self._prompt, self._id, scene, responses)
+                scene.outcomes.add(None, episodes=n)
+                return trajectories
+            except EpisodeError as error:
+                scene.outcomes.add(error.cause, str(error), n)
+                return []
+
+    async def _run(self, begin: Callable[[], Attempt], sessions: Sequence[Session]) -> Any:
+        """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""
+        scene = self._scene
+        assert scene.processes is not None  # for the type checker: a user's workflow has them
         try:
-            return await self.scene.users.run(told, self.scene.timeout_s)
+            worked, *outcome = plain(await scene.processes.call(begin, scene.timeout_s))
         except TimeLimit:
-            limit = f"it took longer than {self.scene.timeout_s:g} s (episode.timeout_s)"
+            limit = f"it took longer than {scene.timeout_s:g} s (episode.timeout_s)"
             raise EpisodeError("time limit", limit) from None
         except CancelledWithin:
             raise EpisodeError("raised", "CancelledError: it cancelled itself, or awaited what was cancelled") from None
-        except _Raised as raised:
-            cause = next((session.exceeded for session in sessions if session.exceeded), "")
-            file = self.function.__code__.co_filename if hasattr(self.function, "__code__") else ""
-            message = where_it_failed(raised.error, file)
-            raise EpisodeError(f"limit of {cause}" if cause else "raised", message) from raised.error
+        except EndedWorker as ended:
+            raise EpisodeError(ended.cause, str(ended)) from None
+        except NotPlain as error:
+            raise EpisodeError("not trajectories", f"it returned what is not one: {error}") from error
         finally:
             for session in sessions:
-                self.scene.outcomes.add_turns(session)
+                scene.outcomes.add_turns(session)
+                self._orphaned += session.tokens_orphaned
             failure = next((session.failure for session in sessions if session.failure), None)
             if failure is not None:
                 raise failure
+        if worked:
+            return outcome[0]
+        cause, message = outcome
+        exceeded = next((session.exceeded for session in sessions if session.exceeded), "")
+        raise EpisodeError(f"limit of {exceeded}" if exceeded and cause == "raised" else cause, message)
 
-    def _session(
-        self,
-        group_id: int,
-        number: int,
-        prefills: Prefills | None,
-        made: Made,
-        main: asyncio.AbstractEventLoop | None = None,
-    ) -> Session:
-        """Session `number` on the server of its group, whose episodes share what they begin with; adds to `made`."""
-        scene, home, requests = self.scene, main or asyncio.get_running_loop(), itertools.count()
+    def _forget(self, number: int | None = None) -> None:
+        """Count what an earlier attempt has generated as cancelled."""
+        old = [response for session, response in self._made if number in (None, session)]
+        self._made[:] = [each for each in self._made if number not in (None, each[0])]
+        if old:
+            self._home.call_soon_threadsafe(self._scene.pool.cancel, old)
+
+    async def _answer_http(self, _: str, question: bytes) -> bytes:
+        """Answer a request of a client in a worker."""
+        reply = await self._scene.sessions.answer(*plain(question))
+        return pickle.dumps((reply.status, reply.content, reply.content_type))
+
+    def _session(self, number: int) -> Session:
+        """Session `number` on the server of its group, whose episodes share what they begin with."""
+        scene, workflow, home, requests = self._scene, self._workflow, self._home, itertools.count()
 
         async def generate(tokens: Sequence[int], sampling: Sampling, seed: int | None) -> Response:
-            if prefills and not session.turns:
-                await prefills.of(tokens, sampling)
-            response = await scene.pool.sample(tokens, sampling, seed=seed, priority=group_id, session=group_id)
-            made.append((number, response))
+            if self._prefills and not session.turns:
+                await self._prefills.of(tokens, sampling)
+            response = await scene.pool.sample(tokens, sampling, seed=seed, priority=self._id, session=self._id)
+            self._made.append((number, response))
             return response
 
         session = Session(
             scene.tokenizer,
-            lambda tokens, sampling: in_loop(
-                home, generate(tokens, sampling, self._request_seed(group_id, number, next(requests)))
-            ),
-            self.sampling,
+            lambda tokens, sampling: in_loop(home, generate(tokens, sampling, self._seed(number, next(requests)))),
+            workflow.sampling,
             scene.limits,
-            trained=self.trained,
+            trained=workflow.trained,
         )
         if scene.parse_tools is not None:
             parse = scene.parse_tools
             session.parse_tools = lambda text, tools: in_loop(home, parse(text, tools))
         return session
 
-    def _request_seed(self, *place: int) -> int | None:
-        """A seed for the request of a session of a group: of one seed, equal prompts would have equal responses."""
-        return None if self.seed is None else int(np.random.SeedSequence([self.seed, *place]).generate_state(1)[0])
-
-    def _score(self, prompt: Prompt) -> Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]:
-        main = asyncio.get_running_loop()
-
-        async def score(responses: Sequence[Ints]) -> Sequence[Reward]:
-            return await in_loop(main, self.scene.score(prompt, responses))
-
-        return score
+    def _seed(self, number: int, request: int) -> int | None:
+        """A seed for each request: of one seed, equal prompts would have equal responses."""
+        if self._workflow.seed is None:
+            return None
+        return int(np.random.SeedSequence([self._workflow.seed, self._id, number, request]).generate_state(1)[0])
 
 
-class _Raised(Exception):
-    """What a user's code raised, on its way through the thread."""
+class _Answers:
+    """Answers what a group's `rollout` asks in one attempt; opens sessions and their keys on the way."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, group: _Group, sessions: list[Session], keys: ExitStack) -> None:
+        self._group, self._sessions, self._keys = group, sessions, keys
+        self._by_key: dict[str, Session] = {}
 
+    async def __call__(self, method: str, question: bytes) -> bytes:
+        """See Attempt.answer."""
+        if method == "http":
+            return await self._group._answer_http(method, question)
+        return await getattr(self, f"_{method}")(question)
 
-def _copied(value: Any) -> Any:
-    """Lists and dicts of a row, which a workflow may append to: other episodes have the same row."""
-    if isinstance(value, dict):
-        return {name: _copied(part) for name, part in value.items()}
-    return [_copied(part) for part in value] if isinstance(value, list) else value
+    async def _tokenizer(self, _: bytes) -> bytes:
+        return pickle.dumps(self._group._scene.tokenizer)
 
+    async def _sample(self, question: bytes) -> bytes:
+        tokens, most = plain(question)
+        return pickle.dumps(await self._open().generate(tokens, most))
 
-def _reward(returned: Any) -> Reward:
-    """What an episode returned, as a reward; raises EpisodeError."""
-    if returned is None:
-        return Reward(None)
-    try:
-        if isinstance(returned, Reward):  # as the run's own score gives them
-            return Reward(_reward(returned.value).value, as_reward({**returned.parts, VALUE: 0}, "it").parts)
-        return as_reward(returned, "it")
-    except TypeError as error:
-        raise EpisodeError("not a reward", f"the parts of a reward are a dict of numbers: {error}") from error
-    except UserCodeError as error:
-        raise EpisodeError("not a reward", f"{error}, nor None") from error
+    async def _score(self, question: bytes) -> bytes:
+        group = self._group
+        return pickle.dumps(await in_loop(group._home, group._scene.score(group._prompt, plain(question))))
+
+    async def _recorded(self, _: bytes) -> bytes:
+        session = self._open()
+        key = self._keys.enter_context(self._group._scene.sessions.open(session))
+        self._by_key[key] = session
+        return key.encode()
+
+    async def _trajectories(self, question: bytes) -> bytes:
+        session = self._by_key[question.decode()]
+        return pickle.dumps(session.trajectories(self._group._prompt, self._group._id, Reward(None)))
+
+    def _open(self) -> Session:
+        self._sessions.append(self._group._session(len(self._sessions)))
+        return self._sessions[-1]
 
 
 def _trajectories(
     returned: Any, prompt: Prompt, group_id: int, scene: EpisodeContext, responses: Responses
 ) -> list[Trajectory]:
     """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
-    if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
-        raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
     trajectories, max_tokens = [], scene.limits.max_tokens
     for number, given in enumerate(returned):
-        worth, item = _reward(given.reward), _with_arrays(given, number, scene.vocab_size)
+        worth, item = reward_of(given.reward), _with_arrays(given, number, scene.vocab_size)
         if (size := len(item.tokens)) > max_tokens:
             problem = f"it returned a trajectory of {size} tokens, more than {max_tokens} (episode.max_tokens)"
             raise EpisodeError("limit of tokens", problem)

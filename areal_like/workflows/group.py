@@ -1,18 +1,21 @@
-"""What a workflow of a whole group gets: `async def run(prompt, n, rollout) -> list[Trajectory]`."""
+"""What a workflow of a whole group gets: `async def run(prompt, n, rollout) -> list[Trajectory]`.
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+It is in the worker process that plays the group, and asks the main process for everything that is recorded.
+"""
+
+import pickle
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.pool import Response, Sampling
+from areal_like.rollout.sample import Response, Sampling
+from areal_like.runtime.worker import Ask, AskNow
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.client import Clients
 from areal_like.workflows.joining import Part, joined
-from areal_like.workflows.session import Session
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -23,13 +26,13 @@ class Recorded:
     """A `client` and the trajectories of what it was asked; turns that go on from each other are one trajectory."""
 
     client: "AsyncOpenAI"
-    _session: Session
-    _rollout: "Rollout"
+    _ask_now: AskNow
 
     def trajectories(self, reward: float | Reward | None) -> list[Trajectory]:
         """What was generated so far, all with this reward; None where it is missing."""
         worth = reward if isinstance(reward, Reward) else Reward(reward)
-        return self._session.trajectories(self._rollout.prompt, self._rollout.group_id, worth)
+        found: list[Trajectory] = pickle.loads(self._ask_now("trajectories", self.client.api_key.encode()))  # noqa: S301
+        return [replace(item, reward=worth.value, reward_parts=worth.parts) for item in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +46,15 @@ class Rollout:
     group_id: int
     tokenizer: Tokenizer
     sampling: Sampling
-    score: Callable[[Sequence[Ints]], Awaitable[Sequence[Reward]]]
     version: int
-    _session: Callable[[], Session]
-    _clients: Clients
+    _ask: Ask
+    _ask_now: AskNow
+    _client: Callable[[str], "AsyncOpenAI"]
     _vocab_size: int | None = None  # of the model, where its files are here
+
+    async def score(self, responses: Sequence[Sequence[int] | Ints]) -> Sequence[Reward]:
+        """Return the run's reward for responses to the prompt, which are token ids."""
+        return await self._asked("score", [np.asarray(each, np.int32) for each in responses])
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
@@ -60,7 +67,7 @@ class Rollout:
         if not len(ids) or ids.min() < 0 or ids.max() >= (self._vocab_size or np.inf):
             known = f" below {self._vocab_size}" if self._vocab_size else ""
             raise ValueError(f"a prompt is at least one token id{known}, none of them negative: {ids}")
-        return await self._session().generate(ids, max_new_tokens)
+        return await self._asked("sample", (ids, max_new_tokens))
 
     def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
         """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.
@@ -87,6 +94,8 @@ class Rollout:
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[Recorded]:
         """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
-        session = self._session()
-        with self._clients.of(session) as client:
-            yield Recorded(client, session, self)
+        key = (await self._ask("recorded", b"")).decode()
+        yield Recorded(self._client(key), self._ask_now)
+
+    async def _asked(self, method: str, question: Any) -> Any:
+        return pickle.loads(await self._ask(method, pickle.dumps(question)))  # noqa: S301  # of the main process

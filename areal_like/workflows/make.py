@@ -2,9 +2,11 @@
 
 import asyncio
 import inspect
+import pickle
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from areal_like.config.schema import SINGLE_TURN, RunConfig
@@ -13,14 +15,17 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.sglang.http import Unavailable
-from areal_like.runtime.user_code import load_object
-from areal_like.workflows.client import Clients
+from areal_like.runtime.processes import Limits as ProcessLimits
+from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.conversation import parsed_arguments
+from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.episodes import EpisodeContext, UserWorkflow
+from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
+from areal_like.workflows.playing import ENTRY
 from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn
-from areal_like.workflows.user_loop import UserLoop
 
 type Level = Literal["episode", "group"]
 
@@ -56,7 +61,8 @@ def level_of(function: Any) -> Level:
 class Workflows(AbstractAsyncContextManager["Workflows"]):
     """Makes the workflows of one run, for training and for evaluation; `say` is told what users should know.
 
-    `vocab_size` is the model's, None where it is not known.
+    `vocab_size` is the model's, None where it is not known. `processes` play workflows of the user's; without them they
+    are started with the first use as a context.
     """
 
     def __init__(
@@ -67,19 +73,22 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         tokenizer: Tokenizer,
         say: Callable[[str], None],
         vocab_size: int | None = None,
+        processes: UserProcesses | None = None,
     ) -> None:
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
-        self._config = config
+        self._config, self._say = config, say
+        self._open = AsyncExitStack()
         self._scene = EpisodeContext(
             pool,
             tokenizer,
             score,
-            UserLoop(say),
+            processes,
             Outcomes(batch, episode.max_failed_share, say),
             Limits(episode.max_turns, config.longest_sequence),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
-            Clients(on_loopback=episode.endpoint),
+            OpenSessions(),
+            None,
             config.rollout.prefill_once,
             vocab_size,
         )
@@ -87,13 +96,18 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     async def __aenter__(self) -> Self:
         if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
-            await self._scene.clients.__aenter__()
+            processes = self._scene.processes or await self._open.enter_async_context(
+                user_processes(self._config, self._say)
+            )
+            url = None
+            if self._config.episode.endpoint:
+                endpoint = Endpoint(self._scene.sessions)
+                url = (await asyncio.to_thread(self._open.enter_context, endpoint)).base_url
+            self._scene = replace(self._scene, processes=processes, base_url=url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._scene.users.__aexit__()
-        if self._config.workflows:
-            await self._scene.clients.__aexit__()
+        await self._open.aclose()
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
         """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
@@ -117,21 +131,26 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         if name == SINGLE_TURN:
             return SingleTurn(scene.pool, scene.score, sampling, n_samples, seed)
         function = load_object(name)
-        return UserWorkflow(function, level_of(function) == "group", scene, sampling, n_samples, seed, trained)
+        return UserWorkflow(Portable.of(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained)
 
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
         return self._scene.outcomes.counts()
 
 
+def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:
+    """The processes that play the run's own workflows, whose output goes to `log`."""
+    episode = config.episode
+    functions = [Portable.of(reference) for reference in config.workflows.values()]
+    limits = ProcessLimits(episode.workers, episode.loops, episode.blocked_s, episode.memory_mb)
+    return UserProcesses(ENTRY, pickle.dumps(functions), limits, say, log)
+
+
 def _import_libraries() -> None:
-    """What episodes import takes seconds: better now than in an episode's time, in the thread of all others."""
-    import httpx
-    from openai.resources.chat import AsyncCompletions
-    from openai.types.chat import ChatCompletion
+    """Sessions import it with their first turn, which takes a second."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    _ = httpx, AsyncCompletions, ChatCompletion, render_jinja_template
+    _ = render_jinja_template
 
 
 def _parser(pool: ServerPool, name: str) -> ParseTools:

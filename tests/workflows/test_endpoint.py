@@ -33,10 +33,12 @@ def test_an_agent_in_another_process_is_recorded():
     recorded, model = session("plain", says("ab", "th"))
 
     async def run() -> tuple[str, httpx.Response]:
-        async with Clients(on_loopback=True) as clients:
-            with clients.of(recorded) as client:
-                url, key = str(client.base_url), client.api_key
-                environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "PATH": "/usr/bin:/bin"}
+        sessions = OpenSessions()
+        with Endpoint(sessions) as endpoint:
+            with sessions.open(recorded) as key:
+                client = Clients(sessions.answer, endpoint.base_url).of(key)
+                url = str(client.base_url)
+                environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": client.api_key, "PATH": "/usr/bin:/bin"}
                 agent = await asyncio.create_subprocess_exec(
                     sys.executable, "-c", AGENT, env=environment, stdout=subprocess.PIPE
                 )

@@ -17,8 +17,9 @@ from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sglang.http import Unavailable
-from areal_like.types import Prompt, Reward, Trajectory
-from areal_like.workflows import make, user_loop
+from areal_like.runtime.processes import UserProcesses
+from areal_like.types import Prompt, Reward
+from areal_like.workflows import make
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
 from areal_like.workflows.outcomes import EpisodesFailed
 
@@ -61,7 +62,7 @@ async def score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
 
 
 @pytest.fixture
-def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
+def play(write: Callable[..., Path], tmp_path: Path, processes: UserProcesses) -> Callable[..., Any]:
     """Runs a workflow's source for some groups; gives their trajectories, what was said, and the counts of outcomes."""
 
     def play(
@@ -81,7 +82,7 @@ def play(write: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
         own = tokenizer("plain")
 
         async def main() -> Any:
-            async with Workflows(config, pool or Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
+            async with Workflows(config, pool or Pool(), score, own, said.append, 1000, processes) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), n, seed)
                 prompts = [Prompt(group, tokens, row=row) for group in range(groups)]
                 results = await asyncio.gather(*(workflow(prompt, 10 + i) for i, prompt in enumerate(prompts)))
@@ -130,13 +131,13 @@ async def run(prompt, n, rollout):
         f"async def run(row, client):\n    await {ASK}\n    await asyncio.sleep(60)",
     ],
 )
-def test_what_was_generated_for_a_group_that_is_broken_off_counts_as_cancelled(source, write, tmp_path):
+def test_what_was_generated_for_a_group_that_is_broken_off_counts_as_cancelled(source, write, tmp_path, processes):
     (file := tmp_path / "workflow.py").write_text(f"import asyncio\n{source}\n")
     own, pool = tokenizer("plain"), Pool()
 
     async def main() -> None:
         config = load(write(), [f"workflow={file}:run"]).config
-        async with Workflows(config, pool, score, own, print) as workflows:  # type: ignore[arg-type]
+        async with Workflows(config, pool, score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
             workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
             group = asyncio.create_task(workflow(Prompt(0, [], row=ROW), 10))
             while not pool.asked:
@@ -299,40 +300,6 @@ def test_what_the_servers_fail_of_ends_the_run_whatever_the_workflow_makes_of_it
     source = f"async def run({form}):\n    try:\n        await {asking}\n    except Exception:\n        return 0.0"
     with pytest.raises(ServerError, match="no server is left"):
         play(source, pool=Pool(ServerError("no server is left")))
-
-
-def test_what_blocks_holds_up_neither_the_run_nor_later_episodes(play, monkeypatch, tmp_path):
-    monkeypatch.setattr(user_loop, "BLOCKED_S", 0.3)
-    monkeypatch.setattr(user_loop, "BEAT_S", 0.05)
-    free = tmp_path / "free"
-    source = f"""
-from pathlib import Path
-async def run(row, client):
-    while row["blocks"] and not Path("{free}").exists():
-        time.sleep(0.05)
-    await {ASK}
-    return 1.0
-"""
-    original = Workflows.train
-
-    def make_two(self: Workflows, *arguments: Any, **more: Any) -> Any:
-        workflow = original(self, *arguments, **more)
-
-        async def both(prompt: Prompt, group_id: int) -> list[Trajectory]:
-            blocked = asyncio.create_task(workflow(Prompt(0, [], row=ROW | {"blocks": True}), group_id))
-            while len(self._scene.users._loops) < 2:  # another thread takes over
-                await asyncio.sleep(0.05)
-            second = await workflow(Prompt(0, [], row=ROW | {"blocks": False}), group_id + 1)
-            assert not blocked.done()
-            free.touch()
-            return second + await blocked
-
-        return both
-
-    monkeypatch.setattr(Workflows, "train", make_two)
-    (group,), said, counts = play(source)
-    assert len(group) == 4 and counts == {"done": 4}
-    assert any(re.search(r"blocks its event loop .*workflow_\d+\.py:[56]\)", line) for line in said), said
 
 
 @pytest.mark.parametrize(
@@ -545,7 +512,7 @@ def test_a_text_that_no_parser_reads_never_ends_the_run(play, servers, called, c
     assert counts == {cause: 2} and {t.reward for t in group} == ({float(called)} if cause == "done" else set())
 
 
-def test_a_set_is_evaluated_with_its_own_workflow(write, tmp_path):
+def test_a_set_is_evaluated_with_its_own_workflow(write, tmp_path, processes):
     for name, reward in (("train", 1.0), ("held_out", 0.25)):
         (tmp_path / f"{name}.py").write_text(f"async def run(row, client):\n    await {ASK}\n    return {reward}")
     own, prompt = tokenizer("plain"), Prompt(0, [5], row=ROW)
@@ -563,7 +530,7 @@ def test_a_set_is_evaluated_with_its_own_workflow(write, tmp_path):
             return [await self.sample(tokens, sampling, session=None) for tokens in prompts]
 
     async def main() -> dict[str, float | None]:
-        async with Workflows(config, Servers(), score, own, print) as workflows:  # type: ignore[arg-type]
+        async with Workflows(config, Servers(), score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
             sampling = Sampling(8, stop_token_ids=own.eos_token_ids)
             made = {name: workflows.evaluate(data.workflow, sampling, 1) for name, data in config.evaluations.items()}
             made["train"] = workflows.train(sampling, 1)

@@ -17,6 +17,7 @@ from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Context, Continuity
+from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Session, Turn
 
 pytestmark = pytest.mark.covers("agents")
@@ -28,9 +29,9 @@ def talk(recorded: Session, body: Callable[[openai.AsyncOpenAI], Coroutine[Any, 
     """What `body` returns that has a client on the session."""
 
     async def run() -> Any:
-        async with Clients() as clients:
-            with clients.of(recorded) as client:
-                return await body(client)
+        sessions = OpenSessions()
+        with sessions.open(recorded) as key:
+            return await body(Clients(sessions.answer).of(key))
 
     return asyncio.run(run())
 

@@ -18,6 +18,7 @@ from areal_like.config.load import load
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.user_code import load_object
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
@@ -53,17 +54,17 @@ def overhear(pool: ServerPool) -> Heard:
 
 
 async def play(
-    pool: ServerPool, config: Any, tokenizer: Tokenizer, groups: int
+    pool: ServerPool, config: Any, tokenizer: Tokenizer, groups: int, processes: UserProcesses
 ) -> tuple[list[Trajectory], Any, list[str]]:
     said: list[str] = []
-    async with Workflows(config, pool, no_score, tokenizer, said.append) as workflows:
+    async with Workflows(config, pool, no_score, tokenizer, said.append, None, processes) as workflows:
         workflow = workflows.train(Sampling(6, stop_token_ids=tokenizer.eos_token_ids), 3)
         played = await asyncio.gather(*(workflow(Prompt(i, [], row=ROW), i) for i in range(groups)))
         return [item for group in played for item in group], workflows.counts(), said
 
 
 @pytest.mark.parametrize("name", ["retry", "guess"])
-def test_an_example_trains_on_what_a_real_server_produced(name, write, sglang_server):
+def test_an_example_trains_on_what_a_real_server_produced(name, write, sglang_server, processes):
     config = load(write(), [f"workflow={EXAMPLES / name}.py:run", *SETTINGS]).config
     tokenizer = Tokenizer.load(str(sglang_server.model))
 
@@ -71,7 +72,7 @@ def test_an_example_trains_on_what_a_real_server_produced(name, write, sglang_se
         async with pool_on(sglang_server) as pool:
             await serve(pool, sglang_server.model, 0)
             heard = overhear(pool)
-            return heard, *await play(pool, config, tokenizer, 2)
+            return heard, *await play(pool, config, tokenizer, 2, processes)
 
     heard, items, counts, said = asyncio.run(main())
     assert (said, counts["episodes/done"]) == ([], 6)
@@ -99,7 +100,7 @@ def call(arguments: Any) -> str:
         (call({"a": 4}).replace("calculate", "unheard_of"), None),
     ],
 )
-def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_server):
+def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_server, processes):
     """The answers are told by the test, and parsed by the real server."""
     config = load(
         write(),
@@ -112,7 +113,7 @@ def test_tool_calls_are_read_by_sglangs_parser(first, result, write, sglang_serv
     async def main() -> tuple[list[Trajectory], Any, list[str]]:
         async with pool_on(sglang_server) as pool:
             pool.sample = model.sample  # type: ignore[method-assign]
-            async with Workflows(config, pool, no_score, tokenizer, print) as workflows:
+            async with Workflows(config, pool, no_score, tokenizer, print, None, processes) as workflows:
                 workflow = workflows.train(Sampling(300, stop_token_ids=tokenizer.eos_token_ids), 1)
                 row = {"question": "4 * 5?", "answer": "20"}
                 return await workflow(Prompt(0, [], row=row), 0), workflows.counts(), []

@@ -49,6 +49,27 @@ class EpisodeConfig(Section):
             "Share of the latest batch of episodes that may fail for any reason; a larger share ends the run."
         ),
     )
+    workers: int = Field(
+        2,
+        ge=1,
+        description="Processes that the user's workflows run in, on the controller's node; without such a workflow none are "
+        "started.",
+    )
+    loops: int = Field(
+        2, ge=1, le=32, description="Event loops of each of these processes; episodes are spread over all of them."
+    )
+    blocked_s: float = Field(
+        30.0,
+        gt=0,
+        description="Longest time that an episode may block its event loop, in seconds; then its process is replaced, the "
+        "episode has failed, and the other episodes of the process are run again.",
+    )
+    memory_mb: int | None = Field(
+        None,
+        ge=256,
+        description="Most memory of one of these processes, and of each program that episodes start, in MB; beyond it the "
+        "process is replaced or the program is killed; null: no limit.",
+    )
     endpoint: bool = Field(
         False,
         description=(

@@ -1,0 +1,80 @@
+"""A worker process as the main process sees it."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from areal_like.runtime.frames import Frames
+from areal_like.runtime.marks import Marks
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A call as it is begun once: what the worker gets, and what answers its questions (method and body)."""
+
+    request: bytes
+    answer: Callable[[str, bytes], Awaitable[bytes]]
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that a worker has."""
+
+    number: int
+    attempt: Attempt
+    result: asyncio.Future[bytes]
+    answers: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # under way, by question
+
+
+@dataclass(eq=False)
+class Lane:
+    """An event loop of a worker; `stale_s` is for how long it has not turned."""
+
+    frames: Frames
+    place: int | None = None  # of its thread's mark, once it runs
+    beats: int = 0
+    stale_s: float = 0.0
+    calls: dict[int, Call] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker process.
+
+    `left` are calls that were cancelled and have not ended, with the time of that; `strays` those that have ended, and
+    whose code goes on in a thread, with the time when that was seen first.
+    """
+
+    name: int
+    alone: bool
+    marks: Marks
+    lanes: list[Lane] = field(default_factory=list)
+    connections: list[Frames] = field(default_factory=list)
+    pid: int | None = None
+    handle: int | None = None  # of the process, for signals
+    began: float = field(default_factory=time.monotonic)
+    pulse: int = 0
+    pulse_stale_s: float = 0.0
+    left: dict[int, float] = field(default_factory=dict)
+    strays: dict[int, float] = field(default_factory=dict)
+    retires: bool = False
+    over: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of its loops run."""
+        return all(lane.place is not None for lane in self.lanes)
+
+    @property
+    def calls(self) -> dict[int, Call]:
+        """Its calls under way."""
+        return {number: call for lane in self.lanes for number, call in lane.calls.items()}
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        if self.handle is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.handle, number)

@@ -1,0 +1,161 @@
+"""What a worker process does with a call: it plays an episode or a group with the user's function.
+
+The functions `request_of_...` make a call in the main process; `player` plays it in a worker.
+"""
+
+import asyncio
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.rollout.sample import Sampling
+from areal_like.runtime.frames import Unanswered
+from areal_like.runtime.user_code import Portable, UserCodeError, where_it_failed
+from areal_like.runtime.worker import Ask, AskNow, Handler
+from areal_like.types import Prompt, Trajectory
+from areal_like.workflows.client import Clients
+from areal_like.workflows.group import Rollout
+from areal_like.workflows.openai_api import Reply, failed
+from areal_like.workflows.rewarded import EpisodeError, reward_of
+
+ENTRY = f"{__name__}:player"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A call of `run(row, client)`; `key` is the session's, `base_url` where other processes reach it."""
+
+    function: Portable
+    row: Mapping[str, Any]
+    key: str
+    base_url: str | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A call of `run(prompt, n, rollout)`; `tokenizer` names the run's, which a worker is given once."""
+
+    function: Portable
+    prompt: Prompt
+    n: int
+    group_id: int
+    tokenizer: int
+    sampling: Sampling
+    version: int
+    vocab_size: int | None
+    base_url: str | None
+
+
+def sent(request: Episode | Group) -> bytes:
+    """Return a call as bytes; a row's values of the user's own classes travel by value."""
+    try:
+        return pickle.dumps(request)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        import cloudpickle
+
+        return cloudpickle.dumps(request)
+
+
+def player(functions: bytes) -> Handler:
+    """Return what plays calls in this process, with these functions loaded; see `runtime.worker.Settings.entry`."""
+    from openai.resources.chat import AsyncCompletions  # with its first request a client imports them for a second
+    from openai.types.chat import ChatCompletion
+
+    _ = AsyncCompletions, ChatCompletion
+    playing = _Player()
+    asyncio.run(playing.clients(None).warm_up())
+    for function in pickle.loads(functions):  # noqa: S301  # of the main process
+        with suppress(UserCodeError):  # which each of its calls says
+            function.load()
+    return playing
+
+
+class _Player:
+    """Plays calls, with what they have in common: clients, and the tokenizer."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, Ask] = {}
+        self._clients: dict[str | None, Clients] = {}
+        self._tokenizers: dict[int, Tokenizer] = {}
+
+    async def __call__(self, body: bytes, ask: Ask, ask_now: AskNow) -> bytes:
+        """See Handler. What it gives is the outcome, or cause and message of a failure."""
+        file = ""
+        try:
+            request: Episode | Group = pickle.loads(body)  # noqa: S301  # of the main process
+            function = request.function.load()
+            file = getattr(getattr(function, "__code__", None), "co_filename", "")
+            play = self._group if isinstance(request, Group) else self._episode
+            return pickle.dumps((True, await play(function, request, ask, ask_now)))  # type: ignore[arg-type]
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except EpisodeError as error:
+            return pickle.dumps((False, error.cause, str(error)))
+        except BaseException as error:  # noqa: BLE001 - a user's code fails in any way it likes
+            return pickle.dumps((False, "raised", where_it_failed(error, file)))
+
+    def clients(self, base_url: str | None) -> Clients:
+        """Clients whose requests go to the main process."""
+        if base_url not in self._clients:
+            self._clients[base_url] = Clients(self._answer, base_url)
+        return self._clients[base_url]
+
+    async def _episode(self, function: Any, request: Episode, ask: Ask, _: AskNow) -> Any:
+        self._asks[request.key] = ask
+        try:
+            reward = reward_of(await function(dict(request.row), self.clients(request.base_url).of(request.key)))
+        finally:
+            del self._asks[request.key]
+        return reward
+
+    async def _group(self, function: Any, request: Group, ask: Ask, ask_now: AskNow) -> Any:
+        if request.tokenizer not in self._tokenizers:
+            self._tokenizers[request.tokenizer] = pickle.loads(await ask("tokenizer", b""))  # noqa: S301
+        tokenizer = self._tokenizers[request.tokenizer]
+        keys = list[str]()
+
+        def client(key: str) -> Any:
+            self._asks[key] = ask
+            keys.append(key)
+            return self.clients(request.base_url).of(key)
+
+        prompt = replace(request.prompt, tokens=list(request.prompt.tokens), row=dict(request.prompt.row))
+        about = (request.group_id, tokenizer, request.sampling, request.version)
+        rollout = Rollout(prompt, *about, ask, ask_now, client, request.vocab_size)
+        try:
+            return _plain(await function(prompt, request.n, rollout))
+        finally:
+            for key in keys:
+                del self._asks[key]
+
+    async def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        key = headers.get("authorization", "").removeprefix("Bearer ")
+        if (ask := self._asks.get(key)) is None:
+            return failed(401, "the API key is that of no episode: it is over, or never was")
+        try:
+            return Reply(*pickle.loads(await ask("http", pickle.dumps((method, path, dict(headers), body)))))  # noqa: S301
+        except Unanswered as error:
+            return failed(500, str(error))
+
+
+def _plain(returned: Any) -> list[Trajectory]:
+    """What a group returned as trajectories of arrays; raises EpisodeError for what is no trajectory."""
+    if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
+        raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
+    return [_arrays(number, item) for number, item in enumerate(returned)]
+
+
+def _arrays(number: int, item: Trajectory) -> Trajectory:
+    worth = reward_of(item.reward)
+    try:
+        tokens, logprobs, versions = map(np.asarray, (item.tokens, item.logprobs, item.versions))
+        parts = {str(name): float(part) for name, part in {**dict(item.reward_parts), **worth.parts}.items()}
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last is torch's
+        raise EpisodeError("not trajectories", f"trajectory {number} is not one: {error}") from error
+    ending = str(item.finish_reason)
+    return Trajectory(0, 0, tokens, logprobs, versions, ending, worth.value, parts)  # type: ignore[arg-type]

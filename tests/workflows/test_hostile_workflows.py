@@ -1,0 +1,146 @@
+"""Code that blocks, dies, forks or takes all memory harms its own episode alone: all others end well, and more come."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from limits import HUNG_S
+from scripted import tokenizer
+from test_episodes import ASK, Pool, score
+
+from areal_like.config.load import load
+from areal_like.rollout.pool import Sampling
+from areal_like.runtime.processes import Limits, UserProcesses
+from areal_like.types import Prompt
+from areal_like.workflows.make import Workflows
+from areal_like.workflows.playing import ENTRY
+
+BLOCKED_S, MEMORY_MB = 3.0, 600
+REGEX = 're.match(r"(a+)+$", "a" * 45 + "b")'
+CLEAN = "env={'PATH': '/usr/bin:/bin'}, start_new_session=True"
+
+HOSTILE = {
+    "regex": (f"await asyncio.to_thread(lambda: {REGEX})", "blocked"),
+    "regex in the loop": (REGEX, "blocked"),
+    "endless loop": ("while True: pass", "blocked"),
+    "sleep": ("time.sleep(99999)", "blocked"),
+    "stops itself": ("os.kill(os.getpid(), signal.SIGSTOP)", "done"),
+    "exits": ("os._exit(0)", "died"),
+    "exits in a thread": ("await asyncio.to_thread(os._exit, 3)", "died"),
+    "crashes": ("ctypes.string_at(0)", "died"),
+    "closes all": ("os.closerange(3, 4096); await asyncio.sleep(99999)", "died"),
+    "takes memory": ('kept = [b"x" * (50 << 20) for _ in range(200)]', "memory"),
+    "takes memory in a thread": ('await asyncio.to_thread(lambda: [b"x" * (50 << 20) for _ in range(200)])', "memory"),
+    "endless loop in a thread": ("await asyncio.to_thread(spin)", "time_limit"),
+    "fork that goes on": ("os.fork() and await_nothing(); await asyncio.sleep(0)", "done"),
+    "pool of processes": ("children(ProcessPoolExecutor(2)); await asyncio.sleep(99999)", "time_limit"),
+    "clean child": (f"subprocess.Popen(['sleep', '77777'], {CLEAN})", "done"),
+}
+SOURCE = f"""
+import ctypes, os, re, signal, subprocess
+from concurrent.futures import ProcessPoolExecutor
+def spin():
+    while True: pass
+def await_nothing(): ...
+def children(pool):
+    for _ in range(2): pool.submit(time.sleep, 77777)
+async def run(row, client):
+    await {ASK}
+    if not row["hostile"]:
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(time.sleep, 0.01)
+        return 1.0
+    BODY
+    return 0.0
+"""
+
+
+@contextmanager
+def started(limits: Limits) -> Iterator[tuple[UserProcesses, list[str]]]:
+    """Processes, and what was said about them."""
+    said: list[str] = []
+    shared = UserProcesses(ENTRY, pickle.dumps([]), limits, said.append)
+    asyncio.run(shared.__aenter__())
+    yield shared, said
+    asyncio.run(shared.__aexit__())
+
+
+@pytest.fixture(scope="module")
+def hardened() -> Iterator[tuple[UserProcesses, list[str]]]:
+    """Two processes with small limits, and what was said about them."""
+    with started(Limits(2, 2, BLOCKED_S, MEMORY_MB)) as both:
+        yield both
+
+
+@pytest.fixture
+def lonely(play: Any) -> Iterator[tuple[UserProcesses, list[str]]]:
+    """One process with one loop, which `play` uses."""
+    with started(Limits(1, 1, BLOCKED_S)) as both:
+        play.uses(both[0])
+        yield both
+
+
+@pytest.fixture
+def play(write: Callable[..., Path], tmp_path: Path, hardened: Any) -> Callable[..., Any]:
+    """Plays one hostile episode beside 100 ordinary ones; gives the rewards of these, and how episodes ended."""
+
+    used = [hardened[0]]
+
+    def play(body: str, *overrides: str, hostile: int = 1, ordinary: int = 100) -> tuple[list[Any], dict[str, float]]:
+        (file := tmp_path / f"hostile_{time.monotonic_ns()}.py").write_text(
+            "import asyncio, time\n" + SOURCE.replace("BODY", body)
+        )
+        config, own = (
+            load(write(), [f"workflow={file}:run", "episode.max_failed_share=1", *overrides]).config,
+            tokenizer("plain"),
+        )
+
+        async def main() -> tuple[list[Any], dict[str, float]]:
+            async with Workflows(config, Pool(), score, own, print, None, used[-1]) as workflows:  # type: ignore[arg-type]
+                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
+                rows = [{"question": "x", "hostile": place < hostile} for place in range(hostile + ordinary)]
+                groups = await asyncio.gather(*(workflow(Prompt(i, [7], row=row), i) for i, row in enumerate(rows)))
+                counts = {
+                    name.removeprefix("episodes/"): n for name, n in workflows.counts().items() if "turns" not in name
+                }
+                return [item.reward for group in groups[hostile:] for item in group], counts
+
+        return asyncio.run(main())
+
+    play.uses = used.append  # type: ignore[attr-defined]
+    return play
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
+    body, cause = HOSTILE[name]
+    limit = 8 if cause == "time_limit" else 600
+    rewards, counts = play(body, f"episode.timeout_s={limit}")
+    assert rewards == [1.0] * 100, (counts, hardened[1])
+    assert counts == ({"done": 101} if cause == "done" else {"done": 100, cause: 1}), hardened[1]
+
+
+def test_what_episodes_started_ends_with_their_worker(play, lonely):
+    """Whatever session and environment it has."""
+    play(f"subprocess.Popen(['sleep', '77778'], {CLEAN})", hostile=4, ordinary=0)
+    assert len(sleeping("77778")) == 4
+    _, counts = play("os._exit(0)", ordinary=0)
+    assert counts == {"died": 1}
+    limit = time.monotonic() + HUNG_S
+    while sleeping("77778") and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert sleeping("77778") == []
+
+
+def sleeping(seconds: str) -> list[int]:
+    """Living processes `sleep SECONDS`."""
+    return [it.pid for it in psutil.process_iter(["cmdline"]) if (it.info["cmdline"] or [])[-1:] == [seconds]]
