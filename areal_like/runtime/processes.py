@@ -25,6 +25,7 @@ from typing import Any, Self
 from areal_like.errors import RunError
 from areal_like.runtime import warden, watch
 from areal_like.runtime import worker as worker_module
+from areal_like.runtime.descendants import resident_bytes
 from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind
 from areal_like.runtime.marks import Marks, shared_memory
 from areal_like.runtime.remote import Attempt, Call, Lane, Worker
@@ -140,7 +141,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno())],
+                [*_program(warden.__name__), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -266,8 +267,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 worker.connections.append(connection)
                 await self._loop.create_connection(partial(_itself, connection), sock=ours)
         self._workers.append(worker)
-        places = [f"{{{place}}}" for place in range(len(descriptors))]
-        command = [sys.executable, "-P", "-X", "faulthandler", "-m", worker_module.__name__, *places]
+        command = [*_program(worker_module.__name__), str(self._warden.pid)]
         request = {"start": worker.name, "command": command, "log": str(self._log)}
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
@@ -461,7 +461,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             self._retire(worker)
 
     def _judge_memory(self, worker: Worker, pid: int, limit_mb: int, *, descendants: bool) -> None:
-        if watch.memory_mb(pid) > limit_mb:
+        if resident_bytes([pid]) > limit_mb * watch.MB:
             marked = set(worker.marks.running().values())
             message = f"its process has more than {limit_mb} MB (episode.memory_mb)"
             self._fault(worker, "memory", message, marked if len(marked) == 1 else set(), marked)
@@ -475,6 +475,12 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         where = await watch.dumped(worker, guilty, self._log)
         message = f"it blocked its event loop for more than {self.limits.blocked_s:g} s (episode.blocked_s){where}"
         self._fault(worker, "blocked", message, guilty, suspects)
+
+
+def _program(module: str) -> list[str]:
+    """The command that runs a module of this project, wherever that is imported from."""
+    root = str(Path(__file__).parents[2])
+    return [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {root!r}); import {module} as it; it.main()"]
 
 
 def _itself(connection: Frames) -> Frames:

@@ -1,13 +1,12 @@
 """The parent of worker processes: ends whatever they have started, whichever session, group or environment it has.
 
-A script that imports nothing of the project: `warden.py DESCRIPTOR`, a socket of packets to the process that started
-it. It is the subreaper of all workers: a process that loses its parent below a worker comes to the worker, and that of
-a worker which died comes here and is killed. When the other end of the socket is closed, as by the death of the process
-that has it, everything is killed, and the script ends last.
+Its argument is a descriptor: a socket of packets to the process that started it. It is the subreaper of all workers: an
+orphan below a worker becomes a child of the worker, and one of a worker that died becomes a child of this process,
+which kills it. When the other end of the socket is closed, as by the death of the process that has it, everything is
+killed, and this process ends last.
 """
 
 import array
-import ctypes
 import json
 import os
 import select
@@ -17,7 +16,8 @@ import subprocess
 import sys
 from contextlib import suppress
 
-_PR_SET_CHILD_SUBREAPER = 36
+from areal_like.runtime.descendants import adopt_orphans, children
+
 _MOST = 1 << 20  # bytes of a request
 _POLL_S = 0.05  # while something is killed
 _FEW = 64  # descriptors of a worker
@@ -25,7 +25,7 @@ _FEW = 64  # descriptors of a worker
 
 def main() -> None:
     """Start and kill workers as asked, until nobody asks any more."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     woken, wakes = socket.socketpair()
@@ -46,7 +46,7 @@ def main() -> None:
         if control in readable and not _obey(control, workers):
             break
         _report(control, workers)
-    while workers or _children():
+    while workers or children():
         for process in workers.values():
             process.kill()
         for name in [name for name, process in workers.items() if process.poll() is not None]:
@@ -79,8 +79,8 @@ def _obey(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"])
 
 
 def _started(request: dict[str, object], descriptors: "array.array[int] | list[int]") -> "subprocess.Popen[bytes]":
-    """Run a command whose arguments `{0}`, `{1}` ... are the numbers of its descriptors."""
-    command = [str(word).format(*descriptors) for word in request["command"]]  # type: ignore[attr-defined]
+    """Run a command with the numbers of its descriptors as further arguments."""
+    command = [*request["command"], *map(str, descriptors)]  # type: ignore[misc]
     with open(str(request["log"]), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
         return subprocess.Popen(
             command,
@@ -108,18 +108,9 @@ def _tell(control: socket.socket, message: dict[str, object]) -> None:
 def _kill_orphans(workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
     """Kill the children that are not workers; True while there are some."""
     own = {process.pid for process in workers.values()}
-    orphans = [pid for pid in _children() if pid not in own]
+    orphans = children() - own
     for pid in orphans:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
     return bool(orphans)
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return [int(pid) for pid in file.read().split()]
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from areal_like.runtime.descendants import descendants, resident_bytes
 from areal_like.runtime.remote import Lane, Worker
 from areal_like.runtime.worker import DUMP, PULSE
 
@@ -15,7 +16,6 @@ STOPPED_S = 0.5
 BUSY_SHARE = 0.5  # of what the busiest thread uses
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workflows/")
 
 
@@ -78,19 +78,11 @@ def processor_ticks(pid: int | None) -> dict[int, int]:
     return ticks
 
 
-def memory_mb(pid: int) -> float:
-    """Return how much of the host's memory a process has; 0 where it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / MB
-    except (OSError, IndexError):
-        return 0.0
-
-
 def kill_large_descendants(pid: int, limit_mb: int) -> str:
     """Kill the processes below a worker that have more memory than it may have; returns what they were."""
     killed = []
     for process in descendants(pid):
-        if (size := memory_mb(process)) > limit_mb:
+        if (size := resident_bytes([process]) / MB) > limit_mb:
             try:
                 name = Path(f"/proc/{process}/comm").read_text().strip()
                 os.kill(process, signal.SIGKILL)
@@ -98,20 +90,6 @@ def kill_large_descendants(pid: int, limit_mb: int) -> str:
                 continue
             killed.append(f"{name} with {size:.0f} MB")
     return ", ".join(killed)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return all processes below a process."""
-    found, unseen = list[int](), [pid]
-    while unseen:
-        for file in Path(f"/proc/{unseen.pop()}/task").glob("*/children"):
-            try:
-                children = [int(child) for child in file.read_text().split()]
-            except OSError:
-                continue
-            found += children
-            unseen += children
-    return found
 
 
 async def dumped(worker: Worker, calls: Iterable[int], log: Path) -> str:

@@ -1,4 +1,4 @@
-"""A process that runs user code: `python -m areal_like.runtime.worker SETTINGS MARKS LOOP...`, all descriptors.
+"""A process that runs user code. Its arguments are descriptors: settings, marks, and two sockets for each loop.
 
 It has several event loops, each in a thread of its own with a connection to the main process. A call runs on one of
 them. Every step of a call's code is marked in memory that the main process reads (`marks.py`), so that code which
@@ -7,7 +7,6 @@ blocks its loop, holds the GIL or ends the process is known by its call.
 
 import asyncio
 import contextvars
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from areal_like.runtime.descendants import adopt_orphans, die_with_parent
 from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind, Unanswered, frame
 from areal_like.runtime.marks import Mark, Marks
 
@@ -33,7 +33,6 @@ PULSE = 0  # place of the mark of the main thread
 END_S = 2.0  # for code that is cancelled at the end
 DUMP = signal.SIGUSR2  # has faulthandler write the stacks of all threads to standard error
 FAILED = 70  # exit code of a worker whose loop broke, as by a descriptor that was closed
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
 _is_fork = False  # this process is a child that a call has forked
@@ -63,11 +62,12 @@ type Handler = Callable[[bytes, Ask, AskNow], Coroutine[Any, Any, bytes]]
 
 def main() -> None:
     """Serve calls until the main process closes the connections."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    parent, *descriptors = sys.argv[1:]
+    die_with_parent(int(parent))
+    adopt_orphans()
+    faulthandler.enable()
     faulthandler.register(DUMP, file=sys.stderr, all_threads=True)
-    described, shared, *connections = map(int, sys.argv[1:])
+    described, shared, *connections = map(int, descriptors)
     settings: Settings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
     sys.path[:] = settings.path
     marks = Marks(shared)
@@ -277,7 +277,3 @@ def _received(connection: socket.socket) -> bytes:
             raise ConnectionResetError("the main process is gone")
         frames.data_received(data)
     return found[0]
-
-
-if __name__ == "__main__":
-    main()
