@@ -50,25 +50,20 @@ class EpisodeConfig(Section):
         ),
     )
     workers: int = Field(
-        2,
-        ge=1,
-        description="Processes that the user's workflows run in, on the controller's node; without such a workflow none are "
-        "started.",
+        2, ge=1, description="Worker processes for the user's workflows; a run without such a workflow starts none."
     )
-    loops: int = Field(
-        2, ge=1, le=32, description="Event loops of each of these processes; episodes are spread over all of them."
-    )
+    loops: int = Field(2, ge=1, le=32, description="Event loops per worker process; each runs a share of its episodes.")
     blocked_s: float = Field(
         30.0,
         gt=0,
-        description="Longest time that an episode may block its event loop, in seconds; then its process is replaced, the "
-        "episode has failed, and the other episodes of the process are run again.",
+        description="Maximum seconds that an episode's code may block its event loop. After that the worker process is "
+        "replaced, the episode fails, and the other episodes of that process start again.",
     )
     memory_mb: int | None = Field(
         None,
         ge=256,
-        description="Most memory of one of these processes, and of each program that episodes start, in MB; beyond it the "
-        "process is replaced or the program is killed; null: no limit.",
+        description="Maximum memory of a worker process, and of each program that its episodes start, in MB. A larger worker "
+        "process is replaced, a larger program is killed. null: unlimited.",
     )
     endpoint: bool = Field(
         False,
