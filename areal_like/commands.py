@@ -199,7 +199,9 @@ def _refused() -> Iterator[None]:
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
+    from areal_like.metrics.console import complain
+
+    complain([f"error: {message}"])
     raise typer.Exit(UNREADABLE)
 
 

@@ -38,11 +38,19 @@ class _Terminal(Console):
             os.dup2(nowhere.fileno(), self.file.fileno())  # for what else is written, and at exit
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes in place of what moves, colours or hides what a terminal shows.
+
+    Messages quote what users' code raised and models wrote.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def complain(what: Iterable[Finding | str]) -> None:
     """Say on standard error what is wrong, a paragraph for each."""
     text = "\n\n".join(item if isinstance(item, str) else render(item) for item in what)
     if text:
-        _Terminal(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+        _Terminal(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class View:
@@ -69,7 +77,7 @@ class View:
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self.console.print(text, soft_wrap=True, markup=False)
+        self.console.print(printable(text), soft_wrap=True, markup=False)
 
     @contextmanager
     def doing(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.metrics.console import COLUMNS, View
+from allocation import Finding, Severity, Source
+from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 
@@ -163,3 +164,16 @@ def test_phases_add_up_and_start_anew(tmp_path: Path) -> None:
     assert {"seconds/waiting_for_rollouts", "seconds/step"} <= first.keys()
     assert 0.02 <= first["seconds/waiting_for_rollouts"] <= first["seconds/step"]
     assert second.keys() == {"seconds/step"}
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_what_users_code_raises_cannot_move_a_terminals_cursor(stream, capsys):
+    """An exception of an agent quotes what a model wrote; `\\x9b` begins a command as `\\x1b[` does."""
+    text = "first\n\tValueError: \x1b[2J\x1b]0;title\x07 \x9b1m \r \u202e [bold] é"
+    if stream == "out":
+        View(enabled=True).say(text)
+    else:
+        complain([text, Finding("RUN-X", Severity.ERROR, text, Source(text))])
+    printed = getattr(capsys.readouterr(), stream)
+    assert r"first" + "\n" in printed and r"\x1b[2J\x1b]0;title\x07 \x9b1m \r \u202e [bold] é" in printed
+    assert all(c.isprintable() or c in "\n\t" for c in printed)
