@@ -23,6 +23,8 @@ from areal_like.trainer.fsdp.support import (
 )
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
+_MOST_HEADS = 1024  # that a suggestion has: a number of the user's may be any
+
 
 def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, list[Finding]]:
     """Look at `actor.path`, or at the shape of `actor.init_model`; exactly one of them has to be set.
@@ -173,7 +175,7 @@ def _shape(shape: InitModelConfig) -> Iterator[Finding]:
 
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     if heads % groups:
-        fitting = max(n for n in range(1, groups) if heads % n == 0)
+        fitting = max(n for n in range(1, min(heads, groups - 1, _MOST_HEADS) + 1) if heads % n == 0)
         yield wrong("num_key_value_heads", f"{heads} query heads do not divide among {groups} key heads", fitting)
     if shape.head_dim % 2:
         yield wrong("head_dim", "rotary embeddings need an even head_dim", shape.head_dim + 1)
