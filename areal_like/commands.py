@@ -254,11 +254,15 @@ def migrate(
     system: Annotated[
         str | None, typer.Option(help="areal, verl, siirl, trinity, roll or slime; else by its keys.")
     ] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="End with 0 although something that is trained changes.")
+    ] = False,
 ) -> None:
     """Write another system's configuration as a run's YAML to standard output.
 
-    What changed its meaning, is not needed or is lost is told on standard error. Exit code 1: something that a run
-    needs could not be read from it.
+    Every key is listed on standard error, in one of three classes: it changes what is trained, it has another name, or
+    it is unneeded. What you have to fill in is `???` in the YAML. Exit code 1: something that is trained changes (see
+    --accept), or nothing could be read.
 
     \b
     Examples:
@@ -275,7 +279,9 @@ def migrate(
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="FILE") from error
     done = read(text, system)
-    typer.echo("\n".join([*done.notes, *(f"error: {problem}" for problem in done.problems)]), err=True)
-    if done.problems:
-        raise typer.Exit(1)
+    typer.echo(done.report(), err=True)
     typer.echo(done.yaml, nl=False)
+    if done.changes and not accept:
+        typer.echo("error: this run trains something else; --accept takes it as it is", err=True)
+    if done.problems or (done.changes and not accept):
+        raise typer.Exit(1)

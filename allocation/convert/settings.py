@@ -23,15 +23,20 @@ DEEPEST = 40
 LONGEST_VALUE = 10_000
 LONGEST_REFERRED = 1_000
 
-_OVERRIDE = re.compile(r"(?:^|(?<=[\s\"']))[+~]{0,2}([A-Za-z_][\w.-]*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
+_VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|\$\(\([^\n()\"]{0,200}\)\)|\S*)"  # quoted, arithmetic, or a word
+_OVERRIDE = re.compile(rf"(?:^|(?<=[\s\"']))[+~]{{0,2}}([A-Za-z_][\w.-]*)={_VALUE}", re.M)
 _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
     r"^[ \t]*(?:\S{0,99}python[\d.]{0,9}[ \t][^\n=]{0,999}[ \t])?[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M
 )
-_OPTION = re.compile(r"(?<![^\s(\"'])--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$)(\S+))?")
-_SEVERAL = ("recompute-modules", "target-modules")  # options with several values
-_FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+[a-z_]+(?=\s|$))+")
+_OPTION = re.compile(
+    r"(?<![^\s(\"'])--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$|\"?\$\{\w+\[@\])"
+    r"(\$\(\([^\n()\"]{0,200}\)\)|\S+))?"
+)
+_SEVERAL = ("recompute-modules", "target-modules", "eval-prompt-data")  # options with several values
+_FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+(?!--)[\w/~][\w./:-]*(?=\s|$))+")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
-_VARIABLE = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)", re.M)
+_VARIABLE = re.compile(rf"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)={_VALUE}", re.M)
+_ARITHMETIC = re.compile(r"\$\(\(([^\n()]{1,200})\)\)")
 _ONES = ParallelSizes()
 NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
@@ -137,12 +142,13 @@ class Reading:
         return "", self.findings
 
     def _filled(self, value: str) -> str:
+        value = _with_names(value)
         for _ in range(8):
             filled = _REFERENCE.sub(self._referred, value)
             if filled == value or len(filled) > LONGEST_VALUE:
                 break
             value = filled
-        return value
+        return _ARITHMETIC.sub(_calculated, value)
 
     def _referred(self, match: re.Match[str]) -> str:
         setting = self.settings.get(match[1] or match[3])
@@ -155,7 +161,8 @@ def _variables(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for match in _VARIABLE.finditer(text):
         if match.end() - match.start() <= LONGEST_REFERRED:
-            found[match[1]] = _REFERENCE.sub(lambda reference: _substituted(reference, found), _unquoted(match[2]))
+            value = _REFERENCE.sub(lambda reference: _substituted(reference, found), _with_names(_unquoted(match[2])))
+            found[match[1]] = _ARITHMETIC.sub(_calculated, value)
     return found
 
 
@@ -163,6 +170,28 @@ def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
     """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
     value = known.get(reference[1] or reference[3], reference[2] and _unquoted(reference[2]))
     return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
+
+
+def _with_names(text: str) -> str:
+    """Return the text with the variables of its arithmetic written as references."""
+    return _ARITHMETIC.sub(lambda match: re.sub(r"(?<![\w${])([A-Za-z_]\w*)", r"${\1}", match[0]), text)
+
+
+def _calculated(match: re.Match[str]) -> str:
+    """Return the result of a shell's sum or product of whole numbers; names are variables there."""
+    text = re.sub(r"\s", "", match[1])
+    if not re.fullmatch(r"\d{1,9}([-+*/%]\d{1,9}){0,9}", text):
+        return match[0]
+    terms: list[int] = []
+    for sign, factors in re.findall(r"([-+]?)([^-+]+)", text):
+        first, *rest = re.split(r"([*/%])", factors)
+        value = int(first)
+        for operator, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
+            if operator != "*" and operand == 0:
+                return match[0]
+            value = value * operand if operator == "*" else value // operand if operator == "/" else value % operand
+        terms.append(-value if sign == "-" else value)
+    return str(sum(terms))
 
 
 def number(text: str) -> int | None:

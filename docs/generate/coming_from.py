@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from areal_like.interop.keys import TABLES, TITLES, Entry
+from areal_like.interop.keys import DEFAULTS, TABLES, TITLES, Entry
 from areal_like.interop.migrate import migrate
 
 FOLDER = Path(__file__).parents[1] / "coming_from"
@@ -23,8 +23,8 @@ def _example(system: str) -> str:
     done = migrate(file.read_text())
     if done.problems or done.system != system:
         raise ValueError(f"{file} is not read as {system}'s: {done.problems}")
-    notes = "\n".join(done.notes)
     command = f"areal-like migrate docs/coming_from/examples/{file.name} > run.yaml"
+    ending = "" if done.same else " It ends with exit code 1, because something that is trained changes."
     return f"""
 ## An example
 
@@ -46,17 +46,25 @@ this run:
 {done.yaml.strip()}
 ```
 
-and on standard error it says:
+and lists every key on standard error, in the [three classes](../coming_from.md#three-classes-of-notes).{ending}
 
 ```text
-{notes}
+{done.report()}
 ```
 """
 
 
 def _table(system: str) -> str:
     rows = [(key, _meaning(found)) for key, found in TABLES[system].items()]
-    lines = ["", f"## Keys of {TITLES[system]}", "", f"| {TITLES[system]} | here |", "|---|---|"]
+    lines = [
+        "",
+        f"## Defaults of {TITLES[system]} that are written",
+        "",
+        f"| {TITLES[system]} | default |",
+        "|---|---|",
+    ]
+    lines += [f"| `{key}` | `{value}` |" for key, value in DEFAULTS[system].items()]
+    lines += ["", f"## Keys of {TITLES[system]}", "", f"| {TITLES[system]} | here |", "|---|---|"]
     for meaning, some in groupby(sorted(rows, key=lambda row: (row[1], row[0])), key=lambda row: row[1]):
         lines.append(f"| {', '.join(f'`{key}`' for key, _ in some)} | {meaning} |")
     return "\n".join(lines) + "\n"
@@ -65,7 +73,12 @@ def _table(system: str) -> str:
 def _meaning(found: Entry) -> str:
     if found.ours:
         return f"`{found.ours}`"
-    return f"not needed: {found.unneeded}" if found.unneeded else f"not offered: {found.lost}"
+    if found.together:
+        return " and ".join(f"`{key}`" for key in found.together.split(" and ")) + ", together with other keys"
+    if found.unneeded:
+        return f"unneeded: {found.unneeded}"
+    same = [f"`{value}`" for value in found.same if value not in (None, "")]
+    return f"changes what is trained{f', unless it is {" or ".join(same)}' if same else ''}: {found.changes}"
 
 
 if __name__ == "__main__":

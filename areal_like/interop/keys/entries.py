@@ -1,44 +1,85 @@
 """What a key of another system is here, and what several of the tables share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from allocation.convert import megatron
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Exactly one of them is set: the key here, why the key is not needed, or why its meaning is not offered."""
+    """One meaning of a key: the key here, or why nothing needs it, or why it changes what is trained.
+
+    `values` gives other values for those of the key, None to leave it out; `below` appends the rest of a longer key.
+    With `same`, the key changes nothing where it has one of these values. `together` names our keys that follow from
+    this key and others.
+    """
 
     ours: str | None = None
     unneeded: str | None = None
-    lost: str | None = None
+    changes: str | None = None
+    together: str | None = None
+    values: Mapping[str, Any] | None = None
+    same: tuple[Any, ...] = ()
+    below: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.ours, self.unneeded, self.changes, self.together))
 
 
 Table = dict[str, Entry]
 
 
-def to(key: str) -> Entry:
-    """The key here."""
-    return Entry(ours=key)
+def to(key: str, values: Mapping[str, Any] | None = None, *, below: bool = False) -> Entry:
+    """Return the entry of a key that has another name here."""
+    return Entry(ours=key, values=values, below=below)
 
 
 def unneeded(why: str) -> Entry:
-    """A key that nothing here needs."""
+    """Return the entry of a key that nothing here needs and that changes no training."""
     return Entry(unneeded=why)
 
 
-def lost(why: str) -> Entry:
-    """A key whose meaning is not offered."""
-    return Entry(lost=why)
+def changes(why: str, *same: Any) -> Entry:
+    """Return the entry of a key without an equivalent, which has no effect where it is one of `same`."""
+    return Entry(changes=why, same=(None, *same))
 
 
-LAYOUT = unneeded("the layout says it (allocation_mode, or actor.backend and rollout.backend)")
+def together(key: str) -> Entry:
+    """Return the entry of a key that makes our `key` together with others (`areal_like.interop.keys.rules`)."""
+    return Entry(together=key)
+
+
+def pruned(table: Table) -> Table:
+    """Return the table without entries that the nearest section's says already."""
+
+    def nearest(key: str) -> Entry | None:
+        sections = (key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == ".")
+        return next((table[section] for section in sections if section in table), None)
+
+    return {key: entry for key, entry in table.items() if nearest(key) != entry}
+
+
+LAYOUT = unneeded("the layout has it (allocation_mode, or actor.backend and rollout.backend)")
 DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
-NOWHERE = "it has no counterpart that a run needs"
-PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb"
+PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb; their size does not change the gradient"
 REPORT = unneeded("console, TensorBoard and a report are written (stats_logger)")
-HELD_OUT = "name held-out prompts in valid_dataset, or several sets in evaluator.datasets"
-CHECKED = "write a sequence classifier as reward.model.path and .backend, with reward.type=model"
+HELD_OUT = unneeded("evaluation: name evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
+IMAGES = "images, audio and video are not supported: prompts are text"
+NO_ALGORITHM = "this algorithm is not built in: write it as algorithm=my_file.py:make (docs/algorithms.md)"
+PATTERN = "samples are drawn from all tokens: SGLang's log-probs are of the whole distribution"
+NEVER = {"-1": None, "0": None}
+MODEL = unneeded("the model's own config.json has it")
+SPEED = unneeded("it changes speed or memory, not what is trained")
+LORA_MODULES = {  # Megatron's linear layers
+    "linear_qkv": ["q_proj", "k_proj", "v_proj"],
+    "linear_proj": ["o_proj"],
+    "linear_fc1": ["gate_proj", "up_proj"],
+    "linear_fc2": ["down_proj"],
+}
+ESTIMATORS = {"kl": "k1", "low_var_kl": "k3", "mse": "k2", "kl+": "k1", "low_var_kl+": "k3", "k3+": "k3"}
+SCHEDULES = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
 
 TRANSFORMER = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),

@@ -1,42 +1,89 @@
-"""verl's `trainer/config/`, which siiRL and Trinity-RFT took over."""
+"""verl's `trainer/config/`, which siiRL and Trinity-RFT took over: keys and defaults."""
+
+from typing import Any
 
 from areal_like.interop.keys.entries import (
-    CHECKED,
+    IMAGES,
     LAYOUT,
     MEGATRON,
-    NOWHERE,
+    NEVER,
     PACKED,
+    PATTERN,
     REPORT,
+    SCHEDULES,
+    SPEED,
     TRANSFORMER,
     Table,
-    lost,
+    changes,
     to,
+    together,
     unneeded,
 )
 
+_ACTOR, _REF, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+_FULL = {"True": "full", "False": None}
+
+
+def _optimizer(role: str, ours: str) -> Table:
+    """Return the keys of an optimizer: its section `role`, and ours."""
+    return {
+        f"{role}.lr": to(f"{ours}.lr"),
+        f"{role}.weight_decay": to(f"{ours}.weight_decay"),
+        f"{role}.clip_grad": to(f"{ours}.gradient_clipping"),
+        f"{role}.lr_warmup_steps": to(f"{ours}.warmup_steps", NEVER),
+        f"{role}.lr_warmup_steps_ratio": together(f"{ours}.warmup_steps_proportion"),
+        f"{role}.lr_decay_style": to(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.lr_scheduler_type": to(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.warmup_style": to(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.min_lr_ratio": to(f"{ours}.min_lr_ratio"),
+        f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
+        f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
+        f"{role}.eps": to(f"{ours}.eps"),
+        f"{role}.optimizer": changes("the optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
+        f"{role}.optimizer_impl": SPEED,
+        f"{role}.num_cycles": changes("a cosine falls once", 0.5),
+        f"{role}.lr_warmup_init": changes("the learning rate rises from 0", 0, 0.0),
+        f"{role}.lr_decay_steps": changes("the learning rate decays over the run"),
+        f"{role}.total_training_steps": unneeded("the run's steps count"),
+        f"{role}.override_optimizer_config.use_precision_aware_optimizer": to(
+            f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
+        ),
+        f"{role}.override_optimizer_config": SPEED,
+    }
+
 
 def _engine(role: str, ours: str) -> Table:
-    """Keys of the section `role`, whose settings are in our section `ours`."""
+    """Return the keys of the section `role`, whose settings are in our section `ours`."""
     t: Table = {f"{role}.megatron.{k}": e for k, e in MEGATRON.items()}
     t[f"{role}.megatron.use_distributed_optimizer"] = (
         to(f"{ours}.megatron.use_distributed_optimizer") if ours != "ref" else unneeded("a reference has no optimizer")
     )
     for k in ("param_offload", "grad_offload", "optimizer_offload"):
         t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}")
+    t[f"{role}.megatron.override_transformer_config"] = to(
+        f"{ours}.megatron.override_transformer_config", {"{}": None}, below=True
+    )
     for k in TRANSFORMER:
         t[f"{role}.megatron.override_transformer_config.{k}"] = to(f"{ours}.megatron.{k}")
+    for k in ("attention_backend", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        t[f"{role}.megatron.override_transformer_config.{k}"] = SPEED
     for k in ("overlap_grad_reduce", "overlap_param_gather"):
         t[f"{role}.megatron.override_ddp_config.{k}"] = to(f"{ours}.megatron.{k}")
-    t[f"{role}.megatron.override_transformer_config"] = to(f"{ours}.megatron.override_transformer_config")
+    t[f"{role}.megatron.override_ddp_config"] = SPEED
     t[f"{role}.megatron.use_mbridge"] = unneeded("weights always go through a bridge (actor.megatron.bridge_type)")
+    t[f"{role}.megatron.vanilla_mbridge"] = unneeded("actor.megatron.bridge_type names the bridge")
     for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
-        t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}")
+        t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}", {"None": None})
     t[f"{role}.megatron.param_dtype"] = to(f"{ours}.dtype")
+    t[f"{role}.megatron"] = SPEED
+    t[f"{role}.load_weight"] = unneeded("weights are always loaded")
     t[f"{role}.strategy"] = LAYOUT
-    t[f"{role}.fsdp_config.param_offload"] = to(f"{ours}.offload")
-    t[f"{role}.fsdp_config.optimizer_offload"] = lost(f"{ours}.offload takes all parts to host memory or none")
-    t[f"{role}.fsdp_config.offload_policy"] = to(f"{ours}.fsdp.offload_params")
-    t[f"{role}.fsdp_config"] = unneeded("a layout such as fsdp:d8 says it; every layer is sharded on its own")
+    for place in ("fsdp_config", "model.fsdp_config"):
+        t[f"{role}.{place}.param_offload"] = to(f"{ours}.offload")
+        t[f"{role}.{place}.optimizer_offload"] = unneeded(f"{ours}.offload moves all parts to host memory or none")
+        t[f"{role}.{place}.offload_policy"] = to(f"{ours}.fsdp.offload_params")
+        t[f"{role}.{place}.model_dtype"] = to(f"{ours}.dtype", {"fp32": "float32", "bf16": "bfloat16"})
+        t[f"{role}.{place}"] = unneeded("a layout such as fsdp:d8 has it; every layer is sharded on its own")
     t[f"{role}.ulysses_sequence_parallel_size"] = LAYOUT
     t[f"{role}.use_dynamic_bsz"] = unneeded("sequences are always packed")
     for k in (
@@ -46,99 +93,218 @@ def _engine(role: str, ours: str) -> Table:
         "log_prob_micro_batch_size",
         "log_prob_use_dynamic_bsz",
         "log_prob_max_token_len_per_gpu",
+        "forward_micro_batch_size_per_gpu",
+        "forward_micro_batch_size",
+        "forward_max_token_len_per_gpu",
     ):
         t[f"{role}.{k}"] = unneeded(PACKED)
     t[f"{role}.ppo_max_token_len_per_gpu"] = to(f"{ours}.mb_spec.max_tokens_per_mb")
     t[f"{role}.use_prefix_grouper"] = to(f"{ours}.mb_spec.share_prompts")
+    for k in ("entropy_checkpointing", "entropy_from_logits_with_chunking", "use_torch_compile", "use_fused_kernels"):
+        t[f"{role}.{k}"] = SPEED
+    for k in ("checkpoint", "profiler", "profile", "use_remove_padding", "nccl_timeout", "calculate_entropy"):
+        t[f"{role}.{k}"] = SPEED
+    t[f"{role}.router_replay.mode"] = changes("routes are not replayed by this key", "disabled")
+    t[f"{role}.shuffle"] = unneeded("samples are dealt to the mini-batches in turn")
+    t[f"{role}.data_loader_seed"] = unneeded("samples are dealt to the mini-batches in turn")
+    t[f"{role}.ppo_epochs"] = changes("every sample is trained on once", 1)
     return t
 
 
 VERL: Table = {
-    **_engine("actor_rollout_ref.actor", "actor"),
-    **_engine("actor_rollout_ref.ref", "ref"),
+    **_engine(_ACTOR, "actor"),
+    **_engine(_REF, "ref"),
     **_engine("critic", "critic"),
-    "critic.optim.lr": to("critic.optimizer.lr"),
-    "critic.optim.weight_decay": to("critic.optimizer.weight_decay"),
-    "critic.optim.lr_warmup_steps": to("critic.optimizer.warmup_steps"),
+    **_optimizer(f"{_ACTOR}.optim", "actor.optimizer"),
+    **_optimizer("critic.optim", "critic.optimizer"),
+    "critic.grad_clip": to("critic.optimizer.gradient_clipping"),
     "critic.cliprange_value": to("critic.eps_clip"),
+    "critic.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
+    "critic.loss_agg_mode": unneeded("the critic's loss is a mean over tokens"),
+    "critic.enable": together("algorithm"),
     "critic.model.path": to("critic.path"),
+    "critic.model.enable_gradient_checkpointing": to("critic.megatron.recompute_granularity", _FULL),
     "critic.model": unneeded("critic.path names it, and it is loaded as the actor's is"),
-    "actor_rollout_ref.actor.ppo_mini_batch_size": to("actor.ppo_n_minibatches"),
-    "actor_rollout_ref.actor.optim.lr": to("actor.optimizer.lr"),
-    "actor_rollout_ref.actor.optim.weight_decay": to("actor.optimizer.weight_decay"),
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": to("actor.optimizer.warmup_steps"),
-    "actor_rollout_ref.actor.optim.clip_grad": to("actor.optimizer.gradient_clipping"),
-    "actor_rollout_ref.actor.optim.lr_decay_style": to("actor.optimizer.lr_scheduler_type"),
-    "actor_rollout_ref.actor.grad_clip": to("actor.optimizer.gradient_clipping"),
-    "actor_rollout_ref.actor.clip_ratio": to("actor.eps_clip"),
-    "actor_rollout_ref.actor.clip_ratio_low": to("actor.eps_clip"),
-    "actor_rollout_ref.actor.clip_ratio_high": to("actor.eps_clip_higher"),
-    "actor_rollout_ref.actor.use_kl_loss": unneeded("kl_loss_coef says it"),
-    "actor_rollout_ref.actor.kl_loss_coef": to("actor.kl_loss_coef"),
-    "actor_rollout_ref.actor.kl_loss_type": to("actor.kl_estimator"),
-    "actor_rollout_ref.actor.entropy_coeff": to("actor.entropy_coeff"),
-    "actor_rollout_ref.actor.ppo_epochs": lost("every sample is trained on once"),
-    "actor_rollout_ref.actor.loss_agg_mode": lost("actor.loss_agg_mode is token_mean, sequence_mean or constant"),
-    "actor_rollout_ref.model.path": to("actor.path"),
-    "actor_rollout_ref.model.enable_gradient_checkpointing": to("actor.megatron.recompute_granularity"),
-    "actor_rollout_ref.model.use_remove_padding": unneeded("sequences are always packed"),
-    "actor_rollout_ref.model.use_fused_kernels": unneeded("the fused kernels are always on"),
-    "actor_rollout_ref.model.trust_remote_code": lost("no code of a model is run"),
-    "actor_rollout_ref.hybrid_engine": unneeded("the layout says which GPUs are shared"),
-    "actor_rollout_ref.rollout.n": to("gconfig.n_samples"),
-    "actor_rollout_ref.rollout.temperature": to("gconfig.temperature"),
-    "actor_rollout_ref.rollout.top_p": to("gconfig.top_p"),
-    "actor_rollout_ref.rollout.gpu_memory_utilization": to("sglang.mem_fraction_static"),
-    "actor_rollout_ref.rollout.max_num_seqs": to("sglang.max_running_requests"),
-    "actor_rollout_ref.rollout.max_model_len": to("sglang.context_length"),
+    f"{_ACTOR}.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
+    f"{_ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
+    f"{_ACTOR}.clip_ratio": unneeded("verl reads clip_ratio_low and clip_ratio_high"),
+    f"{_ACTOR}.clip_ratio_low": together("actor.eps_clip"),
+    f"{_ACTOR}.clip_ratio_high": to("actor.eps_clip_higher"),
+    f"{_ACTOR}.clip_ratio_c": together("actor.c_clip"),
+    f"{_ACTOR}.use_kl_loss": together("actor.kl_loss_coef"),
+    f"{_ACTOR}.kl_loss_coef": together("actor.kl_loss_coef"),
+    f"{_ACTOR}.kl_loss_type": together("actor.kl_estimator"),
+    f"{_ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
+    f"{_ACTOR}.loss_agg_mode": together("actor.loss_agg_mode"),
+    f"{_ACTOR}.loss_scale_factor": changes("a constant length is gconfig.max_new_tokens"),
+    f"{_ACTOR}.policy_loss.loss_mode": together("algorithm"),
+    f"{_ACTOR}.policy_loss": unneeded("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
+    f"{_ACTOR}.tau_pos": unneeded("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.tau_neg": unneeded("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.freeze_vision_tower": changes(IMAGES, False),
+    f"{_MODEL}.path": to("actor.path"),
+    f"{_MODEL}.tokenizer_path": to("tokenizer_path"),
+    f"{_MODEL}.enable_gradient_checkpointing": to("actor.megatron.recompute_granularity", _FULL),
+    f"{_MODEL}.lora_rank": together("actor.use_lora and actor.lora_rank"),
+    f"{_MODEL}.lora_alpha": together("actor.lora_alpha"),
+    f"{_MODEL}.target_modules": together("actor.target_modules"),
+    f"{_MODEL}.lora.rank": together("actor.use_lora and actor.lora_rank"),
+    f"{_MODEL}.lora.alpha": together("actor.lora_alpha"),
+    f"{_MODEL}.lora.target_modules": together("actor.target_modules"),
+    f"{_MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
+    f"{_MODEL}.lora": SPEED,
+    f"{_MODEL}.exclude_modules": changes("name the layers in actor.target_modules"),
+    f"{_MODEL}.lora_adapter_path": changes("adapters start anew"),
+    f"{_MODEL}.external_lib": changes("no code beside the run's own is imported"),
+    f"{_MODEL}.custom_chat_template": changes("the tokenizer's template is applied"),
+    f"{_MODEL}.override_config": changes("the model is as in its config.json", "{}"),
+    f"{_MODEL}.trust_remote_code": unneeded("no code of a model is run"),
+    f"{_MODEL}.mtp.enable": changes("multi-token prediction is not trained", False),
+    f"{_MODEL}.mtp": unneeded("multi-token prediction is not trained"),
+    f"{_MODEL}": SPEED,
+    "actor_rollout_ref.hybrid_engine": together("rollout.sharing"),
+    "actor_rollout_ref.nccl_timeout": SPEED,
+    f"{_ROLLOUT}.n": to("gconfig.n_samples"),
+    f"{_ROLLOUT}.temperature": to("gconfig.temperature"),
+    f"{_ROLLOUT}.top_p": changes(PATTERN, 1, 1.0),
+    f"{_ROLLOUT}.top_k": changes(PATTERN, -1, 0),
+    f"{_ROLLOUT}.do_sample": changes("responses are sampled", True),
+    f"{_ROLLOUT}.ignore_eos": changes("a response ends where the model ends it", False),
+    f"{_ROLLOUT}.quantization": changes("servers have the trainer's data type"),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": changes("routes are not replayed by this key", False),
+    f"{_ROLLOUT}.multi_turn.enable": together("workflow"),
+    f"{_ROLLOUT}.multi_turn": unneeded("a workflow has its own turns and tools"),
+    f"{_ROLLOUT}.agent.default_agent_loop": together("workflow"),
+    f"{_ROLLOUT}.agent.agent_loop_config_path": together("workflow"),
+    f"{_ROLLOUT}.response_length": to("gconfig.max_new_tokens"),
+    f"{_ROLLOUT}.prompt_length": to("train_dataset.max_prompt_length"),
+    f"{_ROLLOUT}.gpu_memory_utilization": to("sglang.mem_fraction_static"),
+    f"{_ROLLOUT}.max_num_seqs": to("sglang.max_running_requests"),
+    f"{_ROLLOUT}.max_model_len": to("sglang.context_length"),
+    f"{_ROLLOUT}.val_kwargs.temperature": together("evaluator.temperature"),
+    f"{_ROLLOUT}.val_kwargs.do_sample": together("evaluator.temperature"),
+    f"{_ROLLOUT}.val_kwargs.n": to("evaluator.n_samples"),
+    f"{_ROLLOUT}.val_kwargs": unneeded("evaluation samples from all tokens"),
     **{
-        f"actor_rollout_ref.rollout.{k}": LAYOUT
+        f"{_ROLLOUT}.{k}": LAYOUT
         for k in (
-            "name",
-            "tensor_model_parallel_size",
-            "data_parallel_size",
-            "pipeline_model_parallel_size",
-            "expert_parallel_size",
-            "mode",
+            *("name", "tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"),
+            *("expert_parallel_size", "mode", "nnodes", "n_gpus_per_node"),
         )
     },
-    "actor_rollout_ref.rollout": unneeded("SGLang decides it; sglang.extra_args takes the server's own options"),
+    f"{_ROLLOUT}": unneeded("SGLang decides it; sglang.extra_args takes the server's own options"),
     "data.train_files": to("train_dataset.path"),
     "data.val_files": to("valid_dataset.path"),
     "data.train_batch_size": to("train_dataset.batch_size"),
+    "data.gen_batch_size": unneeded("further prompts are generated as they are needed"),
     "data.max_prompt_length": to("train_dataset.max_prompt_length"),
     "data.max_response_length": to("gconfig.max_new_tokens"),
     "data.shuffle": to("train_dataset.shuffle"),
+    "data.seed": to("seed", {"None": None}),
     "data.prompt_key": to("train_dataset.prompt_field"),
-    "data.filter_overlong_prompts": to("train_dataset.overlong_prompts"),
-    "data.truncation": to("train_dataset.overlong_prompts"),
-    "data.val_batch_size": unneeded("evaluation takes all prompts at once"),
-    "data": unneeded(NOWHERE),
+    "data.filter_overlong_prompts": together("train_dataset.overlong_prompts"),
+    "data.truncation": together("train_dataset.overlong_prompts"),
+    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", {"{}": None}, below=True),
+    "data.train_max_samples": changes("all rows are trained on", -1),
+    "data.val_max_samples": to("valid_dataset.max_samples", NEVER),
+    "data.custom_cls.path": together("train_dataset.path"),
+    "data.custom_cls": unneeded("train_dataset.path=my_data.py:rows names the rows"),
+    "data.sampler": changes("prompts are visited in a new order every epoch"),
+    "data.image_key": together("train_dataset.path"),
+    "data.video_key": changes(IMAGES, "videos"),
+    "data.tool_config_path": together("workflow"),
+    **{
+        f"data.{k}": SPEED
+        for k in (
+            *("val_batch_size", "return_raw_chat", "return_raw_input_ids", "return_full_prompt", "reward_fn_key"),
+            *("filter_overlong_prompts_workers", "dataloader_num_workers", "trust_remote_code", "use_shm", "tokenizer"),
+            *("validation_shuffle", "return_multi_modal_inputs", "image_patch_size", "datagen"),
+        )
+    },
     "trainer.n_gpus_per_node": to("cluster.n_gpus_per_node"),
     "trainer.nnodes": to("cluster.n_nodes"),
     "trainer.experiment_name": to("experiment_name"),
-    "trainer.project_name": unneeded("experiment_name names the run"),
     "trainer.total_epochs": to("total_train_epochs"),
-    "trainer.total_training_steps": to("total_train_steps"),
-    "trainer.save_freq": to("saver.freq_steps"),
-    "trainer.test_freq": to("evaluator.freq_steps"),
+    "trainer.total_training_steps": to("total_train_steps", NEVER | {"None": None}),
+    "trainer.save_freq": to("saver.freq_steps", NEVER),
+    "trainer.test_freq": to("evaluator.freq_steps", NEVER),
     "trainer.val_before_train": to("evaluator.at_start"),
+    "trainer.val_only": changes("a run trains", False),
     "trainer.default_local_dir": to("cluster.fileroot"),
     "trainer.logger": REPORT,
-    "trainer.resume_mode": to("recover.mode"),
-    "trainer.max_actor_ckpt_to_keep": to("recover.keep"),
-    "trainer.critic_warmup": to("critic.warmup_steps"),
-    "trainer": unneeded(NOWHERE),
-    "algorithm.adv_estimator": to("algorithm"),
-    "algorithm.use_kl_in_reward": unneeded("kl_ctrl.kl_coef says it"),
-    "algorithm.kl_ctrl.kl_coef": to("actor.kl_ctl"),
+    "trainer.resume_mode": to("recover.mode", {"disable": "off", "False": "off", "resume_path": "auto"}),
+    "trainer.max_actor_ckpt_to_keep": to("recover.keep", {"None": None}),
+    "trainer.critic_warmup": together("critic.warmup_steps"),
+    "trainer.project_name": unneeded("experiment_name names the run"),
+    "trainer": SPEED,
+    "algorithm.adv_estimator": together("algorithm"),
+    "algorithm.norm_adv_by_std_in_grpo": together("actor.reward_norm.std_level"),
+    "algorithm.use_kl_in_reward": together("actor.kl_ctl"),
+    "algorithm.kl_penalty": together("actor.kl_estimator"),
+    "algorithm.kl_ctrl.kl_coef": together("actor.kl_ctl"),
+    "algorithm.kl_ctrl.type": changes("the weight of the divergence is fixed", "fixed"),
+    "algorithm.kl_ctrl": unneeded("the weight of the divergence is fixed"),
     "algorithm.gamma": to("actor.discount"),
-    "algorithm.lam": to("actor.gae_lambda"),
-    "algorithm": lost("the algorithm does without it"),
-    "reward_model": lost(CHECKED),
-    "custom_reward_function": lost("name the function as reward.function=FILE.py:NAME; its arguments differ"),
+    "algorithm.lam": together("actor.gae_lambda"),
+    "algorithm.filter_groups.enable": to("actor.dynamic_sampling"),
+    "algorithm.filter_groups": unneeded("rewards of a group are compared (actor.max_dropped_groups)"),
+    "algorithm.rollout_correction": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
+    "algorithm.use_pf_ppo": changes("prompts are not drawn by their rewards", False),
+    "algorithm.pf_ppo": unneeded("algorithm.use_pf_ppo needs it"),
+    "reward_model.enable": together("reward.type"),
+    "reward_model.model.path": together("reward.model.path"),
+    "reward_model.overlong_buffer": together("actor.overlong_penalty_factor and actor.overlong_tokens"),
+    "reward_model.reward_kwargs.overlong_buffer_cfg": together(
+        "actor.overlong_penalty_factor and actor.overlong_tokens"
+    ),
+    "reward_model": unneeded("reward has the judge"),
+    "reward_manager": unneeded("reward has the judge"),
+    "custom_reward_function": together("reward.function"),
     "model_engine": LAYOUT,
-    "critic": lost("what a critic has of its own is in the section critic"),
-    "actor_rollout_ref": lost("it has no counterpart"),
     "ray_init": unneeded("scheduler.address names an existing cluster"),
+    "ray_kwargs": unneeded("scheduler.address names an existing cluster"),
+    "global_profiler": SPEED,
+    "transfer_queue": SPEED,
+    "hydra": unneeded("there is no Hydra here"),
+    "profiler": SPEED,
+    "defaults": changes("only this file was read"),
+}
+DEFAULTS: dict[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_penalty": "kl",
+    "algorithm.gamma": 1.0,
+    "algorithm.lam": 1.0,
+    f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.clip_ratio_low": 0.2,
+    f"{_ACTOR}.clip_ratio_high": 0.2,
+    f"{_ACTOR}.clip_ratio_c": 3.0,
+    f"{_ACTOR}.loss_agg_mode": "token-mean",
+    f"{_ACTOR}.entropy_coeff": 0.0,
+    f"{_ACTOR}.kl_loss_coef": 0.001,
+    f"{_ACTOR}.kl_loss_type": "low_var_kl",
+    f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{_ACTOR}.grad_clip": 1.0,
+    f"{_ACTOR}.optim.lr": 1e-6,
+    f"{_ACTOR}.optim.weight_decay": 0.01,
+    f"{_ACTOR}.optim.betas": [0.9, 0.999],
+    f"{_ACTOR}.optim.lr_scheduler_type": "constant",
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+    "critic.optim.lr": 1e-5,
+    "critic.optim.weight_decay": 0.01,
+    "critic.optim.betas": [0.9, 0.999],
+    "critic.cliprange_value": 0.5,
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.temperature": 1.0,
+    f"{_ROLLOUT}.val_kwargs.temperature": 0,
+    f"{_ROLLOUT}.val_kwargs.n": 1,
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.shuffle": True,
+    "data.prompt_key": "prompt",
+    "data.truncation": "error",
+    "trainer.total_epochs": 30,
 }

@@ -1,0 +1,207 @@
+"""The run that another system's settings make, completed and checked: roles, evaluation, what is refused, `???`."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from allocation.convert.settings import dump
+from areal_like.algorithms.settings import KEYS, PRESETS, settings_of
+from areal_like.config.findings import ConfigError
+from areal_like.config.keys import all_keys, annotation_of
+from areal_like.config.load import load
+from areal_like.config.schema import SERVER_RESERVE, ActorConfig, NormConfig, RunConfig
+from areal_like.interop.rules.translation import MISSING, Translation
+
+_FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+_DIVERGENCES = ("actor.kl_loss_coef", "actor.kl_ctl")
+_NORMS = ("actor.reward_norm", "actor.adv_norm")
+_ENDLESS = ("slime", "roll", "trinity")  # their number of steps counts, whatever the epochs
+_PACKED = ".mb_spec.max_tokens_per_mb"
+_READ = ("prompt_field", "answer_field", "max_prompt_length", "overlong_prompts", "prompt_suffix", "system_prompt")
+_TRAINED = (
+    "actor.",
+    "critic.",
+    "ref.",
+    "gconfig.",
+    "train_dataset.",
+    "algorithm",
+    "total_",
+    "rollout.max_head",
+    "reward",
+)
+_HOW = tuple(
+    f"{role}.{part}" for role in ("actor", "critic", "ref") for part in ("megatron.recompute", "mb_spec", "env")
+)
+
+
+def complete(peer: Translation) -> None:
+    """Bring the roles that are needed, drop what nothing uses, and what is as it is here without being set."""
+    _roles(peer)
+    _evaluation(peer)
+    _recomputation(peer)
+    ours = peer.ours
+    ours["experiment_name"] = (
+        re.sub(r"[^\w.-]", "-", str(ours.get("experiment_name", f"from-{peer.system}"))).strip(".-") or "run"
+    )
+    if isinstance(steps := ours.get("total_train_steps"), int) and peer.system in _ENDLESS:
+        ours["total_train_epochs"] = max(steps, 1)
+    for key in ("actor.path", "train_dataset.path"):
+        if ours.get(key) is None:
+            peer.fill(key, "the configuration does not name it")
+    if not any(key.startswith("reward.") for key in ours):
+        peer.fill("reward.function", "the reward is code: write it as my_rewards.py:score, or set reward.type=gsm8k")
+    _drop_defaults(peer)
+
+
+def _roles(peer: Translation) -> None:
+    ours = peer.ours
+    needed = {
+        "ref": any(ours.get(key) for key in _DIVERGENCES) or ours.get("algorithm") == "dpo",
+        "critic": ours.get("algorithm") == "ppo",
+    }
+    for role, wanted in needed.items():
+        own = [key for key in ours if key.startswith(f"{role}.")]
+        if wanted and not own:
+            ours[role] = {}
+        for key in own if not wanted else ():
+            del ours[key]
+            if key in peer.said or f"now {key}" in peer.renamed.values():
+                peer.unneeded[key] = f"nothing asks for a {'reference' if role == 'ref' else 'critic'}"
+    if not needed["ref"]:
+        for key in (*_DIVERGENCES, "actor.kl_estimator"):
+            ours.pop(key, None) if key == "actor.kl_estimator" else None
+
+
+def _sets(ours: Mapping[str, Any]) -> list[str]:
+    """The sections of evaluation prompts."""
+    return [
+        key.removesuffix(".path") for key in ours if re.match(r"(valid_dataset|evaluator\.datasets\.\w+)\.path$", key)
+    ]
+
+
+def _evaluation(peer: Translation) -> None:
+    """Read evaluation prompts as the others; without any nothing is evaluated."""
+    ours = peer.ours
+    if "valid_dataset.path" in ours:
+        if peer.system != "areal":
+            for name in _READ:
+                for place in _sets(ours) if (value := ours.get(f"train_dataset.{name}")) is not None else ():
+                    ours.setdefault(f"{place}.{name}", value)
+        return
+    for key in [key for key in ours if key.startswith(("evaluator.", "valid_dataset."))]:
+        del ours[key]
+        if key in peer.renamed.values():
+            peer.unneeded[key] = "no evaluation prompts are named (valid_dataset.path)"
+
+
+def _recomputation(peer: Translation) -> None:
+    for section in ("actor", "critic", "ref"):
+        if peer.ours.get(f"{section}.megatron.recompute_granularity") != "full":
+            continue
+        settings = {f"{section}.megatron.{name}": setting for name, setting in _FULL.items()}
+        if "fsdp" in str(peer.ours.get("allocation_mode")):
+            for key in settings:
+                peer.ours.pop(key, None)
+            peer.ours[f"{section}.fsdp.gradient_checkpointing"] = True
+        else:
+            for key, setting in settings.items():
+                peer.ours.setdefault(key, setting)
+
+
+def _drop_defaults(peer: Translation) -> None:
+    """Leave out what has the same value here anyway; what was said stays, unless it is a preset's own."""
+    name = peer.ours.get("algorithm")
+    preset = settings_of(PRESETS[str(name)], ActorConfig()) if name in PRESETS else None
+    said = {note.removeprefix("now ") for note in peer.renamed.values()} | set(peer.said) | {"reward.type"}
+    for norm in _NORMS:
+        _drop_norm(peer, norm, preset)
+    for key in [key for key, value in peer.ours.items() if value != MISSING and key not in said]:
+        if not key.startswith(_NORMS) and _default(key, preset) == peer.ours[key]:
+            del peer.ours[key]
+
+
+def _drop_norm(peer: Translation, norm: str, preset: Any) -> None:
+    """Leave out a whole norm that is the algorithm's, and of another one what is not set anyway."""
+    keys = [key for key in peer.ours if key.startswith(f"{norm}.")]
+    if not keys or preset is None:
+        return
+    own = NormConfig(**{key.rpartition(".")[2]: peer.ours[key] for key in keys})
+    same = own == getattr(preset, norm.partition(".")[2])
+    for key in keys:
+        if same or peer.ours[key] == NormConfig.model_fields[key.rpartition(".")[2]].default:
+            del peer.ours[key]
+    if not same and own == NormConfig():
+        peer.ours[norm] = {}
+
+
+def _default(key: str, preset: Any) -> Any:
+    """Our value of a key that is not set."""
+    section, _, leaf = key.partition(".")
+    if section == "actor" and preset is not None and leaf.partition(".")[0] in KEYS:
+        value: Any = preset
+    elif section == "actor" and leaf.startswith(("reward_norm.", "adv_norm.")):
+        return ...
+    else:
+        value, leaf = RunConfig.model_fields[section].get_default(call_default_factory=True), leaf
+        if not leaf:
+            return value
+    for name in leaf.split("."):
+        if value is None or not hasattr(value, name):
+            return ...
+        value = getattr(value, name)
+    return value
+
+
+def accepted(peer: Translation) -> str:
+    """Return the YAML without values that our keys refuse; what the user has to fill in stays open."""
+    ours = peer.ours
+    for _ in range(4):
+        try:
+            config = load(yaml.safe_load(dump(_with_stand_ins(ours)))).config
+        except ConfigError as error:
+            refused = {str(found.key): found.message for found in error.findings}
+            for key in [key for key in ours if key in refused]:
+                notes = peer.changes if key.startswith(_TRAINED) and not key.startswith(_HOW) else peer.unneeded
+                notes[key] = f"{ours.pop(key)!r} is left out: {refused.pop(key)}"
+            for key, message in refused.items():
+                peer.fill(key, message)
+            continue
+        _room(peer, config)
+        break
+    order = {key: place for place, key in enumerate(all_keys())}
+    return dump(dict(sorted(ours.items(), key=lambda item: order.get(item[0], len(order)))))
+
+
+_STAND_INS: Mapping[str, Any] = {"algorithm": "grpo", "allocation_mode": "sglang:d1+fsdp:d1"}
+
+
+def filled(text: str) -> str:
+    """Return a migrated YAML with stand-ins for `???`, with which the rest can be checked."""
+    return dump(_with_stand_ins(dict(_flat(yaml.safe_load(text), ""))))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _with_stand_ins(ours: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(ours)
+    for key in [key for key, value in ours.items() if value == MISSING]:
+        values[key] = _STAND_INS.get(key, "my_file.py:run" if "str" in str(annotation_of(key)) else 1)
+    return values
+
+
+def _room(peer: Translation, config: RunConfig) -> None:
+    """Drop a context that is too short, and make room for the longest sequence in a micro-batch."""
+    if config.sglang.context_length and config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
+        length = peer.ours.pop("sglang.context_length", None)
+        peer.unneeded["sglang.context_length"] = f"{length} is left out: the run needs {needed}"
+    if config.actor.mb_spec.max_tokens_per_mb < config.longest_sequence:
+        peer.ours[f"actor{_PACKED}"] = room = -(-config.longest_sequence // 1024) * 1024
+        peer.renamed[f"actor{_PACKED}"] = f"{room}, as the longest sequence has to fit"

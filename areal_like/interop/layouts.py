@@ -1,0 +1,152 @@
+"""The layout of another system's configuration as one allocation, with our servers and the nodes that it needs."""
+
+from typing import Any
+
+from allocation import AllocationError, compile, parse
+from allocation.convert import read
+from allocation.convert.settings import Reading
+from allocation.diagnostics import Severity
+from allocation.language.spelling import normalised, spell
+from allocation.language.syntax import Allocation, Group
+from allocation.plan import Plan
+from areal_like.interop.rules.translation import Translation
+
+_ROLES = ("ref", "critic")
+_PACKED = ".mb_spec.max_tokens_per_mb"
+_KEYS = ("allocation_mode", "actor.backend", "rollout.backend")
+_SHARED = "rollout.scheduling_strategy"
+
+
+def write_layout(reading: Reading, peer: Translation) -> int | None:
+    """Write the allocation, what sharing GPUs means, and the cluster; return the actor's data-parallel size.
+
+    A layout that cannot be read is left to the user: it changes nothing of what is trained.
+    """
+    text, findings = _read(reading, peer)
+    errors = [str(found.message) for found in findings if found.severity is Severity.ERROR]
+    for place, found in enumerate(findings):
+        if found.severity is not Severity.ERROR:
+            peer.renamed[f"layout {place + 1}"] = str(found.message)
+    if errors or not text:
+        _leave(peer, "; ".join(errors) or "the configuration does not have the layout")
+        return None
+    for key in _KEYS:
+        peer.ours.pop(key, None)
+    if "vllm" in text:
+        peer.renamed["layout"] = "servers are SGLang's, where vLLM's were"
+    try:
+        allocation = _two_roles(text.replace("vllm", "sglang"), peer)
+        plan = compile(allocation)
+    except AllocationError as error:
+        _leave(peer, f"{text}: {'; '.join(str(found.message) for found in error.findings)}")
+        return None
+    if not any(engine.servers for engine in plan.engines):
+        _leave(peer, f"no servers are in {allocation}, and every run has some: write sglang:d1+{allocation}")
+        return None
+    peer.ours["allocation_mode"] = allocation
+    _role_layouts(parse(allocation), peer)
+    _packing(plan, peer)
+    _cluster(plan.n_gpus, peer)
+    if "|" in allocation:
+        _sharing(reading, peer)
+    return next((engine.sizes.dp for engine in plan.engines if engine.role == "actor"), 1)
+
+
+def _leave(peer: Translation, why: str) -> None:
+    """Leave the layout to the user."""
+    for key in _KEYS:
+        peer.ours.pop(key, None)
+    peer.fill("allocation_mode", f"{why}: write a layout such as sglang:d4+fsdp:d4 (docs/allocation.md)")
+
+
+def _read(reading: Reading, peer: Translation) -> tuple[str, list[Any]]:
+    if peer.system == "slime":
+        return _slime(reading)
+    if peer.system != "areal" or not any(key in peer.ours for key in _KEYS):
+        return read(peer.system, reading.text)
+    own = [key for key in _KEYS if key in peer.ours and peer.ours[key] is not None]
+    if own == ["allocation_mode"]:
+        return read("areal", str(peer.ours["allocation_mode"]))
+    lines = [f"{key}={peer.ours[key]}" for key in own if key != "allocation_mode"]
+    for role in ("actor", "rollout"):
+        place = f"{role}.scheduling_strategy"
+        if peer.get(f"{place}.type") == "colocation" and peer.get(f"{place}.target") in ("actor", "rollout"):
+            lines += [f"{place}.type=colocation", f"{place}.target={peer.get(f'{place}.target')}"]
+    return read("areal", "\n".join(lines))
+
+
+def _sharing(reading: Reading, peer: Translation) -> None:
+    """Say who has the GPUs that trainer and servers share: most systems give them to one after the other."""
+    stays = {
+        "areal": not peer.on("enable_offload"),
+        "slime": peer.get("offload") is False and peer.get("offload-rollout") is False,
+    }
+    if not stays.get(peer.system):
+        peer.ours["rollout.sharing"] = "alternate"
+
+
+def _role_layouts(allocation: Allocation, peer: Translation) -> None:
+    """Leave out the layout of a role on the actor's GPUs, which has it without being set."""
+    texts = {it.backend.text: spell(Allocation((Group((it,)),))) for group in allocation.groups for it in group.members}
+    actor = next((text for backend, text in texts.items() if backend in ("megatron", "fsdp")), None)
+    for role in [role for role in _ROLES if peer.said.get(f"{role}.backend")]:
+        peer.ours.pop(f"{role}.backend", None)
+        own, _ = read("areal", str(peer.get(f"{role}.backend")))  # whose key it is
+        where = {name: peer.ours.pop(f"{role}.scheduling_strategy.{name}", None) for name in ("type", "target")}
+        if own == actor and where["type"] != "separation" and where["target"] in (None, "actor"):
+            peer.unneeded[f"{role}.backend"] = "it has the actor's layout, on its GPUs"
+        elif peer.number("actor.kl_ctl") or role == "critic":
+            keys = f"actor.backend={actor}, rollout.backend={texts.get('sglang')} and {role}.backend={own}"
+            peer.fill("allocation_mode", f"{role}.backend is not the actor's: write {keys} in place of allocation_mode")
+
+
+def _packing(plan: Plan, peer: Translation) -> None:
+    """Count the tokens of a micro-batch over the GPUs that share a sequence, as we do."""
+    cp = max(engine.sizes.cp for engine in plan.engines)
+    for key in [key for key in peer.ours if key.endswith(_PACKED) and peer.system != "areal" and cp > 1]:
+        if isinstance(peer.ours[key], int):
+            peer.ours[key] *= cp
+            peer.renamed[key] = f"{peer.ours[key]}, of {cp} GPUs that share sequences"
+
+
+def _cluster(gpus: int, peer: Translation) -> None:
+    """At least as many nodes as the layout needs; several are a Ray cluster that is there before the run."""
+    per_node = peer.ours.setdefault("cluster.n_gpus_per_node", min(gpus, 8))
+    needed = -(-gpus // per_node) if isinstance(per_node, int) and per_node > 0 else 1
+    nodes = peer.ours.setdefault("cluster.n_nodes", needed)
+    if isinstance(nodes, int) and nodes < needed:
+        peer.ours["cluster.n_nodes"] = nodes = needed
+        peer.renamed["cluster.n_nodes"] = f"{needed}, as the layout has {gpus} GPUs"
+    if isinstance(nodes, int) and nodes > 1 and peer.ours.get("scheduler.type") != "ray":
+        peer.ours["scheduler.type"] = "ray"
+        peer.renamed["scheduler.type"] = f"ray, as {nodes} nodes are a Ray cluster that is started before the run"
+
+
+def _two_roles(text: str, peer: Translation) -> str:
+    """Return the allocation without the roles that sections of their own switch on."""
+    groups = []
+    for group in parse(text).groups:
+        kept = tuple(member for member in group.members if not member.name or member.name.text in ("actor", "rollout"))
+        for member in group.members:
+            if member not in kept and member.name:
+                peer.unneeded[f"layout of {member.name.text}"] = f"a section {member.name.text} switches it on"
+        if kept:
+            groups.append(Group(kept))
+    return spell(normalised(Allocation(tuple(groups))))
+
+
+def _slime(reading: Reading) -> tuple[str, list[Any]]:
+    """slime's layout: actors on so many nodes, servers of so many GPUs, side by side or colocated."""
+    tp, pp = reading.size("tensor-model-parallel-size"), reading.size("pipeline-model-parallel-size")
+    cp = reading.size("context-parallel-size")
+    ep, etp = reading.size("expert-model-parallel-size"), reading.size("expert-tensor-parallel-size")
+    gpus = reading.size("actor-num-nodes") * reading.size("actor-num-gpus-per-node", default=8)
+    each = reading.size("rollout-num-gpus-per-engine")
+    experts = reading.size("sglang-ep-size", "sglang-expert-parallel-size")
+    shared = reading.has("colocate")
+    servers = max(1, (gpus if shared else reading.size("rollout-num-gpus", default=gpus)) // each)
+    sizes = {"d": gpus // (tp * pp * cp), "p": pp, "t": tp, "c": cp}
+    attn = "".join(f"{letter}{size}" for letter, size in sizes.items() if size != 1 or letter == "d")
+    actor = f"megatron:(attn:{attn}|ffn:e{ep}t{etp})" if ep > 1 else f"megatron:{attn}"
+    server = f"sglang:d{servers}" + (f"t{each}" if each > 1 else "") + (f"e{experts}" if experts > 1 else "")
+    return f"{server}{'|' if shared else '+'}{actor}", reading.findings

@@ -1,0 +1,133 @@
+"""What follows from several of AReaL's keys."""
+
+from areal_like.interop.keys.entries import IMAGES, NO_ALGORITHM
+from areal_like.interop.rules.translation import Translation
+
+_NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True}
+_IMAGES = ("geometry3k", "clevr", "-VL-", "-vl-", "Omni")
+_OTHER_TRAINING = {"sft": "sft", "dpo": "dpo", "rw": None, "rm": None}
+
+
+def rules(peer: Translation, text: str) -> None:
+    """Write what follows from several of AReaL's keys."""
+    _algorithm(peer)
+    for name in ("reward_norm", "adv_norm"):
+        _norm(peer, name)
+    _behaviour(peer)
+    _reference(peer)
+    _data(peer)
+    if peer.get("actor.overlong_reward_penalty"):
+        peer.ours["actor.overlong_penalty_factor"] = peer.get("actor.overlong_penalty_factor")
+        peer.ours["actor.overlong_tokens"] = peer.get("actor.overlong_tokens")
+    if peer.get("dynamic_bs"):
+        peer.changes["dynamic_bs"] = (
+            "a batch of another size where groups are filtered: actor.dynamic_sampling replaces groups of equal rewards"
+        )
+    temperature = peer.get("actor.temperature")
+    if temperature is not None and temperature != peer.get("gconfig.temperature"):
+        peer.changes["actor.temperature"] = "the trainer's log-probs always have gconfig.temperature"
+    _rollouts(peer)
+
+
+def _algorithm(peer: Translation) -> None:
+    kind = str(peer.get("train_dataset.type") or "rl")
+    if kind in _OTHER_TRAINING:
+        own = _OTHER_TRAINING[kind]
+        peer.changes["train_dataset.type"] = f"{kind}: a run of reinforcement learning would train something else"
+        if own:
+            peer.ours["algorithm"] = own
+            example = {"sft": "answers", "dpo": "preferences"}[own]
+            peer.fill("workflow", f"examples/offline/{example}.py:run trains on given responses (docs/algorithms.md)")
+        else:
+            peer.fill("algorithm", "reward models are not trained here")
+        return
+    peer.ours["algorithm"] = "ppo" if any(peer.below("critic")) else "grpo"
+    if peer.get("actor.use_sapo_loss"):
+        peer.unknown_algorithm("actor.use_sapo_loss", f"SAPO: {NO_ALGORITHM}")
+    if peer.get("actor.m2_threshold") is not None:
+        peer.unknown_algorithm("actor.m2_threshold", f"M2PO: {NO_ALGORITHM}")
+    own, actors = peer.get("critic.ppo_n_minibatches"), peer.get("actor.ppo_n_minibatches")
+    if any(peer.below("critic")) and (own or 4) != actors:
+        peer.changes["critic.ppo_n_minibatches"] = f"the critic takes the actor's mini-batches, {actors}"
+
+
+def _norm(peer: Translation, name: str) -> None:
+    """A norm that is absent is none, a section without a level has AReaL's own."""
+    given = {key.rpartition(".")[2]: value for key, value in peer.below(f"actor.{name}")}
+    if not given:
+        peer.norm(f"actor.{name}")
+        return
+    levels = {key: given.get(key, default) for key, default in _NORM.items()}
+    if levels["std_level"] is None:
+        levels["std_unbiased"] = False
+    peer.norm(f"actor.{name}", **levels)
+    size = given.get("group_size")
+    if "group" in (levels["mean_level"], levels["std_level"]) and size not in (None, peer.get("gconfig.n_samples")):
+        peer.changes[f"actor.{name}.group_size"] = "a group has gconfig.n_samples responses"
+
+
+def _behaviour(peer: Translation) -> None:
+    """The clip's centre and the weight of the distance from the policy that generated."""
+    decoupled, recomputed = peer.on("actor.use_decoupled_loss"), peer.on("actor.recompute_logprob")
+    peer.ours["actor.use_decoupled_loss"] = decoupled or recomputed
+    if not decoupled:  # the trainer's or the servers' log-probs, and no other weight
+        peer.behaviour("disabled")
+        return
+    cap = peer.get("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
+    if cap is not None:
+        mode = peer.get("actor.behave_imp_weight_mode") or "token_mask"
+        peer.behaviour(str(mode).replace("sequence", "geometric"), cap)
+        return
+    prefix = "actor.rejection_sampling"
+    if not any(value is not None for _, value in peer.below(prefix)):
+        peer.behaviour("disabled")
+        return
+    action = {"mask": "mask", "clamp": "truncate"}.get(str(peer.get(f"{prefix}.action") or "mask"))
+    level = {"token": "token", "sequence": "geometric"}.get(str(peer.get(f"{prefix}.level") or "token"))
+    peer.behaviour(f"{level}_{action}", peer.get(f"{prefix}.upper") or 5.0)
+    same = {"metric": ("ratio", None), "lower": (None, 0, 0.0), "agg": ("mean", None)}
+    for name, values in same.items():
+        if (value := peer.get(f"{prefix}.{name}")) not in values:
+            peer.changes[f"{prefix}.{name}"] = f"{value}: only the mean ratio with an upper bound is offered"
+
+
+def _reference(peer: Translation) -> None:
+    weight = peer.number("actor.kl_ctl") or 0
+    if str(peer.get("train_dataset.type")) in _OTHER_TRAINING:
+        weight = 0
+    if weight and not any(peer.below("ref")):
+        peer.changes["actor.kl_ctl"] = (
+            f"{weight} without a reference: AReaL takes that share of the log-probs from the reward; here it is 0"
+        )
+        weight = 0
+    peer.ours["actor.kl_ctl"] = weight
+
+
+def _data(peer: Translation) -> None:
+    longest = peer.get("train_dataset.max_length")
+    if longest is not None:
+        peer.ours |= {"train_dataset.max_prompt_length": longest, "train_dataset.overlong_prompts": "drop"}
+    path, model = str(peer.get("train_dataset.path") or ""), str(peer.get("actor.path") or "")
+    if any(mark in text for mark in _IMAGES for text in (path, model)):
+        peer.changes["train_dataset.path"] = f"{path} of {model}: {IMAGES}"
+    for data in ("train_dataset", "valid_dataset"):
+        if str(peer.get(f"{data}.path")).rstrip("/").endswith("gsm8k"):
+            peer.ours[f"{data}.name"] = "main"
+            peer.ours[f"{data}.prompt_suffix"] = "\nPlease put your final answer within \\boxed{}."
+            peer.ours["reward.type"] = "gsm8k"
+    if peer.get("rollout.agent.mode") not in (None, "inline"):
+        peer.fill(
+            "workflow", "an agent behind an endpoint: set episode.endpoint, and write a function that waits for it"
+        )
+    for key in ("workflow", "rollout.agent.agent_cls_path"):
+        if (named := peer.get(key)) and ":" not in str(named):
+            peer.fill("workflow", f"{named} is a class of AReaL's: write a function (docs/workflows.md)")
+
+
+def _rollouts(peer: Translation) -> None:
+    most, group = peer.get("rollout.max_concurrent_rollouts"), peer.get("gconfig.n_samples")
+    if isinstance(most, int) and isinstance(group, int):  # groups there, samples here
+        peer.ours["rollout.max_concurrent_rollouts"] = most * group
+    parser = peer.said.get("rollout.agent.tool_call_parser")
+    if parser:
+        peer.ours["episode.tool_call_parser"] = parser

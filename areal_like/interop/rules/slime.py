@@ -1,0 +1,116 @@
+"""What follows from several of slime's keys."""
+
+from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
+from areal_like.interop.rules.translation import Translation
+
+_NAMES = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp"} | {
+    "reinforce_plus_plus_baseline": "reinforce_pp"
+}
+_OWN_CODE = ("custom-advantage-function-path", "custom-loss-function-path", "custom-pg-loss-reducer-function-path")
+_PLAIN = ("slime.rollout.sglang_rollout.generate_rollout", "fully_async_rollout.generate_rollout_fully_async")
+_STREAMED = ("train_async.py", "fully_async_rollout")
+
+
+def rules(peer: Translation, text: str) -> None:
+    """Write what follows from several of slime's options."""
+    estimator = str(peer.get("advantage-estimator"))
+    _algorithm(peer, estimator)
+    _norms(peer, estimator)
+    peer.ours["actor.loss_agg_mode"] = "token_mean" if peer.on("calculate-per-token-loss") else "sequence_mean"
+    _divergence(peer)
+    peer.ours["actor.use_decoupled_loss"] = not peer.on("use-rollout-logprobs")
+    peer.behaviour(*("token_truncate", peer.get("tis-clip")) if peer.on("use-tis") else ("disabled",))
+    _batches(peer)
+    least, most = peer.number("min-lr"), peer.number("lr")
+    if least and most:
+        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
+    if estimator == "ppo":
+        _critic(peer)
+    if any(mark in text for mark in _STREAMED):
+        peer.ours["rollout.max_head_offpolicyness"] = 1
+    _user_code(peer)
+
+
+def _algorithm(peer: Translation, estimator: str) -> None:
+    loss = str(peer.get("loss-type") or "policy_loss")
+    if loss == "sft_loss":
+        peer.changes["loss-type"] = "supervised training: a run of reinforcement learning would train something else"
+        peer.ours["algorithm"] = "sft"
+        peer.fill("workflow", "examples/offline/answers.py:run trains on given responses (docs/algorithms.md)")
+    elif estimator in _NAMES and loss == "policy_loss":
+        peer.ours["algorithm"] = _NAMES[estimator]
+    else:
+        peer.unknown_algorithm("advantage-estimator", f"{estimator}: {NO_ALGORITHM}")
+    peer.ours["actor.importance_sampling_level"] = "sequence" if estimator == "gspo" else "token"
+    for key in [key for key in _OWN_CODE if peer.get(key)]:
+        peer.unknown_algorithm(key, f"{peer.get(key)}: {NO_ALGORITHM}")
+
+
+def _norms(peer: Translation, estimator: str) -> None:
+    in_group = estimator in ("grpo", "gspo", "cispo") and not peer.on("disable-rewards-normalization")
+    divided = in_group and not peer.on("disable-grpo-std-normalization") and peer.get("n-samples-per-prompt") != 1
+    centred = in_group or (estimator == "reinforce_plus_plus_baseline" and not peer.on("disable-rewards-normalization"))
+    peer.norm(
+        "actor.reward_norm",
+        mean_level="group" if centred else None,
+        std_level="group" if divided else None,
+        std_unbiased=bool(divided),
+    )
+    whole = "batch" if peer.on("normalize-advantages") else None
+    peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
+
+
+def _divergence(peer: Translation) -> None:
+    in_loss = peer.get("kl-loss-coef") if peer.on("use-kl-loss") else 0.0
+    in_reward = peer.get("kl-coef")
+    if in_reward and str(peer.get("advantage-estimator")) in ("grpo", "gspo", "cispo"):
+        peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not take it from the reward", 0.0
+    peer.ours |= {"actor.kl_loss_coef": in_loss, "actor.kl_ctl": in_reward}
+    kind = str(peer.get("kl-loss-type"))
+    if in_loss or in_reward:
+        peer.ours["actor.kl_estimator"] = ESTIMATORS.get(kind, kind)
+    if in_loss and ESTIMATORS.get(kind, kind) == "k1":
+        peer.changes["kl-loss-type"] = "k1 in the loss has no gradient towards the reference; k3 is written"
+        peer.ours["actor.kl_estimator"] = "k3"
+
+
+def _batches(peer: Translation) -> None:
+    steps = peer.get("num-steps-per-rollout")
+    if steps is not None:
+        peer.ours["actor.ppo_n_minibatches"] = steps
+        return
+    prompts, group = peer.get("rollout-batch-size"), peer.get("n-samples-per-prompt")
+    whole = prompts * group if isinstance(prompts, int) and isinstance(group, int) else None
+    peer.minibatches(whole, peer.get("global-batch-size") or whole, "global-batch-size")
+
+
+def _critic(peer: Translation) -> None:
+    peer.ours["critic.eps_clip"] = peer.get("value-clip")
+    peer.ours["actor.gae_lambda"] = peer.get("lambd")
+    peer.ours["critic.warmup_steps"] = peer.get("num-critic-only-steps") or 0
+    if peer.get("critic-lr"):
+        peer.ours["critic.optimizer.lr"] = peer.get("critic-lr")
+
+
+def _user_code(peer: Translation) -> None:
+    if (path := peer.get("rollout-function-path")) and not str(path).endswith(_PLAIN):
+        peer.fill("workflow", f"{path}: write it as a function (docs/workflows.md)")
+    for key in ("custom-generate-function-path", "custom-generate-function"):
+        if peer.get(key):
+            peer.fill("workflow", f"{peer.get(key)}: write it as a function (docs/workflows.md)")
+    own = peer.get("custom-rm-path") or peer.get("rm-url")
+    kind = str(peer.get("rm-type"))
+    peer.fill(
+        "reward.function", f"{own or f'rm-type {kind}'}: write it as my_rewards.py:score, which takes (response, row)"
+    )
+    filtering = peer.get("dynamic-sampling-filter-path")
+    if filtering:
+        peer.ours["actor.dynamic_sampling"] = True
+        if not str(filtering).endswith("check_reward_nonzero_std"):
+            peer.changes["dynamic-sampling-filter-path"] = f"{filtering}: groups of equal rewards alone are replaced"
+    held_out = peer.get("eval-prompt-data")
+    if held_out is not None:
+        name, *paths = str(held_out).split() if not isinstance(held_out, list) else held_out
+        peer.ours["valid_dataset.path"] = paths[0] if paths else name
+        if len(paths) > 2:
+            peer.unneeded["eval-prompt-data"] = f"evaluation: name further sets in evaluator.datasets ({paths[1:]})"

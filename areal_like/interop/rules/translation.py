@@ -1,0 +1,77 @@
+"""One configuration of another system while it becomes ours: its settings, our values and the notes about them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MISSING = "???"  # OmegaConf's mark of a value that the user must fill in
+NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
+
+
+@dataclass
+class Translation:
+    """Settings of another system (`said`, where null is None), and what they become.
+
+    Notes are kept by key, one each: `changes` what is trained, `renamed`, `unneeded`, and what is `missing`.
+    """
+
+    system: str
+    said: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ours: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    unneeded: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    data_parallel: int | None = None
+
+    def get(self, *keys: str) -> Any:
+        """Return the value of the first key that is set, else the other system's default of the first that has one."""
+        for source in (self.said, self.defaults):
+            for key in keys:
+                if key in source:
+                    return source[key]
+        return None
+
+    def on(self, *keys: str) -> bool:
+        """Return whether a switch is true, by its value or by the other system's default."""
+        return str(self.get(*keys)).lower() in ("true", "1", "1.0")
+
+    def number(self, *keys: str) -> float | int | None:
+        """Return a number, None for anything else."""
+        value = self.get(*keys)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def below(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Return the set keys below a section, each with its value."""
+        return ((key, value) for key, value in self.said.items() if key.startswith(prefix + "."))
+
+    def fill(self, key: str, why: str) -> None:
+        """Leave a value of ours to the user."""
+        self.ours[key] = MISSING
+        self.missing[key] = why
+
+    def norm(self, key: str, **levels: Any) -> None:
+        """Write a whole normalisation, so that nothing of the algorithm's own is left of it."""
+        self.ours |= {f"{key}.{name}": value for name, value in {**NO_NORM, **levels}.items()}
+
+    def minibatches(self, whole: Any, part: Any, key: str) -> None:
+        """Write the optimizer steps of a training step from the sizes of batch and mini-batch."""
+        if isinstance(whole, int) and isinstance(part, int) and part > 0:
+            steps = max(1, whole // part)
+            self.ours["actor.ppo_n_minibatches"] = steps
+            if whole % part and whole > part:
+                self.changes[key] = f"{whole} samples are not cut into whole mini-batches of {part}: {steps} steps here"
+        else:
+            self.fill("actor.ppo_n_minibatches", f"optimizer steps per training step: {key} is not known")
+
+    def unknown_algorithm(self, key: str, why: str) -> None:
+        """Refuse to guess an algorithm."""
+        self.changes[key] = why
+        self.fill("algorithm", why)
+
+    def behaviour(self, mode: str, cap: Any = None) -> None:
+        """Write the weight of the distance from the policy that generated."""
+        self.ours["actor.behave_imp_weight_mode"] = mode
+        if mode != "disabled" and cap is not None:
+            self.ours["actor.behave_imp_weight_cap"] = cap

@@ -1,0 +1,149 @@
+"""What follows from several of Trinity-RFT's keys."""
+
+from typing import Any
+
+from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
+from areal_like.interop.rules.translation import Translation
+from areal_like.interop.rules.verl import AGGREGATIONS, listed, optimizers
+
+_TASKS = "buffer.explorer_input.taskset"
+_BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
+_GROUP = {"mean_level": "group", "std_level": "group", "std_unbiased": True}
+_TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # preset, reward_norm, adv_norm, kl_loss_fn
+    "ppo": ("ppo", {}, _BATCH, "k2"),
+    "grpo": ("grpo", _GROUP, {}, "k2"),
+    "dapo": ("grpo", _GROUP, {}, "none"),
+    "gspo": ("gspo", _GROUP, {}, "k2"),
+    "cispo": ("cispo", _GROUP, {}, "k2"),
+    "rloo": ("rloo", {"mean_level": "group", "mean_leave1out": True}, {}, "k2"),
+    "reinforceplusplus": ("reinforce_pp", {}, _BATCH, "k2"),
+}
+_CLIPS = {"gspo": (3e-4, 4e-4, None, "sequence_mean"), "cispo": (1.0, 0.28, None, "token_mean")}
+_ADVANTAGES = {"ppo": "ppo", "grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo", "rloo": "rloo"}
+_PLAIN_WORKFLOWS = ("math_workflow", "simple_workflow", "async_math_workflow", "async_simple_workflow")
+
+
+def rules(peer: Translation, text: str) -> None:
+    """Write what follows from several of Trinity-RFT's keys."""
+    kind = str(peer.get("algorithm.algorithm_type")).lower()
+    _algorithm(peer, kind)
+    _loss(peer, kind)
+    _divergence(peer, kind)
+    peer.ours["actor.use_decoupled_loss"] = kind != "cispo" and not peer.on("algorithm.bypass_old_logprobs")
+    peer.behaviour("disabled")
+    peer.ours["actor.entropy_coeff"] = (
+        0.0
+        if peer.said.get("algorithm.entropy_loss_fn", "default") in (None, "none")
+        else peer.get("algorithm.entropy_loss_fn_args.entropy_coef")
+    )
+    _batches(peer)
+    _weights(peer)
+    if (betas := peer.get("algorithm.optimizer.betas")) is not None:
+        peer.ours["actor.optimizer.beta1"], peer.ours["actor.optimizer.beta2"] = map(float, listed(betas)[:2])
+    _verls_optimizers(peer)
+    _tasks(peer)
+
+
+def _algorithm(peer: Translation, kind: str) -> None:
+    name, reward_norm, adv_norm, _ = _TYPES.get(kind, ("???", {}, {}, "none"))
+    peer.ours["algorithm"] = name
+    if kind not in _TYPES:
+        peer.unknown_algorithm("algorithm.algorithm_type", f"{kind}: {NO_ALGORITHM}")
+    own = peer.get("algorithm.advantage_fn")
+    if own not in (None, kind, _ADVANTAGES.get(kind)):
+        peer.unknown_algorithm("algorithm.advantage_fn", f"{own}: {NO_ALGORITHM}")
+    level = peer.get("algorithm.advantage_fn_args.std_cal_level")
+    if level and reward_norm.get("std_level"):
+        reward_norm = {**reward_norm, "std_level": level}
+    peer.norm("actor.reward_norm", **reward_norm)
+    peer.norm("actor.adv_norm", **adv_norm)
+    if peer.get("algorithm.advantage_fn_args.std_threshold") is not None:
+        peer.changes["algorithm.advantage_fn_args.std_threshold"] = (
+            "groups of equal rewards are replaced (actor.dynamic_sampling), not left out"
+        )
+    if name == "ppo":
+        peer.ours["actor.gae_lambda"] = peer.get("algorithm.advantage_fn_args.lam")
+
+
+def _loss(peer: Translation, kind: str) -> None:
+    place = "algorithm.policy_loss_fn_args"
+    low, high, dual, mode = _CLIPS.get(kind, (0.2, 0.2, 3.0, "token_mean"))
+    both = peer.get(f"{place}.clip_range")
+    given = {"low": peer.get(f"{place}.clip_range_low"), "high": peer.get(f"{place}.clip_range_high")}
+    peer.ours["actor.eps_clip"] = next(v for v in (given["low"], both, low) if v is not None)
+    peer.ours["actor.eps_clip_higher"] = next(v for v in (given["high"], both, high) if v is not None)
+    peer.ours["actor.c_clip"] = peer.get(f"{place}.clip_ratio_c") or dual
+    peer.ours["actor.importance_sampling_level"] = "sequence" if kind == "gspo" else "token"
+    own = peer.get("algorithm.policy_loss_fn")
+    if own not in (None, "ppo", kind):
+        peer.unknown_algorithm("algorithm.policy_loss_fn", f"{own}: {NO_ALGORITHM}")
+    keys = ("algorithm.loss_agg_mode", f"{place}.loss_agg_mode")
+    if (said := peer.get(*keys)) is not None:
+        mode = AGGREGATIONS.get(str(said), "constant")
+        if str(said) not in AGGREGATIONS:
+            peer.changes[keys[1]] = f"{said}: actor.loss_agg_mode is {', '.join(AGGREGATIONS.values())}"
+    if peer.get(f"{place}.use_token_level_loss", "algorithm.use_token_level_loss") is False:
+        mode = "sequence_mean"
+    peer.ours["actor.loss_agg_mode"] = mode
+
+
+def _divergence(peer: Translation, kind: str) -> None:
+    default = _TYPES.get(kind, ("", {}, {}, "none"))[3]
+    for place, ours, own in (
+        ("algorithm.kl_penalty_fn", "actor.kl_ctl", "none"),
+        ("algorithm.kl_loss_fn", "actor.kl_loss_coef", default),
+    ):
+        name = str(peer.get(place)) if place in peer.said else own  # none is read as null
+        weight = 0.0 if name in ("none", "None") else peer.get(f"{place}_args.kl_coef")
+        peer.ours[ours] = weight
+        if weight:
+            peer.ours["actor.kl_estimator"] = ESTIMATORS.get(name, name)
+            if name not in ("k1", "k2", "k3", "low_var_kl") or (name == "k1" and ours.endswith("loss_coef")):
+                peer.changes[place] = f"{name}: actor.kl_estimator is k1 in the reward, k2 or k3; k3 is written"
+                peer.ours["actor.kl_estimator"] = "k3"
+
+
+def _batches(peer: Translation) -> None:
+    prompts, group = peer.get("buffer.batch_size"), peer.get("algorithm.repeat_times")
+    whole = prompts * group if isinstance(prompts, int) and isinstance(group, int) else None
+    trained = peer.get("buffer.train_batch_size") or whole
+    if trained != whole:
+        peer.changes["buffer.train_batch_size"] = f"{trained}: a step trains on the {whole} samples that it generates"
+    peer.ours["actor.ppo_n_minibatches"] = 1
+
+
+def _weights(peer: Translation) -> None:
+    every = peer.get("synchronizer.sync_interval")
+    if every != 1:
+        peer.changes["synchronizer.sync_interval"] = f"{every}: weights are sent after every step"
+    offset = peer.get("synchronizer.sync_offset") or 0
+    bound = (every - 1 if isinstance(every, int) else 0) + offset
+    peer.ours["rollout.max_head_offpolicyness"] = bound
+    if str(peer.get("mode")) == "colocate":
+        peer.ours["rollout.sharing"] = "alternate"
+
+
+def _verls_optimizers(peer: Translation) -> None:
+    """Read the optimizers where they are below `trainer.trainer_config`."""
+    prefix = "trainer.trainer_config."
+    inner = Translation(
+        peer.system, {key.removeprefix(prefix): value for key, value in peer.said.items()}, {}, peer.ours
+    )
+    optimizers(inner)
+
+
+def _tasks(peer: Translation) -> None:
+    peer.ours["train_dataset.shuffle"] = False
+    keys = ("buffer.explorer_input.default_workflow_type", f"{_TASKS}.default_workflow_type")
+    workflow = peer.get(*keys)
+    if workflow and str(workflow) not in _PLAIN_WORKFLOWS:
+        peer.fill("workflow", f"{workflow} is a class of Trinity-RFT's: write a function (docs/workflows.md)")
+    own = peer.get("buffer.explorer_input.default_reward_fn_type", f"{_TASKS}.default_reward_fn_type")
+    if "gsm8k" in str(peer.get(f"{_TASKS}.path")) and own in (None, "math_reward"):
+        peer.ours["reward.type"] = "gsm8k"
+    elif own:
+        peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
+    rank = peer.number("model.lora_configs.lora_rank")
+    if rank:
+        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
+        peer.ours["actor.lora_alpha"] = peer.get("model.lora_configs.lora_alpha") or 16

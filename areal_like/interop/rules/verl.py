@@ -1,0 +1,189 @@
+"""What follows from several of verl's keys; siiRL's are the same."""
+
+import re
+from typing import Any
+
+from areal_like.interop.keys.entries import ESTIMATORS, IMAGES, NO_ALGORITHM
+from areal_like.interop.rules.translation import Translation
+
+_ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+_CORRECTION = "algorithm.rollout_correction"
+_GROUP = {"mean_level": "group"}
+_BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
+_ESTIMATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # preset, reward_norm, adv_norm
+    "gae": ("ppo", {}, _BATCH),
+    "grpo": ("grpo", _GROUP, {}),
+    "grpo_vectorized": ("grpo", _GROUP, {}),
+    "rloo": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
+    "rloo_vectorized": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
+    "reinforce_plus_plus": ("reinforce_pp", {}, _BATCH),
+    "reinforce_plus_plus_baseline": ("reinforce_pp", _GROUP, _BATCH),
+}
+AGGREGATIONS = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum-norm": "constant",
+}
+_LOSSES = {"vanilla": None, "gspo": "gspo", "cispo": "cispo"}
+
+
+def rules(peer: Translation, text: str) -> None:
+    """Write what follows from several of verl's keys."""
+    estimator = str(peer.get("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    if re.search(r"sft_trainer|main_generation|main_eval", text) and "main_ppo" not in text:
+        peer.unknown_algorithm("algorithm", "this command does not start reinforcement learning (docs/algorithms.md)")
+        return
+    _algorithm(peer, estimator)
+    _divergence(peer, estimator)
+    aggregation(peer, f"{_ACTOR}.loss_agg_mode")
+    batch, mini = peer.get("data.train_batch_size"), peer.get(f"{_ACTOR}.ppo_mini_batch_size")
+    peer.minibatches(batch, mini, f"{_ACTOR}.ppo_mini_batch_size")
+    if estimator == "gae" and (own := peer.get("critic.ppo_mini_batch_size")) not in (None, mini):
+        peer.changes["critic.ppo_mini_batch_size"] = f"{own}: the critic takes the actor's mini-batches"
+    _correction(peer)
+    _lora(peer)
+    optimizers(peer)
+    _data(peer)
+    _evaluation(peer)
+    _reward(peer)
+
+
+def _algorithm(peer: Translation, estimator: str) -> None:
+    known = _ESTIMATED.get(estimator)
+    if known is None:
+        peer.unknown_algorithm("algorithm.adv_estimator", f"{estimator}: {NO_ALGORITHM}")
+        return
+    name, reward_norm, adv_norm = known
+    if estimator.startswith("grpo") and peer.on("algorithm.norm_adv_by_std_in_grpo"):
+        reward_norm = {**reward_norm, "std_level": "group", "std_unbiased": True}
+    peer.ours["algorithm"] = name
+    peer.norm("actor.reward_norm", **reward_norm)
+    peer.norm("actor.adv_norm", **adv_norm)
+    mode = str(peer.get(f"{_ACTOR}.policy_loss.loss_mode"))
+    peer.ours["actor.eps_clip"] = min(1.0, peer.number(f"{_ACTOR}.clip_ratio_low") or 0.2)  # 1: no bound below
+    peer.ours["actor.importance_sampling_level"] = "sequence" if mode == "gspo" else "token"
+    peer.ours["actor.c_clip"] = peer.number(f"{_ACTOR}.clip_ratio_c") if mode == "vanilla" else None
+    if mode not in _LOSSES:
+        peer.unknown_algorithm(f"{_ACTOR}.policy_loss.loss_mode", f"{mode}: {NO_ALGORITHM}")
+    elif own := _LOSSES[mode]:
+        peer.ours["algorithm"] = own
+    if name == "ppo":
+        peer.ours["actor.gae_lambda"] = peer.get("algorithm.lam")
+        peer.ours["critic.warmup_steps"] = peer.get("trainer.critic_warmup") or 0
+
+
+def aggregation(peer: Translation, key: str) -> None:
+    """Write the loss's mean, which verl's relatives name alike."""
+    mode = str(peer.get(key))
+    if mode in AGGREGATIONS:
+        peer.ours["actor.loss_agg_mode"] = AGGREGATIONS[mode]
+    else:
+        peer.changes[key] = f"{mode}: actor.loss_agg_mode is {', '.join(AGGREGATIONS.values())}; constant is written"
+        peer.ours["actor.loss_agg_mode"] = "constant"
+
+
+def _divergence(peer: Translation, estimator: str) -> None:
+    """Off unless their switches are on; the reference is added where one is on."""
+    in_reward, in_loss = peer.on("algorithm.use_kl_in_reward"), peer.on(f"{_ACTOR}.use_kl_loss")
+    peer.ours["actor.kl_ctl"] = peer.get("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
+    peer.ours["actor.kl_loss_coef"] = peer.get(f"{_ACTOR}.kl_loss_coef") if in_loss else 0.0
+    keys = {"algorithm.kl_penalty": in_reward, f"{_ACTOR}.kl_loss_type": in_loss and peer.ours["actor.kl_loss_coef"]}
+    for key in [key for key, counts in keys.items() if counts]:
+        kind = str(peer.get(key))
+        peer.ours["actor.kl_estimator"] = ESTIMATORS.get(kind, kind)
+        if ESTIMATORS.get(kind) is None:
+            peer.changes[key] = f"{kind}: actor.kl_estimator is k1, k2 or k3"
+            del peer.ours["actor.kl_estimator"]
+        elif key.endswith("kl_loss_type") and ESTIMATORS[kind] == "k1":
+            peer.changes[key] = f"{kind}: k1 in the loss has no gradient towards the reference; k3 is written"
+            peer.ours["actor.kl_estimator"] = "k3"
+    if in_reward and estimator not in ("gae", "reinforce_plus_plus"):
+        peer.changes["algorithm.use_kl_in_reward"] = "it is taken from the reward after the group's norm, not before"
+
+
+def _correction(peer: Translation) -> None:
+    """The ratio's centre is the trainer's own log-probs; the servers' count where they are corrected for."""
+    peer.ours["actor.use_decoupled_loss"] = not peer.on(f"{_CORRECTION}.bypass_mode")
+    cap = peer.get(f"{_ACTOR}.tis_imp_ratio_cap")
+    if isinstance(cap, int | float) and cap > 0:
+        peer.behaviour("token_truncate", cap)
+        return
+    weight, rejected = peer.get(f"{_CORRECTION}.rollout_is"), peer.get(f"{_CORRECTION}.rollout_rs")
+    if weight in ("token", "sequence") and rejected is None:
+        peer.behaviour(f"{weight}_truncate", peer.get(f"{_CORRECTION}.rollout_is_threshold") or 2.0)
+    else:
+        peer.behaviour("disabled")
+        if weight is not None or rejected is not None:
+            peer.changes[f"{_CORRECTION}.rollout_rs"] = (
+                f"{weight} weights with {rejected} rejection: actor.behave_imp_weight_mode is one of both"
+            )
+    for name in ("rollout_is_batch_normalize", "rollout_rs_threshold_lower"):
+        if peer.get(f"{_CORRECTION}.{name}") not in (None, False):
+            peer.changes[f"{_CORRECTION}.{name}"] = "actor.behave_imp_weight_cap is the only bound"
+
+
+def _lora(peer: Translation) -> None:
+    rank = peer.number(f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank") or 0
+    if rank > 0:
+        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
+        peer.ours["actor.lora_alpha"] = peer.get(f"{_MODEL}.lora_alpha", f"{_MODEL}.lora.alpha") or 16
+        modules = peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules")
+        if modules not in (None, "all-linear"):
+            peer.ours["actor.target_modules"] = modules if isinstance(modules, list) else listed(modules)
+
+
+def listed(value: Any) -> list[Any]:
+    """Return the items of a list written as text, or the text alone."""
+    return value if isinstance(value, list) else [part.strip(" '\"") for part in str(value).strip("[]()").split(",")]
+
+
+def optimizers(peer: Translation) -> None:
+    """Write betas, warm-up and final rate of actor and critic."""
+    for place, ours in ((f"{_ACTOR}.optim", "actor.optimizer"), ("critic.optim", "critic.optimizer")):
+        betas = peer.get(f"{place}.betas")
+        if betas is not None:
+            peer.ours[f"{ours}.beta1"], peer.ours[f"{ours}.beta2"] = map(float, listed(betas)[:2])
+        ratio, steps = peer.number(f"{place}.lr_warmup_steps_ratio"), peer.number(f"{place}.lr_warmup_steps")
+        if ratio and (steps is None or steps < 0):
+            peer.ours[f"{ours}.warmup_steps_proportion"] = ratio
+        least, most = peer.number(f"{place}.min_lr"), peer.number(f"{place}.lr")
+        if least and most:
+            peer.ours[f"{ours}.min_lr_ratio"] = least / most
+
+
+def _data(peer: Translation) -> None:
+    how = {"left": "truncate", "error": "refuse"}.get(str(peer.get("data.truncation")))
+    filtered = peer.on("data.filter_overlong_prompts")
+    peer.ours["train_dataset.overlong_prompts"] = "drop" if filtered else how or "refuse"
+    if how is None and not filtered:
+        peer.changes["data.truncation"] = f"{peer.get('data.truncation')}: the last tokens of a prompt are kept"
+    peer.ours["train_dataset.answer_field"] = "reward_model.ground_truth"
+    if peer.said.get("data.image_key") not in (None, "images") or "image_key" in str(sorted(peer.said)):
+        peer.changes["data.image_key"] = IMAGES
+    if peer.get("data.custom_cls.path"):
+        peer.fill("train_dataset.path", "data.custom_cls: write the rows as my_data.py:rows")
+    names = ("multi_turn.enable", "agent.default_agent_loop", "agent.agent_loop_config_path")
+    for key in [f"{_ROLLOUT}.{name}" for name in names]:
+        if peer.get(key) not in (None, False, "False", "single_turn_agent"):
+            peer.fill("workflow", f"{key}: write the agent as a function (docs/workflows.md)")
+
+
+def _evaluation(peer: Translation) -> None:
+    sampled = peer.on(f"{_ROLLOUT}.val_kwargs.do_sample")
+    peer.ours["evaluator.temperature"] = peer.get(f"{_ROLLOUT}.val_kwargs.temperature") if sampled else 0.0
+
+
+def _reward(peer: Translation) -> None:
+    place = "reward_model.overlong_buffer"
+    if not any(peer.below(place)):
+        place = "reward_model.reward_kwargs.overlong_buffer_cfg"
+    if peer.on(f"{place}.enable"):
+        peer.ours["actor.overlong_penalty_factor"] = peer.get(f"{place}.penalty_factor")
+        peer.ours["actor.overlong_tokens"] = peer.get(f"{place}.len")
+    if (own := peer.get("custom_reward_function.path")) is not None:
+        peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
+    elif peer.on("reward_model.enable"):
+        peer.ours |= {"reward.type": "model", "reward.model.path": peer.get("reward_model.model.path") or "???"}
+        peer.fill("reward.model.backend", "the layout of the reward model's servers, such as sglang:d1")
+    elif "gsm8k" in str(peer.get("data.train_files")).lower() and "math" not in str(peer.get("data.train_files")):
+        peer.ours["reward.type"] = "gsm8k"

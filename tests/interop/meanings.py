@@ -1,0 +1,448 @@
+"""What settings of other systems mean here: `SETTING -> KEY = VALUE`, or `SETTING -> !` where training changes.
+
+Without a setting the row is of that system's own default, as its published configuration has it. The bases are the
+least that a run of each system needs.
+"""
+
+AREAL_BASE = """
+rollout: {backend: "sglang:d4"}
+actor: {backend: "megatron:d4", path: /models/qwen, optimizer: {type: adam}}
+ref: {backend: "${actor.backend}"}
+train_dataset: {path: /data/rows.jsonl, type: rl}
+valid_dataset: {path: /data/test.jsonl}
+gconfig: {n_samples: 4, max_new_tokens: 1024}
+"""
+AREAL = """
+-> actor.ppo_n_minibatches = 4
+-> actor.eps_clip = 0.2
+-> actor.kl_ctl = 0.1
+-> actor.kl_estimator = k1
+-> actor.use_decoupled_loss = False
+-> actor.behave_imp_weight_mode = disabled
+-> actor.reward_norm.mean_level = None
+-> actor.reward_norm.std_level = None
+-> actor.adv_norm.std_level = None
+-> actor.reward_scaling = 1.0
+-> actor.reward_clip = 20.0
+-> actor.discount = 1.0
+-> actor.gae_lambda = 1.0
+-> actor.optimizer.lr = 0.001
+-> actor.optimizer.weight_decay = 0.01
+-> actor.optimizer.beta2 = 0.999
+-> actor.optimizer.warmup_steps_proportion = 0.001
+-> actor.optimizer.gradient_clipping = 1.0
+-> actor.loss_agg_mode = token_mean
+-> actor.importance_sampling_level = token
+-> rollout.max_head_offpolicyness = 0
+-> train_dataset.batch_size = 1
+-> total_train_epochs = 1
+-> gconfig.temperature = 1.0
+-> rollout.sharing = resident
+gconfig.max_new_tokens=2048 -> gconfig.max_new_tokens = 2048
+actor.ppo_n_minibatches=2 -> actor.ppo_n_minibatches = 2
+actor.eps_clip_higher=0.28 -> actor.eps_clip_higher = 0.28
+actor.c_clip=3.0 -> actor.c_clip = 3.0
+actor.reward_scaling=10.0 -> actor.reward_scaling = 10.0
+actor.reward_bias=-0.5 -> actor.reward_bias = -0.5
+actor.kl_ctl=0.0 -> ref = None
+actor.reward_norm={mean_level: group, std_level: group} -> actor.reward_norm.std_level = group
+actor.reward_norm={mean_level: group, std_level: group} -> actor.reward_norm.std_unbiased = True
+actor.reward_norm={mean_level: group, std_level: null} -> actor.reward_norm.std_level = None
+actor.reward_norm={mean_level: group} -> actor.reward_norm.std_level = batch
+actor.adv_norm={} -> actor.adv_norm.mean_level = None
+actor.adv_norm={mean_level: batch, std_level: batch} -> actor.adv_norm.mean_level = batch
+actor.reward_norm={mean_level: group, mean_leave1out: true} -> actor.reward_norm.mean_leave1out = True
+actor.use_decoupled_loss=true -> actor.use_decoupled_loss = True
+actor.recompute_logprob=true -> actor.use_decoupled_loss = True
+actor.use_decoupled_loss=true actor.rejection_sampling={upper: 2.0} -> actor.behave_imp_weight_mode = token_mask
+actor.use_decoupled_loss=true actor.rejection_sampling={upper: 2.0} -> actor.behave_imp_weight_cap = 2.0
+actor.use_decoupled_loss=true actor.rejection_sampling={level: sequence, action: clamp} -> actor.behave_imp_weight_mode = geometric_truncate
+actor.use_decoupled_loss=true actor.rejection_sampling={metric: kl_k2} -> !
+actor.use_decoupled_loss=true actor.behav_imp_weight_cap=3.0 -> actor.behave_imp_weight_cap = 3.0
+actor.overlong_reward_penalty=true actor.overlong_tokens=100 actor.overlong_penalty_factor=0.5 -> actor.overlong_penalty_factor = 0.5
+actor.overlong_penalty_factor=0.5 -> actor.overlong_penalty_factor = 0.0
+actor.importance_sampling_level=sequence -> actor.importance_sampling_level = sequence
+actor.scheduling_spec=[{env_vars: {A: 1}}] -> actor.env_vars.A = "1"
+critic={path: /models/critic, ppo_n_minibatches: 4} -> algorithm = ppo
+critic={path: /models/critic, ppo_n_minibatches: 4} -> critic.eps_clip = 0.5
+critic={ppo_n_minibatches: 2} -> !
+rollout.max_concurrent_rollouts=64 -> rollout.max_concurrent_rollouts = 256
+rollout.agent={tool_call_parser: qwen25} -> episode.tool_call_parser = qwen25
+rollout.scheduling_strategy={type: colocation, target: actor} -> allocation_mode = "sglang:d4|megatron:d4"
+rollout.scheduling_strategy={type: colocation, target: actor} -> cluster.n_nodes = 1
+rollout.scheduling_strategy={type: colocation, target: actor} enable_offload=true -> rollout.sharing = alternate
+train_dataset.max_length=512 -> train_dataset.max_prompt_length = 512
+train_dataset.max_length=512 -> train_dataset.overlong_prompts = drop
+train_dataset.path=openai/gsm8k -> train_dataset.name = main
+train_dataset.path=openai/gsm8k -> reward.type = gsm8k
+saver={freq_epochs: 1, freq_steps: 5} -> saver.freq_steps = 5
+recover={mode: on} -> recover.mode = auto
+actor.use_sapo_loss=true -> !
+actor.m2_threshold=0.04 -> !
+dynamic_bs=true -> !
+teacher={path: /models/teacher} -> !
+train_dataset.type=sft -> !
+train_dataset.type=rw -> !
+train_dataset.type=dpo -> !
+gconfig.top_k=20 -> !
+gconfig.greedy=true -> !
+actor.temperature=0.5 -> !
+actor.no_such_key=1 -> !
+actor.path=Qwen/Qwen2.5-VL-3B-Instruct -> !
+"""
+VERL_BASE = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=/data/train.parquet
+data.val_files=/data/test.parquet actor_rollout_ref.model.path=/models/qwen actor_rollout_ref.rollout.name=sglang
+actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.actor.strategy=megatron
+actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+_VERL = """
+-> train_dataset.batch_size = 1024
+-> actor.ppo_n_minibatches = 4
+-> train_dataset.max_prompt_length = 512
+-> gconfig.max_new_tokens = 512
+-> train_dataset.overlong_prompts = refuse
+-> train_dataset.prompt_field = prompt
+-> train_dataset.answer_field = reward_model.ground_truth
+-> gconfig.n_samples = 1
+-> gconfig.temperature = 1.0
+-> actor.eps_clip = 0.2
+-> actor.eps_clip_higher = 0.2
+-> actor.c_clip = 3.0
+-> actor.loss_agg_mode = token_mean
+-> actor.entropy_coeff = 0.0
+-> actor.kl_loss_coef = 0.0
+-> actor.kl_ctl = 0.0
+-> ref = None
+-> actor.use_decoupled_loss = True
+-> actor.behave_imp_weight_mode = disabled
+-> actor.reward_norm.mean_level = group
+-> actor.reward_norm.std_level = group
+-> actor.reward_norm.std_unbiased = True
+-> actor.adv_norm.mean_level = None
+-> actor.optimizer.lr = 1e-06
+-> actor.optimizer.weight_decay = 0.01
+-> actor.optimizer.beta2 = 0.999
+-> actor.optimizer.gradient_clipping = 1.0
+-> actor.optimizer.lr_scheduler_type = constant
+-> total_train_epochs = 30
+-> rollout.sharing = alternate
+-> rollout.max_head_offpolicyness = 0
+-> evaluator.temperature = 0.0
+-> train_dataset.shuffle = True
+A.ppo_mini_batch_size=128 -> actor.ppo_n_minibatches = 8
+A.ppo_mini_batch_size=$((128*2)) -> actor.ppo_n_minibatches = 4
+A.clip_ratio_low=0.1 -> actor.eps_clip = 0.1
+A.clip_ratio_high=0.28 -> actor.eps_clip_higher = 0.28
+A.clip_ratio_c=10.0 -> actor.c_clip = 10.0
+A.loss_agg_mode=seq-mean-token-mean -> actor.loss_agg_mode = sequence_mean
+A.loss_agg_mode=seq-mean-token-sum-norm -> actor.loss_agg_mode = constant
+A.loss_agg_mode=seq-mean-token-sum -> !
+A.use_kl_loss=True -> actor.kl_loss_coef = 0.001
+A.use_kl_loss=True -> actor.kl_estimator = k3
+A.use_kl_loss=True A.kl_loss_coef=0.5 A.kl_loss_type=mse -> actor.kl_estimator = k2
+A.kl_loss_coef=0.5 -> actor.kl_loss_coef = 0.0
+A.entropy_coeff=0.01 -> actor.entropy_coeff = 0.01
+A.optim.lr=2e-6 -> actor.optimizer.lr = 2e-06
+A.optim.lr_warmup_steps=10 -> actor.optimizer.warmup_steps = 10
+A.optim.lr_warmup_steps_ratio=0.1 -> actor.optimizer.warmup_steps_proportion = 0.1
+A.optim.betas=[0.8,0.9] -> actor.optimizer.beta1 = 0.8
+A.optim.clip_grad=0.5 -> actor.optimizer.gradient_clipping = 0.5
+A.tis_imp_ratio_cap=2.0 -> actor.behave_imp_weight_mode = token_truncate
+A.ppo_epochs=2 -> !
+A.policy_loss.loss_mode=gspo -> actor.importance_sampling_level = sequence
+A.policy_loss.loss_mode=gspo -> actor.c_clip = None
+A.policy_loss.loss_mode=kl_cov -> !
+A.megatron.param_offload=True -> actor.megatron.param_offload = True
+A.megatron.override_transformer_config.moe_router_dtype=fp32 -> actor.megatron.override_transformer_config.moe_router_dtype = fp32
+A.megatron.override_transformer_config.recompute_granularity=full -> actor.megatron.recompute_method = uniform
+algorithm.norm_adv_by_std_in_grpo=False -> actor.reward_norm.std_level = None
+algorithm.adv_estimator=gae -> algorithm = ppo
+algorithm.adv_estimator=gae -> critic.eps_clip = 0.5
+algorithm.adv_estimator=gae -> critic.optimizer.lr = 1e-05
+algorithm.adv_estimator=gae -> actor.adv_norm.std_level = batch
+algorithm.adv_estimator=gae trainer.critic_warmup=3 -> critic.warmup_steps = 3
+algorithm.adv_estimator=gae algorithm.lam=0.95 -> actor.gae_lambda = 0.95
+algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True -> actor.kl_ctl = 0.001
+algorithm.adv_estimator=rloo -> actor.reward_norm.mean_leave1out = True
+algorithm.adv_estimator=rloo -> actor.loss_agg_mode = token_mean
+algorithm.adv_estimator=reinforce_plus_plus -> actor.adv_norm.mean_level = batch
+algorithm.adv_estimator=reinforce_plus_plus_baseline -> actor.reward_norm.mean_level = group
+algorithm.adv_estimator=remax -> !
+algorithm.use_kl_in_reward=True -> !
+algorithm.filter_groups.enable=True -> actor.dynamic_sampling = True
+reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=64 reward_model.overlong_buffer.penalty_factor=1.0 -> actor.overlong_tokens = 64
+data.filter_overlong_prompts=True -> train_dataset.overlong_prompts = drop
+data.truncation=left -> train_dataset.overlong_prompts = truncate
+data.truncation=right -> !
+R.val_kwargs.n=4 -> evaluator.n_samples = 4
+R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True -> evaluator.temperature = 0.6
+R.top_p=0.9 -> !
+M.lora_rank=64 -> actor.use_lora = True
+M.lora_rank=64 M.lora_alpha=32 -> actor.lora_rank = 64
+trainer.total_training_steps=100 -> total_train_steps = 100
+my.own=1 -> !
+"""
+VERL = (
+    _VERL
+    + """
+algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0 -> actor.behave_imp_weight_cap = 3.0
+algorithm.rollout_correction.rollout_is=sequence -> actor.behave_imp_weight_mode = sequence_truncate
+algorithm.rollout_correction.bypass_mode=True -> actor.use_decoupled_loss = False
+"""
+)
+SIIRL_BASE = VERL_BASE.replace("verl.trainer.main_ppo", "siirl.main_dag")
+SIIRL = (
+    _VERL
+    + """
+A.use_cpgd_loss=True -> !
+algorithm.adv_estimator=cpgd -> !
+"""
+)
+SLIME_BASE = """python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /models/qwen
+--prompt-data /data/rows.jsonl --rollout-batch-size 32 --rollout-max-response-len 1024 --num-rollout 100
+--eval-prompt-data aime /data/aime.jsonl
+"""
+SLIME = """
+-> algorithm = grpo
+-> gconfig.n_samples = 1
+-> actor.ppo_n_minibatches = 1
+-> actor.loss_agg_mode = sequence_mean
+-> actor.eps_clip = 0.2
+-> actor.eps_clip_higher = 0.2
+-> actor.c_clip = None
+-> actor.entropy_coeff = 0.0
+-> actor.kl_loss_coef = 0.0
+-> actor.kl_ctl = 0.0
+-> actor.use_decoupled_loss = True
+-> actor.behave_imp_weight_mode = disabled
+-> actor.adv_norm.mean_level = None
+-> actor.discount = 1.0
+-> actor.optimizer.lr = 1e-06
+-> actor.optimizer.lr_scheduler_type = linear
+-> actor.optimizer.weight_decay = 0.01
+-> actor.optimizer.beta2 = 0.999
+-> actor.optimizer.gradient_clipping = 1.0
+-> gconfig.temperature = 1.0
+-> train_dataset.shuffle = False
+-> train_dataset.prompt_field = input
+-> rollout.sharing = alternate
+-> rollout.max_head_offpolicyness = 0
+-> total_train_steps = 100
+-> valid_dataset.path = /data/aime.jsonl
+-> allocation_mode = "sglang:d8|megatron:d8"
+--n-samples-per-prompt 8 -> actor.reward_norm.mean_level = group
+--n-samples-per-prompt 8 -> actor.reward_norm.std_level = group
+--n-samples-per-prompt 8 -> actor.reward_norm.std_unbiased = True
+--n-samples-per-prompt 8 --disable-grpo-std-normalization -> actor.reward_norm.std_level = None
+--n-samples-per-prompt 8 --disable-rewards-normalization -> actor.reward_norm.mean_level = None
+--n-samples-per-prompt 8 --global-batch-size 64 -> actor.ppo_n_minibatches = 4
+--n-samples-per-prompt 8 --global-batch-size $((32 * 4)) -> actor.ppo_n_minibatches = 2
+--num-steps-per-rollout 4 -> actor.ppo_n_minibatches = 4
+--calculate-per-token-loss -> actor.loss_agg_mode = token_mean
+--normalize-advantages -> actor.adv_norm.std_level = batch
+--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl -> actor.kl_estimator = k3
+--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type k2 -> actor.kl_loss_coef = 0.01
+--kl-loss-coef 0.01 -> actor.kl_loss_coef = 0.0
+--use-kl-loss --kl-loss-coef 0.01 -> !
+--eps-clip-high 0.28 -> actor.eps_clip_higher = 0.28
+--eps-clip 0.1 -> actor.eps_clip = 0.1
+--eps-clip 0.1 -> actor.eps_clip_higher = 0.1
+--eps-clip-c 3.0 -> actor.c_clip = 3.0
+--entropy-coef 0.001 -> actor.entropy_coeff = 0.001
+--use-rollout-logprobs -> actor.use_decoupled_loss = False
+--use-tis -> actor.behave_imp_weight_mode = token_truncate
+--use-tis -> actor.behave_imp_weight_cap = 2.0
+--use-tis --tis-clip 5.0 -> actor.behave_imp_weight_cap = 5.0
+--use-tis --tis-clip-low 0.5 -> !
+--advantage-estimator gspo --n-samples-per-prompt 8 -> actor.importance_sampling_level = sequence
+--advantage-estimator gspo --n-samples-per-prompt 8 -> actor.eps_clip = 0.2
+--advantage-estimator reinforce_plus_plus --normalize-advantages -> algorithm = reinforce_pp
+--advantage-estimator ppo -> critic.eps_clip = 0.2
+--advantage-estimator ppo --num-critic-only-steps 2 -> critic.warmup_steps = 2
+--lr 5e-6 -> actor.optimizer.lr = 5e-06
+--min-lr 5e-7 -> actor.optimizer.min_lr_ratio = 0.5
+--lr-warmup-iters 5 -> actor.optimizer.warmup_steps = 5
+--lr-warmup-fraction 0.1 -> actor.optimizer.warmup_steps_proportion = 0.1
+--adam-beta2 0.98 -> actor.optimizer.beta2 = 0.98
+--lr-decay-style constant -> actor.optimizer.lr_scheduler_type = constant
+--rollout-shuffle -> train_dataset.shuffle = True
+--dynamic-sampling-filter-path slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std -> actor.dynamic_sampling = True
+--tensor-model-parallel-size 2 --expert-model-parallel-size 4 --sglang-ep-size 4 --rollout-num-gpus-per-engine 4 -> allocation_mode = "sglang:d2t4e4|megatron:(attn:d4t2|ffn:t1e4)"
+--partial-rollout -> !
+--loss-type sft_loss -> !
+--use-opd -> !
+--rollout-top-p 0.9 -> !
+--custom-loss-function-path my.loss -> !
+--no-such-option 1 -> !
+"""
+ROLL_BASE = """
+exp_name: demo
+pretrain: /models/qwen
+rollout_batch_size: 64
+response_length: 1024
+num_return_sequences_in_group: 8
+adv_estimator: grpo
+num_gpus_per_node: 8
+actor_train:
+  training_args: {per_device_train_batch_size: 1, gradient_accumulation_steps: 64}
+  data_args: {file_name: data/math.jsonl}
+  strategy_args: {strategy_name: megatron_train, strategy_config: {tensor_model_parallel_size: 2}}
+  device_mapping: list(range(0,4))
+actor_infer:
+  strategy_args: {strategy_name: sglang, strategy_config: {}}
+  generating_args: {top_p: 1, top_k: -1}
+  num_gpus_per_worker: 1
+  device_mapping: list(range(4,8))
+"""
+ROLL = """
+-> algorithm = grpo
+-> actor.ppo_n_minibatches = 4
+-> actor.reward_norm.mean_level = group
+-> actor.reward_norm.std_level = group
+-> actor.reward_norm.std_unbiased = True
+-> actor.adv_norm.mean_level = None
+-> actor.eps_clip = 0.2
+-> actor.eps_clip_higher = 0.2
+-> actor.c_clip = None
+-> actor.loss_agg_mode = sequence_mean
+-> actor.kl_ctl = 0.0
+-> actor.kl_loss_coef = 0.0
+-> ref = None
+-> actor.entropy_coeff = 0.0
+-> actor.use_decoupled_loss = True
+-> actor.behave_imp_weight_mode = disabled
+-> actor.discount = 1.0
+-> actor.optimizer.lr = 5e-05
+-> actor.optimizer.lr_scheduler_type = linear
+-> actor.optimizer.weight_decay = 0.0
+-> actor.optimizer.beta2 = 0.999
+-> actor.optimizer.gradient_clipping = 1.0
+-> gconfig.temperature = 0.95
+-> total_train_steps = 500
+-> train_dataset.max_prompt_length = 1024
+-> train_dataset.path = data/math.jsonl
+-> rollout.max_head_offpolicyness = 0
+-> allocation_mode = "megatron:d2t2+sglang:d4"
+actor_train.training_args.gradient_accumulation_steps=32 -> actor.ppo_n_minibatches = 8
+actor_train.training_args.learning_rate=1e-6 -> actor.optimizer.lr = 1e-06
+actor_train.training_args.warmup_steps=20 -> actor.optimizer.warmup_steps = 20
+actor_train.training_args.warmup_ratio=0.1 -> actor.optimizer.warmup_steps_proportion = 0.1
+actor_train.training_args.lr_scheduler_type=constant -> actor.optimizer.lr_scheduler_type = constant
+adv_estimator=reinforce -> actor.reward_norm.mean_level = None
+adv_estimator=reinforce norm_mean_type=batch norm_std_type=group -> actor.reward_norm.std_level = group
+adv_estimator=reinforce whiten_advantages=true -> actor.adv_norm.std_level = batch
+adv_estimator=reinforce reward_clip=10 -> actor.reward_clip = 10
+adv_estimator=gae value_clip=0.5 -> critic.eps_clip = 0.5
+adv_estimator=gae value_clip=0.5 -> actor.gae_lambda = 0.95
+pg_clip=0.1 -> actor.eps_clip = 0.1
+use_pg_clip_range=true pg_clip_high=0.28 -> actor.eps_clip_higher = 0.28
+dual_clip_loss=true -> actor.c_clip = 1.4
+loss_agg_mode=token-mean -> actor.loss_agg_mode = token_mean
+use_kl_loss=true kl_loss_coef=0.001 -> actor.kl_loss_coef = 0.001
+use_kl_loss=true kl_loss_coef=0.001 -> actor.kl_estimator = k3
+add_token_level_kl=true -> actor.kl_ctl = 0.2
+init_kl_coef=0.5 -> actor.kl_ctl = 0.0
+importance_sampling=seq -> actor.importance_sampling_level = sequence
+async_generation_ratio=1 -> rollout.max_head_offpolicyness = 1
+is_offload_states=true -> rollout.sharing = alternate
+reward_clip=10 -> actor.reward_clip = None
+system_envs={A: 1} -> actor.env_vars.A = "1"
+max_steps=50 -> total_train_steps = 50
+num_return_sequences_in_group=4 -> actor.ppo_n_minibatches = 2
+validation={data_args: {file_name: [data/test.jsonl]}, generating_args: {temperature: 0.6}} -> evaluator.temperature = 0.6
+advantage_clip=2.0 -> !
+max_len_mask=true -> !
+difficulty_mask=true -> !
+ppo_epochs=2 -> !
+adv_estimator=gigpo -> !
+actor_infer.generating_args={top_p: 0.99, top_k: 100} -> !
+actor_infer.generating_args={} -> !
+use_opd=true -> !
+sft_train={model_args: {dtype: bf16}} -> !
+loss_agg_mode=seq-mean-token-sum -> !
+no_such_key=1 -> !
+"""
+TRINITY_BASE = """
+name: demo
+model: {model_path: /models/qwen, max_response_tokens: 1024, max_prompt_tokens: 256}
+cluster: {node_num: 1, gpu_per_node: 8}
+algorithm: {algorithm_type: grpo, repeat_times: 8}
+buffer: {batch_size: 96, explorer_input: {taskset: {path: /data/rows.jsonl}}}
+explorer: {rollout_model: {engine_num: 4, tensor_parallel_size: 1}}
+synchronizer: {sync_interval: 1}
+trainer: {trainer_config: {actor_rollout_ref: {actor: {strategy: megatron}}}}
+"""
+TRINITY = """
+-> algorithm = grpo
+-> gconfig.n_samples = 8
+-> actor.ppo_n_minibatches = 1
+-> actor.reward_norm.mean_level = group
+-> actor.reward_norm.std_level = group
+-> actor.reward_norm.std_unbiased = True
+-> actor.adv_norm.mean_level = None
+-> actor.eps_clip = 0.2
+-> actor.eps_clip_higher = 0.2
+-> actor.c_clip = 3.0
+-> actor.loss_agg_mode = token_mean
+-> actor.kl_loss_coef = 0.001
+-> actor.kl_estimator = k2
+-> actor.kl_ctl = 0.0
+-> actor.entropy_coeff = 0.0
+-> actor.use_decoupled_loss = False
+-> actor.behave_imp_weight_mode = disabled
+-> actor.optimizer.lr = 1e-06
+-> actor.optimizer.beta2 = 0.999
+-> actor.optimizer.weight_decay = 0.01
+-> actor.optimizer.gradient_clipping = 1.0
+-> train_dataset.batch_size = 96
+-> train_dataset.prompt_field = prompt
+-> train_dataset.answer_field = response
+-> train_dataset.shuffle = False
+-> train_dataset.max_prompt_length = 256
+-> gconfig.max_new_tokens = 1024
+-> gconfig.temperature = 1.0
+-> rollout.max_head_offpolicyness = 0
+-> allocation_mode = "sglang:d4+megatron:d4"
+algorithm.policy_loss_fn_args={clip_range_low: 0.1, clip_range_high: 0.28} -> actor.eps_clip_higher = 0.28
+algorithm.policy_loss_fn_args={clip_range: 0.3} -> actor.eps_clip = 0.3
+algorithm.policy_loss_fn_args={clip_ratio_c: 5.0} -> actor.c_clip = 5.0
+algorithm.policy_loss_fn_args={loss_agg_mode: seq-mean-token-mean} -> actor.loss_agg_mode = sequence_mean
+algorithm.kl_loss_fn=none -> ref = None
+algorithm.kl_loss_fn=k3 -> actor.kl_estimator = k3
+algorithm.kl_loss_fn_args={kl_coef: 0.01} -> actor.kl_loss_coef = 0.01
+algorithm.kl_penalty_fn=k1 algorithm.kl_loss_fn=none -> actor.kl_ctl = 0.001
+algorithm.entropy_loss_fn_args={entropy_coef: 0.01} -> actor.entropy_coeff = 0.01
+algorithm.entropy_loss_fn=none -> actor.entropy_coeff = 0.0
+algorithm.bypass_old_logprobs=false -> actor.use_decoupled_loss = True
+algorithm.advantage_fn_args={std_cal_level: batch} -> actor.reward_norm.std_level = batch
+algorithm.algorithm_type=ppo -> algorithm = ppo
+algorithm.algorithm_type=ppo -> actor.adv_norm.std_level = batch
+algorithm.algorithm_type=ppo algorithm.advantage_fn_args={lam: 0.95} -> actor.gae_lambda = 0.95
+algorithm.algorithm_type=rloo -> actor.reward_norm.mean_leave1out = True
+algorithm.algorithm_type=gspo -> actor.eps_clip = 0.0003
+algorithm.algorithm_type=gspo -> actor.loss_agg_mode = sequence_mean
+algorithm.algorithm_type=dapo -> actor.kl_loss_coef = 0.0
+algorithm.algorithm_type=cispo -> actor.eps_clip_higher = 0.28
+algorithm.optimizer={lr: 5.0e-6, lr_warmup_steps_ratio: 0.1} -> actor.optimizer.warmup_steps_proportion = 0.1
+trainer.trainer_config.actor_rollout_ref.actor.optim={lr: 3.0e-6} -> actor.optimizer.lr = 3e-06
+buffer.total_steps=20 -> total_train_steps = 20
+synchronizer.sync_offset=1 -> rollout.max_head_offpolicyness = 1
+buffer.explorer_input.taskset.path=openai/gsm8k -> reward.type = gsm8k
+synchronizer.sync_interval=10 -> !
+algorithm.algorithm_type=opmd -> !
+algorithm.algorithm_type=sft -> !
+algorithm.policy_loss_fn=sapo -> !
+algorithm.kl_loss_fn=k1 -> !
+buffer.train_batch_size=100 -> !
+mode=train -> !
+model.top_p=0.9 -> !
+no_such_section.key=1 -> !
+"""
+SYSTEMS = {
+    "areal": (AREAL_BASE, AREAL),
+    "verl": (VERL_BASE, VERL),
+    "siirl": (SIIRL_BASE, SIIRL),
+    "slime": (SLIME_BASE, SLIME),
+    "roll": (ROLL_BASE, ROLL),
+    "trinity": (TRINITY_BASE, TRINITY),
+}
