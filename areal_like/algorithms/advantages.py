@@ -14,27 +14,33 @@ from areal_like.types import Floats, Ints
 type Reals = NDArray[np.floating]
 
 
-def normalised(values: Reals, groups: Ints, norm: NormConfig) -> Floats:
+def normalised(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | None = None) -> Floats:
     """A value's distance from a mean, in standard deviations, each of the value's group or of all values.
 
     `values` and `groups` have the same shape; a group is named by its id, never by position, so groups may be
-    incomplete and in any order. A value whose group (or batch) has deviation 0 tells nothing about what was better: it
-    becomes 0, and so does one that is alone in the mean it would be left out of. Within a group, |value| <= sqrt(n - 1)
-    for n of them, whatever is missing.
+    incomplete and in any order. `samples` names the sample of each value where one may have several: mean and deviation
+    are over samples, each of which counts once, by the mean of its values. A value whose group (or batch) has deviation
+    0 tells nothing about what was better: it becomes 0, and so does one whose sample is alone in the mean it would be
+    left out of. Within a group of n samples with a value each, |value| <= sqrt(n - 1), whatever is missing.
 
     Source: DeepSeekMath (arXiv 2402.03300), eq. 3, for group and group; Dr. GRPO (arXiv 2503.20783) without deviation;
     RLOO (arXiv 2402.14740), eq. 8, for `mean_leave1out`; Lite PPO (arXiv 2508.08221) for group and batch.
     """
     result = values.astype(np.float64)
+    sample = np.arange(len(values)) if samples is None else np.unique(samples, return_inverse=True)[1]
+    weight = 1 / np.bincount(sample)[sample]
     if norm.mean_level is not None:
         member = _members(groups, norm.mean_level)
-        size = np.bincount(member)
-        result -= (np.bincount(member, result) / size)[member]
+        size, mean = _means(values, member, weight)
         if norm.mean_leave1out:
-            result *= np.where(size > 1, size / np.maximum(size - 1, 1), 0)[member]
+            own, others = np.bincount(sample, values * weight)[sample], np.maximum(np.rint(size) - 1, 1)
+            alone = np.rint(size) == 1
+            result -= np.where(alone[member], values, ((size * mean)[member] - own) / others[member])
+        else:
+            result -= mean[member]
     if norm.std_level is not None:
         member = _members(groups, norm.std_level)
-        deviation, informative = _deviation(values, member, unbiased=norm.std_unbiased)
+        deviation, informative = _deviation(values, member, weight, unbiased=norm.std_unbiased)
         result = np.where(informative[member], result / np.where(informative, deviation, 1)[member], 0)
     return result.astype(np.float32)
 
@@ -44,14 +50,21 @@ def _members(groups: Ints, level: str) -> NDArray[np.int64]:
     return np.unique(groups, return_inverse=True)[1] if level == "group" else np.zeros(len(groups), np.int64)
 
 
+def _means(
+    values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How many samples each set has, and their mean."""
+    size = np.bincount(member, weight)
+    return size, np.bincount(member, values * weight) / size
+
+
 def _deviation(
-    values: Reals, member: NDArray[np.int64], *, unbiased: bool
+    values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64], *, unbiased: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
     """Of each set; False where it is rounding of the values' own size, not a preference."""
-    size = np.bincount(member)
-    mean = np.bincount(member, values) / size
+    size, mean = _means(values, member, weight)
     freedom = np.maximum(size - 1, 1) if unbiased else size
-    deviation = np.sqrt(np.bincount(member, (values - mean[member]) ** 2) / freedom)
+    deviation = np.sqrt(np.bincount(member, weight * (values - mean[member]) ** 2) / freedom)
     return deviation, deviation > 1e-6 * np.maximum(np.abs(mean), 1e-6)
 
 
@@ -82,7 +95,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     shaped = (shaped + settings.reward_bias) * settings.reward_scaling
     if settings.reward_clip is not None:
         shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
-    rewards = normalised(shaped, experience.groups, settings.reward_norm)
+    rewards = normalised(shaped, experience.groups, settings.reward_norm, experience.samples)
     values = batch.fields.get("values") if settings.critic else None
     if values is None and not settings.kl_ctl and settings.discount == 1 and settings.adv_norm == NormConfig():
         return {"advantages": rewards}  # the same for all tokens of a trajectory

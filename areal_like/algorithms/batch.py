@@ -19,9 +19,11 @@ def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
     scored = [item for item in trajectories if item.reward is not None]
     if not scored:
         return None
+    places = np.array([(item.group_id, item.sample) for item in scored])
     return Experience(
         rewards=np.array([item.reward for item in scored], np.float32),
         groups=np.array([item.group_id for item in scored], np.int32),
+        samples=np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int32),
         batch=batch_of(scored, version),
     )
 

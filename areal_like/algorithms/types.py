@@ -22,13 +22,15 @@ where `loss_mask` is.
 class Experience:
     """The scored trajectories of a step, joined.
 
-    `rewards` and `groups` (ids) are `[trajectories]`. `batch` holds their tokens, with the fields, all `[tokens]`,
-    `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1 where the step's own version generated
-    the token), and those of the passes that the algorithm needs.
+    `rewards`, `groups` and `samples` (ids) are `[trajectories]`. The conversations of one episode are one sample, which
+    counts once in the statistics of its group; samples of different groups have different ids. `batch` holds their
+    tokens, with the fields, all `[tokens]`, `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1
+    where the step's own version generated the token), and those of the passes that the algorithm needs.
     """
 
     rewards: Floats
     groups: Ints
+    samples: Ints
     batch: Batch
 
 

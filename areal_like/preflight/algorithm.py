@@ -39,6 +39,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
     experience = Experience(
         rewards=np.array([1, 0, 0, 1], np.float32),
         groups=np.array([0, 0, 1, 1], np.int32),
+        samples=np.arange(4, dtype=np.int32),
         batch=Batch(lengths, np.zeros(tokens, np.int32), _made_up_fields(tokens, lengths)),
     )
     try:

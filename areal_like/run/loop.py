@@ -243,16 +243,20 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known."""
+    """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known.
+
+    A reward is that of a sample, which may have several trajectories: it counts once.
+    """
     if not trajectories:  # every episode failed before it had generated anything
         return {"reward_missing": 0.0, "skipped_batches": 1.0}
     rewards = [item.reward for item in trajectories if item.reward is not None]
+    of_samples = [np.mean(own) for own in _by_sample(trajectories).values()]
     staleness = [version - item.oldest_version for item in trajectories]
     parts: dict[str, list[float]] = {}
     for name, part in (part for item in trajectories for part in item.reward_parts.items()):
         parts.setdefault(f"reward_parts/{name}", []).append(part)
     return (
-        ({"reward": float(np.mean(rewards))} if rewards else {})
+        ({"reward": float(np.mean(of_samples))} if rewards else {})
         | {
             "reward_missing": float(len(trajectories) - len(rewards)),
             "skipped_batches": float(not rewards),
@@ -263,3 +267,12 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
         }
         | {tag: float(np.mean(values)) for tag, values in parts.items()}
     )
+
+
+def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:
+    """The rewards of each sample's trajectories, of those that have any."""
+    rewards: dict[tuple[int, int], list[float]] = {}
+    for item in trajectories:
+        if item.reward is not None:
+            rewards.setdefault((item.group_id, item.sample), []).append(item.reward)
+    return rewards

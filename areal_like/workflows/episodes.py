@@ -292,8 +292,12 @@ class _Answers:
 def _trajectories(
     returned: Any, prompt: Prompt, group_id: int, scene: EpisodeContext, responses: Responses
 ) -> list[Trajectory]:
-    """What a group returned, numbered, with rewards that are numbers; raises EpisodeError."""
+    """What a group returned, with rewards that are numbers; raises EpisodeError.
+
+    Trajectories of one recorded client are one sample, as those of an episode are.
+    """
     trajectories, max_tokens = [], scene.limits.max_tokens
+    samples: dict[Any, int] = {}
     for number, given in enumerate(returned):
         worth, item = reward_of(given.reward), _with_arrays(given, number, scene.vocab_size)
         if (size := len(item.tokens)) > max_tokens:
@@ -307,11 +311,12 @@ def _trajectories(
             )
             raise EpisodeError("not trajectories", problem)
         try:
-            item, _ = responses.claim(item)
+            item, session = responses.claim(item)
         except NotGenerated as problem:
             raise EpisodeError("not trajectories", f"trajectory {number}: {problem}") from problem
         parts = {**item.reward_parts, **worth.parts}
-        own = replace(item, sample_id=prompt.sample_id, group_id=group_id, sample=number)
+        sample = samples.setdefault(("data", number) if session is None else session, len(samples))
+        own = replace(item, sample_id=prompt.sample_id, group_id=group_id, sample=sample)
         trajectories.append(replace(own, reward=worth.value, reward_parts=parts))
     return trajectories
 

@@ -50,6 +50,39 @@ def test_the_levels_of_mean_and_deviation_may_differ():
     np.testing.assert_allclose(normalise([1, 2], [0, 0], NOTHING), [1, 2])
 
 
+def test_an_episode_counts_once_however_many_conversations_it_has():
+    """One episode of 20 conversations is right, three of one are wrong: the mean of the rewards is 1/4, not 20/23."""
+    rewards, groups, samples = [1.0] * 20 + [0.0] * 3, [7] * 23, [0] * 20 + [1, 2, 3]
+    unbiased = IN_GROUP.model_copy(update={"std_unbiased": True})
+    for norm, right, wrong in (
+        (FROM_GROUP_MEAN, 0.75, -0.25),
+        (LEFT_OUT, 1, -1 / 3),  # less the mean of the three others, and of 1, 0 and 0
+        (IN_GROUP, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)),
+        (unbiased, 1.5, -0.5),
+        (IN_BATCH, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)),
+    ):
+        values = normalised(np.array(rewards), np.array(groups), norm, np.array(samples))
+        np.testing.assert_allclose(values, [right] * 20 + [wrong] * 3, rtol=1e-6)
+
+
+def test_a_sample_of_several_rewards_counts_by_their_mean():
+    """Two agents of one episode have 1 and 0, the other episode's one has 0: the episodes' means are 1/2 and 0."""
+    rewards, samples = np.array([1.0, 0.0, 0.0]), np.array([4, 4, 9])
+    for norm, expected in ((FROM_GROUP_MEAN, [0.75, -0.25, -0.25]), (LEFT_OUT, [1, 0, -0.5])):
+        np.testing.assert_allclose(normalised(rewards, np.zeros(3, np.int32), norm, samples), expected)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-9, 9, width=32), st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=9),
+    st.sampled_from([IN_GROUP, FROM_GROUP_MEAN, LEFT_OUT, IN_BATCH]),
+)
+def test_conversations_of_equal_reward_change_no_value(episodes, norm):
+    rewards, groups, times = (np.array(column) for column in zip(*episodes, strict=True))
+    samples = np.repeat(np.arange(len(rewards)), times)
+    several = normalised(np.repeat(rewards, times), np.repeat(groups, times), norm, samples)
+    np.testing.assert_allclose(several, np.repeat(normalised(rewards, groups, norm), times), rtol=1e-4, atol=1e-4)
+
+
 def test_an_unbiased_deviation_divides_by_one_less():
     """Of 1, 0, 0, 0 the squared distances add up to 0.75: the deviation is 0.5, not sqrt(0.75) / 2."""
     unbiased = IN_GROUP.model_copy(update={"std_unbiased": True})
@@ -141,7 +174,8 @@ def experience(rewards=(1.0, 0.0), groups=(0, 0), lengths=(3, 4), mask=(0, 1, 1,
     """Two trajectories of two generated tokens each; in the second a tool's output lies between them."""
     arrays = {name: np.array(values, np.float32) for name, values in {"loss_mask": mask, **fields}.items()}
     batch = Batch(np.array(lengths, np.int32), np.zeros(sum(lengths), np.int32), arrays)
-    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), batch)
+    samples = np.arange(len(rewards), dtype=np.int32)
+    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch)
 
 
 def test_rewards_are_shifted_scaled_and_clipped_before_their_norm():

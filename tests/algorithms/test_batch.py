@@ -1,5 +1,6 @@
 """Trajectories to batches, on numbers that can be checked by hand."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -20,12 +21,15 @@ def batches(algorithm, trajectories, version, n=1):
     return policy_batches(algorithm, join(trajectories, version), n)
 
 
+SAMPLES = itertools.count()
+
+
 def trajectory(versions, reward, group=0):
     """Tokens 0, 1, ... with log-probs -0.0, -0.5, -1.0, ... where they were generated."""
     n = len(versions)
     logprobs = np.where(np.array(versions) >= 0, -0.5 * np.arange(n), 0).astype(np.float32)
     tokens, made = np.arange(n, dtype=np.int32), np.array(versions, np.int32)
-    return Trajectory(0, group, tokens, logprobs, made, FinishReason.STOP, reward)
+    return Trajectory(0, group, tokens, logprobs, made, FinishReason.STOP, reward, sample=next(SAMPLES))
 
 
 def test_a_worked_example():
@@ -47,6 +51,13 @@ def test_what_no_model_generated_is_not_trained_on_wherever_it_stands():
     (batch,) = batches(GRPO, [trajectory([-1, 0, -1, -1, 0], 1.0), trajectory([-1, 0], 0.0)], 0)
     assert batch.fields["loss_mask"].tolist() == [0, 1, 0, 0, 1, 0, 1]
     assert batch.fields["advantages"].tolist() == [0, 1, 0, 0, 1, 0, -1]
+
+
+def test_samples_are_numbered_over_all_groups():
+    groups_and_samples = [(5, 0), (5, 1), (2, 0), (5, 0), (2, 1)]
+    told = [replace(trajectory([-1, 0], 1.0, group), sample=sample) for group, sample in groups_and_samples]
+    experience = join(told, 0)
+    assert experience.samples.tolist() == [2, 3, 0, 2, 1]
 
 
 def test_staleness_counts_from_the_oldest_generated_token():

@@ -23,7 +23,8 @@ def experience(rewards: Reals, groups: list[int], distances: Reals) -> Experienc
         "reference_logprobs": np.tile(np.array([0, -1], np.float32), n),
     }
     batch = Batch(np.full(n, 2, np.int32), np.zeros(2 * n, np.int32), fields)
-    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), batch)
+    samples = np.arange(len(rewards), dtype=np.int32)
+    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch)
 
 
 def test_a_pair_by_hand():

@@ -121,7 +121,9 @@ def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text:
 def test_sft_imitates_what_has_a_reward():
     lengths = np.array([2, 2, 2], np.int32)
     batch = Batch(lengths, np.zeros(6, np.int32), {"loss_mask": np.array([0, 1] * 3, np.float32)})
-    experience = Experience(np.array([1, 0, -1], np.float32), np.zeros(3, np.int32), batch)
+    experience = Experience(
+        np.array([1, 0, -1], np.float32), np.zeros(3, np.int32), np.arange(3, dtype=np.int32), batch
+    )
     made = make_algorithm(config("sft"))
     assert made.targets(experience)["loss_mask"].tolist() == [1, 0, 0]
     assert made.loss.function is sft and not made.needs

@@ -353,6 +353,15 @@ def test_statistics_of_optimizer_steps_are_averaged_over_tokens_or_steps_and_tok
     assert mean([{"loss": 1.0}]) == {"loss": 1.0}
 
 
+def test_the_reward_of_a_step_counts_an_episode_once():
+    arrays = np.arange(2), np.zeros(2), np.array([-1, 0])
+    told = [
+        Trajectory(0, group, *arrays, FinishReason.STOP, reward=reward, sample=sample)
+        for group, sample, reward in [(0, 0, 1.0), (0, 0, 1.0), (0, 0, 1.0), (0, 1, 0.0), (1, 0, 0.0), (1, 1, None)]
+    ]
+    assert loop.describe(told, version=0)["reward"] == pytest.approx(1 / 3)
+
+
 def test_parts_of_rewards_are_described_by_name():
     first, *others = [
         Trajectory(

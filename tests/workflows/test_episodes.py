@@ -468,6 +468,19 @@ def test_a_response_is_trained_on_once(play, body):
     assert re.search(r"trajectory \d: the response at token \d is in the group's trajectories already", said)
 
 
+def test_conversations_of_one_recorded_client_are_one_sample(play):
+    source = """
+async def run(prompt, n, rollout):
+    async with rollout.recorded() as one, rollout.recorded() as other:
+        for agent, text in ((one, "x"), (other, "x"), (one, "y")):
+            await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}])
+        response = await rollout.sample([1, 2])
+        return [*one.trajectories(1.0), *other.trajectories(0.0), rollout.trajectory([[1, 2], response], 1.0)]
+"""
+    (group,), said, counts = play(source)
+    assert (said, counts) == ([], {"done": 2}) and [t.sample for t in group] == [0, 0, 1, 2]
+
+
 def test_a_group_may_train_on_parts_of_its_responses_and_leave_others_out(play):
     body = """
     cut = replace(whole, **{name: getattr(whole, name)[:4] for name in ("tokens", "logprobs", "versions")})
