@@ -84,11 +84,11 @@ def online_dpo(config: RunConfig) -> Algorithm:
 
 
 def imitation(config: RunConfig) -> Algorithm:
-    """Supervised fine-tuning on the responses whose reward is positive, whoever wrote them.
+    """Supervised fine-tuning at temperature 1 on the responses whose reward is positive, whoever wrote them.
 
     Source: RAFT (arXiv 2304.06767), alg. 1, where the model has generated them.
     """
-    return Algorithm(targets=rewarded, loss=LossSpec(sft))
+    return Algorithm(targets=rewarded, loss=LossSpec(sft), temperature=1.0)
 
 
 def rewarded(experience: Experience) -> Mapping[str, Floats]:

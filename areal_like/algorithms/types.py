@@ -44,6 +44,7 @@ class Algorithm:
     prompt. `weights`, given `loss_mask` `[tokens]` and `lengths` `[sequences]` of a mini-batch, says how much each
     token counts in its mean, `[tokens]`; None: all trained tokens count the same. With `skips_zero_advantages`,
     trajectories whose `advantages` are all 0 are left out of the training pass, and the others count as they would.
+    The policy is trained at `temperature`; None: at that of sampling (`gconfig.temperature`).
     """
 
     targets: Callable[[Experience], Mapping[str, Floats]]
@@ -53,6 +54,7 @@ class Algorithm:
     keeps: Callable[[Sequence[Trajectory]], bool] | None = None
     weights: Callable[[Floats, Ints], Floats] | None = None
     skips_zero_advantages: bool = False
+    temperature: float | None = None
 
     @property
     def losses(self) -> list[LossSpec]:

@@ -196,7 +196,8 @@ async def train_step(
         with record.phase("log-probs"):
             batches[1:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[1:]]
     with record.phase("training"):
-        of_policy = [await parts.trainer.train(batch, algorithm.loss, temperature) for batch in batches]
+        at = algorithm.temperature or temperature
+        of_policy = [await parts.trainer.train(batch, algorithm.loss, at) for batch in batches]
     if "proximal" not in algorithm.needs:  # later mini-batches know no log-probs of the weights that servers have
         of_policy[1:] = [{name: part[name] for name in part if name not in _ON_POLICY} for part in of_policy[1:]]
     return stats | mean(of_policy)

@@ -16,7 +16,10 @@ from areal_like.types import Batch, LossSpec, Prompt
 
 
 async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
-    """Train until the held-out expected reward is reached, or for `warm_start.steps` optimizer steps."""
+    """Train until the held-out expected reward is reached, or for `warm_start.steps` optimizer steps.
+
+    The answers are data, which is fitted at temperature 1; the reward is that of sampling (`gconfig.temperature`).
+    """
     config, temperature = job.config.warm_start, job.config.gconfig.temperature
     if config is None:
         return
@@ -25,7 +28,7 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     with view.doing("warm start", config.steps) as advance:
         for step in range(1, config.steps + 1):
             batch = supervised_batch(list(islice(training, config.batch_size)))
-            await trainer.train(batch, LossSpec(sft), temperature, learning_rate=config.lr)
+            await trainer.train(batch, LossSpec(sft), 1.0, learning_rate=config.lr)
             advance()
             if step % config.check_every == 0 or step == config.steps:
                 reward = await expected_reward(trainer, test, temperature)

@@ -31,6 +31,7 @@ class Model:
     def __init__(self, name: str, did: list[str], answer: float) -> None:
         self._name, self._did, self._answer = name, did, answer
         self.batches: list[Batch] = []
+        self.temperatures: list[float] = []
         self.losses: list[LossSpec] = []
 
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
@@ -44,6 +45,7 @@ class Model:
     async def train(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
         self._did.append(f"{self._name}: train on {len(batch.lengths)}")
         self.batches.append(batch)
+        self.temperatures.append(temperature)
         self.losses.append(loss)
         drift = {"on_policy_logprob_diff": 10.0 ** len(self.batches), "on_policy_share": 1.0}
         return {"loss": self._answer, "loss_tokens": 1.0, **(drift if self._name == "actor" else {})}
@@ -133,6 +135,12 @@ def test_a_step_without_any_pair_trains_nothing_and_is_a_step_all_the_same() -> 
     scene = EpisodeContext("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1", rewards=(1.0, 1.0))
     assert not scene.actor.batches
     assert scene.stats == {"tokens": 0}
+
+
+@pytest.mark.parametrize(("algorithm", "temperature"), [("grpo", 0.7), ("sft", 1.0)])
+def test_data_is_fitted_at_temperature_one(algorithm: str, temperature: float) -> None:
+    scene = EpisodeContext(f"algorithm={algorithm}", "gconfig.temperature=0.7", "actor.ppo_n_minibatches=1")
+    assert scene.actor.temperatures == [temperature]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo"])
