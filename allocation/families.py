@@ -90,5 +90,9 @@ FAMILIES: dict[str, Family] = {
 # Families whose models runs of areal-like train, by backend (areal_like/trainer/megatron/bridges/support.py)
 TRAINED = {
     "megatron": ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe"),
-    "fsdp": tuple(name for name, family in FAMILIES.items() if not family.experts),
+    "fsdp": tuple(
+        name
+        for name, family in FAMILIES.items()
+        if not family.experts and "_vl_" not in name and name not in ("mimo", "olmo3")
+    ),
 }

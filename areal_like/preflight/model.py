@@ -16,6 +16,7 @@ from areal_like.preflight.start import check_start
 from areal_like.preflight.weights import check_weights
 from areal_like.trainer.fsdp.support import (
     WITHOUT_MODEL,
+    WITHOUT_SERVER,
     has_causal_model,
     has_plain_attention,
     looks_ahead,
@@ -96,6 +97,9 @@ def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes,
         kind = "is a model of text and images" if "text_config" in model else f"is a {spec.family}"
         message = f"the model {kind}; the FSDP trainer needs a language model of transformers' own"
         yield finding("RUN-FSDP", "actor.path", message, "take a model of text alone, such as a qwen3")
+    if spec.family in WITHOUT_SERVER:
+        message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
+        yield finding("RUN-FSDP", "actor.path", message, "take a model of another family, such as a qwen3")
     if looks_ahead(model):
         message = "with use_bidirectional_attention tokens attend to later ones, and servers generate one at a time"
         yield finding("RUN-FSDP", "actor.path", message, "take a model without use_bidirectional_attention")

@@ -283,6 +283,11 @@ RULES = (
         "weights go through files",
     ),
     Rule(
+        ("weight_update.requests",),
+        lambda run: run.rollout.max_head_offpolicyness == 0,
+        "training is synchronous (rollout.max_head_offpolicyness=0), so no request runs during a weight update",
+    ),
+    Rule(
         ("weight_update.bucket_mb",),
         lambda run: run.weight_update.mode == "ipc" and run.weight_update.bucket_mb <= run.weight_update.prefetch_mb,
         "what is lent at once is weight_update.prefetch_mb",

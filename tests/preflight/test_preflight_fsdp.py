@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from allocation.families import FAMILIES
+from allocation.families import FAMILIES, TRAINED
 from allocation.model_spec import ModelError, from_config
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
-from areal_like.trainer.fsdp.support import WITHOUT_MODEL
+from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
 
 FSDP = "actor.backend=fsdp:d2"
 
@@ -111,10 +111,11 @@ def save_tiny(folder, model_type, **fields):
     model.to(torch.float32).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("family", ["smollm3", "olmo3", "seed_oss"])
-def test_further_dense_families_may_start(write, tmp_path, family):
+@pytest.mark.parametrize(("family", "codes"), [("smollm3", []), ("seed_oss", []), ("olmo3", ["RUN-FSDP"])])
+def test_further_dense_families_may_start_if_the_servers_can(write, tmp_path, family, codes):
     save_tiny(tmp_path / "model", family)
-    assert said(write, FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}") == []
+    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    assert [code for code, *_ in said(write, FSDP, *model)] == codes
 
 
 def test_an_unknown_dense_family_may_start_if_its_weights_are_those_that_are_counted(write, tmp_path):
@@ -142,7 +143,10 @@ def test_a_quantized_checkpoint_is_refused(write, tmp_path):
 def test_the_page_names_the_families_that_train_and_what_is_refused():
     text = (Path(__file__).parents[2] / "docs/bridges.md").read_text()
     known, _, refused = text.partition("these dense families alone:")[2].partition("(`model_type`")
-    dense = {name for name, family in FAMILIES.items() if not family.experts and name not in WITHOUT_MODEL}
+    dense = {
+        name for name, family in FAMILIES.items() if not family.experts and name not in WITHOUT_MODEL | WITHOUT_SERVER
+    }
+    assert dense == set(TRAINED["fsdp"])
     assert set(re.findall(r"`(\w+)`", known)) == dense
     assert "`granite` does, `starcoder2` is refused" in refused
     for family in ("granite", "starcoder2"):

@@ -42,6 +42,11 @@ def unused(file, *overrides, device="cpu"):
     ("without", "setting", "with_"),
     [
         (FILE, "train_dataset.split=test", HUB),
+        *(
+            ([f"{eta}=0"], f"weight_update.requests={way}", [f"{eta}=1"])
+            for eta in ["rollout.max_head_offpolicyness"]
+            for way in ("recompute", "drain")
+        ),
         (FILE, "valid_dataset.split=train", ["valid_dataset.path=arithmetic"]),
         (FILE, "train_dataset.name=main", HUB),
         ([], "valid_dataset.name=main", HUB),

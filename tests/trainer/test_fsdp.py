@@ -28,7 +28,7 @@ from trainer_jobs import (
     save_after_two_steps,
     three_steps,
 )
-from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import sft
@@ -144,12 +144,14 @@ def log_probs_twice(rendezvous: Rendezvous, listener: socket.socket | None, sett
         return [made.log_probs(make_batch())[1] for _ in range(2)]
 
 
-def test_nothing_is_dropped_out(ranks, tmp_path):
+@pytest.mark.parametrize("family", ["phi3", "seed_oss"])
+def test_nothing_is_dropped_out(ranks, tmp_path, family):
     """A model may name dropout for its pretraining; servers sample without."""
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = Phi3Config(**shape, **special, vocab_size=VOCABULARY, resid_pdrop=0.1, attention_dropout=0.1)
-    Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 4}
+    drops = dict.fromkeys(("resid_pdrop", "attention_dropout", "residual_dropout"), 0.1)
+    config = AutoConfig.for_model(family, **shape, **special, vocab_size=VOCABULARY, **drops)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     ((first, second),) = ranks.run(log_probs_twice, 1, fsdp(tmp_path))
     np.testing.assert_array_equal(first, second)

@@ -48,8 +48,8 @@ def _without_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)
 
 
 def _with_value_head(model: PreTrainedModel, spec: EngineSpec) -> torch.nn.Module:

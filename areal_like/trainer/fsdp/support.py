@@ -5,6 +5,8 @@ from typing import Any
 
 # Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
 WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"})
+# Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
+WITHOUT_SERVER = frozenset({"olmo3"})
 _BY_LENGTH = {"dynamic", "longrope"}
 _LAYERS = {"full_attention", "sliding_attention"}
 
