@@ -66,6 +66,7 @@ class Migration:
 
 def migrate(text: str, system: str | None = None) -> Migration:
     """Return a run's YAML from a configuration or a script; `system` is one of `TITLES`, or found by its keys."""
+    text = re.sub(r"\$\{oc\.env:\w{1,99},([^{}\n]{0,999})\}", r"\1", text)  # the variable's default
     system = system or next((name for name, keys in _TELLING.items() if re.search(keys, text)), None)
     if system is None:
         known = ", ".join(TITLES.values())

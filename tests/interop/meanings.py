@@ -192,8 +192,10 @@ algorithm.rollout_correction.bypass_mode=True -> actor.use_decoupled_loss = Fals
 )
 SIIRL_BASE = VERL_BASE.replace("verl.trainer.main_ppo", "siirl.main_dag")
 SIIRL = (
-    _VERL
+    _VERL.replace("lr_scheduler_type = constant", "lr_scheduler_type = linear")
     + """
+A.strategy=fsdp -> actor.optimizer.lr_scheduler_type = constant
+A.optim.lr_decay_style=cosine -> actor.optimizer.lr_scheduler_type = cosine
 A.use_cpgd_loss=True -> !
 algorithm.adv_estimator=cpgd -> !
 """
@@ -428,6 +430,11 @@ trainer.trainer_config.actor_rollout_ref.actor.optim={lr: 3.0e-6} -> actor.optim
 buffer.total_steps=20 -> total_train_steps = 20
 synchronizer.sync_offset=1 -> rollout.max_head_offpolicyness = 1
 buffer.explorer_input.taskset.path=openai/gsm8k -> reward.type = gsm8k
+model={model_path: "${oc.env:MODEL,/models/other}", max_response_tokens: 512, max_model_len: 1536} -> actor.path = /models/other
+model={model_path: /m, max_response_tokens: 512, max_model_len: 1536} -> train_dataset.max_prompt_length = 1024
+model={model_path: /m, lora_configs: [{lora_rank: 8, lora_alpha: 4}]} -> actor.lora_rank = 8
+buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e, split: test}, {path: /f}]} -> valid_dataset.path = /e
+-> train_dataset.overlong_prompts = truncate
 synchronizer.sync_interval=10 -> !
 algorithm.algorithm_type=opmd -> !
 algorithm.algorithm_type=sft -> !

@@ -143,7 +143,30 @@ def _tasks(peer: Translation) -> None:
         peer.ours["reward.type"] = "gsm8k"
     elif own:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
-    rank = peer.number("model.lora_configs.lora_rank")
+    rank = peer.number("model.lora_configs.0.lora_rank")
     if rank:
         peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
-        peer.ours["actor.lora_alpha"] = peer.get("model.lora_configs.lora_alpha") or 16
+        peer.ours["actor.lora_alpha"] = peer.get("model.lora_configs.0.lora_alpha") or 16
+    whole, response = peer.number("model.max_model_len"), peer.number("model.max_response_tokens")
+    if whole and response and peer.get("model.max_prompt_tokens") is None:
+        peer.ours["train_dataset.max_prompt_length"] = max(1, whole - response)
+    cut = peer.said.get("model.enable_prompt_truncation", True)
+    peer.ours["train_dataset.overlong_prompts"] = "truncate" if cut else "refuse"
+    _evaluation(peer)
+
+
+def _evaluation(peer: Translation) -> None:
+    """Evaluate on the first set, and name the others."""
+    place = "buffer.explorer_input.eval_tasksets.0"
+    names = {
+        "path": "path",
+        "split": "split",
+        "subset_name": "name",
+        "format.prompt_key": "prompt_field",
+        "format.response_key": "answer_field",
+    }
+    for theirs, ours in names.items():
+        if (value := peer.get(f"{place}.{theirs}")) is not None:
+            peer.ours[f"valid_dataset.{ours}"] = value
+    if times := peer.number(f"{place}.repeat_times"):
+        peer.ours["evaluator.n_samples"] = times

@@ -43,6 +43,8 @@ def rules(peer: Translation, text: str) -> None:
     _correction(peer)
     _lora(peer)
     optimizers(peer)
+    if peer.system == "siirl" and "megatron" in str(peer.get(f"{_ACTOR}.strategy", "trainer.trainer_strategy")):
+        peer.ours["actor.optimizer.lr_scheduler_type"] = peer.get(f"{_ACTOR}.optim.lr_decay_style") or "linear"
     _data(peer)
     _evaluation(peer)
     _reward(peer)
