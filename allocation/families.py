@@ -57,7 +57,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("qwen2", "mimo", "qwen2_vl_text", "qwen2_5_vl_text"), _QWEN2),
     **dict.fromkeys(("qwen3", "qwen3_vl_text"), _QWEN3),
     "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, norms=4, full_every=2, defaults=_GEMMA_2),
+    "gemma2": replace(_GEMMA, norms=4, full_every=2, defaults=_GEMMA_2 | {"attn_logit_softcapping": 50.0}),
     "gemma3_text": replace(_GEMMA, norms=4, qk_norm="head", full_every=6, defaults=_GEMMA_3),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),

@@ -34,6 +34,7 @@ class ModelSpec:
     What begins with `linear_` belongs to gated-delta-net layers (Qwen3-Next), ranks and `qk_nope`, `qk_rope` to latent
     attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention (DeepSeek-V3.2).
     `sliding_layers` attend to `window` tokens. `quantization` is how a checkpoint's weights are quantized, if they are.
+    With `capped_attention` scores are bounded, which needs them as a whole (Gemma 2).
     Parameters of a model whose `known_family` is False are counted as those of a dense one with the usual layers.
     """
 
@@ -76,6 +77,7 @@ class ModelSpec:
     index_heads: int = 0
     index_dim: int = 0
     shared_gate: bool = False
+    capped_attention: bool = False
     sliding_layers: tuple[int, ...] = ()
     window: int = 0
     quantization: str = ""
@@ -131,6 +133,7 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         mlp_bias=bool(config.get("mlp_bias", False)),
         norms=family.norms,
         shared_gate=family.shared_ffn != "",
+        capped_attention=bool(config.get("attn_logit_softcapping")),
         quantization=_quantization(config),
         known_family=config["model_type"] in FAMILIES,
     )

@@ -47,14 +47,16 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
+    scores = model.capped_attention * 8 * model.heads * tokens**2  # eager: tanh and softmax, of every pair of tokens
     logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     there = partial(staying, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     named = {
         "load": static[:2],
-        "log-probs": [*there("weights"), gathered, Item("logits", logits)],
+        "log-probs": [*there("weights"), gathered, Item("attention scores", scores), Item("logits", logits)],
         "forward and backward": [*there("weights"), gradients, gathered, Item("activations", kept),
+                                 Item("attention scores", scores * (1 if full else model.layers)),
                                  Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
         "optimizer step": [*static, gradients],
         "weight update": [*there("weights"), export, Item("buckets", buckets(model, work))],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allocation import Finding, ParallelSizes, Plan, Severity, Source
+from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
@@ -100,6 +101,7 @@ def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes,
     if spec.family in WITHOUT_SERVER:
         message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
         yield finding("RUN-FSDP", "actor.path", message, "take a model of another family, such as a qwen3")
+    model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
     if looks_ahead(model):
         message = "with use_bidirectional_attention tokens attend to later ones, and servers generate one at a time"
         yield finding("RUN-FSDP", "actor.path", message, "take a model without use_bidirectional_attention")

@@ -17,6 +17,7 @@ from allocation.memory import estimate, footprint, footprints, needed
 from allocation.memory.activations import activations, layer_activations, micro_batches
 from allocation.memory.megatron import phases_of_stage, trainer
 from allocation.memory.servers import kv_read_bytes
+from allocation.model_spec import from_config
 from allocation.parameters import active_parameters, held, kind, stage_chunks, stages, total_parameters
 from allocation.settings import Workload
 
@@ -236,6 +237,27 @@ def test_sequences_that_do_not_fit_under_fsdp_are_shared():
     assert finding.nearest == ("fsdp:d1c8",)
     for text in finding.nearest:
         assert allocation.check(text, model="qwen3-8b", batch=batch, memory=memory).ok
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_capped_attention_under_fsdp_keeps_a_score_of_every_pair_of_tokens(full):
+    """Eight bytes of each, counted by saved_tensors_hooks in transformers' Gemma2Model of either data type."""
+    memory = replace(MemorySettings(find_gpu("h100").memory), gradient_checkpointing=full)
+    capped = replace(MODELS["qwen3-8b"], capped_attention=True)
+    whole = footprint(allocation.compile("fsdp:d8").engine("actor"), Workload(capped, memory=memory, batch=BATCH))
+    items = {item.name: item.bytes for item in whole.phase("forward and backward").items}
+    scores = 8 * capped.heads * BATCH.max_tokens_per_mb**2
+    assert items["attention scores"] == scores * (1 if full else capped.layers)
+    plain = footprint(
+        allocation.compile("fsdp:d8").engine("actor"), Workload(MODELS["qwen3-8b"], memory=memory, batch=BATCH)
+    )
+    assert "attention scores" not in {item.name for item in plain.phase("forward and backward").items if item.bytes}
+
+
+def test_a_config_of_gemma2_that_leaves_out_its_cap_has_one():
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96}
+    assert from_config({"model_type": "gemma2", **shape}).capped_attention
+    assert not from_config({"model_type": "gemma2", **shape, "attn_logit_softcapping": None}).capped_attention
 
 
 def test_ranks_that_share_sequences_under_fsdp_share_activations_and_parameters():
