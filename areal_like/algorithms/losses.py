@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from areal_like.algorithms.kl import divergence
+from areal_like.algorithms.kl import MOST_EXPONENT, divergence
 from areal_like.algorithms.settings import Settings
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dic
     weight, limited = _behaviour_weight(inputs.sequences, proximal - behaviour, settings)
     from_behaviour, drift = current - behaviour, (proximal - behaviour).abs()
     return (
-        log_ratio.exp(),
+        log_ratio.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp(),
         weight,
         {
             "kl": divergence(-from_behaviour, "k3"),
@@ -152,7 +152,7 @@ def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settin
         return log_weight.new_ones(len(log_weight)), log_weight.new_zeros(len(log_weight))
     if level != "token":
         log_weight = (sequences.sum if level == "sequence" else sequences.mean)(log_weight)
-    weight = log_weight.exp()
+    weight = log_weight.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp()
     beyond = weight > settings.behave_imp_weight_cap
     limited = weight.clamp(max=settings.behave_imp_weight_cap) if limit == "truncate" else weight.masked_fill(beyond, 0)
     return limited, beyond.to(weight.dtype)

@@ -75,6 +75,7 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         "gspo": Settings(
             reward_norm=IN_GROUP,
             importance_sampling_level="sequence",
+            behave_imp_weight_mode="geometric_truncate",  # times the ratio it is the sequence's ratio to the behaviour
             eps_clip=3e-4,
             eps_clip_higher=4e-4,
             loss_agg_mode="sequence_mean",

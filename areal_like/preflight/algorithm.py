@@ -116,6 +116,19 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     if settings.kl_loss_coef and settings.kl_estimator == "k1":
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
         yield finding(_CODE, "actor.kl_estimator", message, nearest=["k3", "k2"])
+    if settings.kl_ctl and settings.kl_estimator in ("k2", "k3"):
+        message = (
+            f"{settings.kl_estimator} in the reward (actor.kl_ctl) has another gradient than the divergence; k1 has its"
+        )
+        help = "write actor.kl_estimator=null, which is k1 in the reward and k3 in the loss, or use actor.kl_loss_coef alone"
+        yield finding(_CODE, "actor.kl_estimator", message, help)
+    if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
+        keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
+        message = (
+            f"algorithm={config.algorithm} clips ratios to {_range(preset)}, and this replaces it by {_range(settings)}"
+        )
+        help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
+        yield finding(_CODE, f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
     if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
         message = f"the penalty's {settings.overlong_tokens} tokens are more than a response has (max_new_tokens)"
         yield finding(_CODE, "actor.overlong_tokens", message, f"write actor.overlong_tokens={longest} or less")
@@ -128,6 +141,14 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         if norm.mean_leave1out and norm.mean_level is None:
             message = "there is no mean that a value could be left out of"
             yield finding(_CODE, f"actor.{key}.mean_leave1out", message, f"write actor.{key}.mean_level=group")
+
+
+def _clip(settings: Settings) -> tuple[float, float]:
+    return settings.eps_clip, settings.eps_clip_higher
+
+
+def _range(settings: Settings) -> str:
+    return f"{1 - settings.eps_clip:g} ... {1 + settings.eps_clip_higher:g}"
 
 
 def _compares(settings: Settings) -> bool:

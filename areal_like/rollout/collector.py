@@ -20,7 +20,7 @@ class Collector:
 
     Every admitted group is handed out exactly once, unless `keeps` says no to it, or it is one of the admission's
     `spare` groups that a batch does not wait for: then another one takes its place.
-    After `max_drops` groups in a row that were not kept all are, until one would be kept anyway, so that a policy
+    After `max_drops` groups in a row that were not kept the next one is, and counting starts anew, so that a policy
     that always does the same still ends its run. Groups run as tasks of `tasks`, so the first one that fails ends the
     run. A group's id is its prompt's place in `prompts`. A run that is resumed starts the groups `again`, which
     had been admitted but not trained, and goes on with group `started`.
@@ -150,5 +150,5 @@ class Collector:
         if self.keeps is None or self.keeps(trajectories):
             self._drops_in_row = 0
             return False
-        self._drops_in_row += 1
-        return self._drops_in_row <= self.max_drops
+        self._drops_in_row = (self._drops_in_row + 1) % (self.max_drops + 1)
+        return self._drops_in_row > 0

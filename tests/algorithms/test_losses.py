@@ -17,7 +17,7 @@ from areal_like.algorithms.losses import (
     sft,
     value_loss,
 )
-from areal_like.algorithms.settings import Settings
+from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.types import LossSpec
 
 SETTINGS = Settings(eps_clip=0.2, eps_clip_higher=0.28, behave_imp_weight_cap=2.0)
@@ -134,6 +134,29 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence():
     root = math.sqrt(1.5)
     torch.testing.assert_close(loss, torch.tensor([-root, -root, -1.0]))
     torch.testing.assert_close(gradient, torch.tensor([-root, -root, -1.0]))
+
+
+def test_gspo_weighs_all_tokens_of_a_sequence_alike():
+    """Its ratio is the sequence's, and so is its behaviour weight: their product is the ratio to the behaviour."""
+    gspo = PRESETS["gspo"]
+    behaviour, proximal, current = [-1.0, -3.0, -2.0], [-1.5, -1.0, -2.2], [-1.5, -1.00003, -2.2]
+    _, gradient, _ = policy(current, behaviour, [1.0] * 3, gspo, proximal_logprobs=proximal)
+    weight = math.exp(sum(c - b for c, b in zip(current, behaviour, strict=True)) / 3)
+    assert gradient.tolist() == pytest.approx([-weight] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [decoupled_ppo, cispo])
+@pytest.mark.parametrize("distance", [200.0, -200.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, use_decoupled_loss=False)])
+def test_a_policy_that_is_far_away_makes_no_infinite_loss(loss, distance, advantage, settings):
+    """e^200 is more than a float32 holds; 0 times infinity would be the whole step's loss."""
+    settings = replace(settings, kl_loss_coef=0.1)
+    start, others = [-1.0, -1.0], {"proximal_logprobs": [-1.0, -1.0 - distance], "reference_logprobs": [-1.0, -1.0]}
+    result = policy([-1.0, -1.0 - distance], start, [advantage, 0.0], settings, loss, **others)
+    moved = policy([-1.0, -1.0 - distance], start, [advantage] * 2, settings, loss, reference_logprobs=start)
+    for value, gradient, stats in (result, moved):
+        assert all(torch.isfinite(each).all() for each in (value, gradient, *stats.values()))
 
 
 def test_cispo_keeps_the_gradient_of_what_is_clipped():

@@ -57,6 +57,38 @@ def test_a_penalty_for_length_and_episodes_of_several_turns_are_told_apart(write
     assert not warned() and not warned(own, "actor.overlong_penalty_factor=0")
 
 
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_estimators_whose_gradient_would_be_wrong_in_the_reward_are_refused(write, estimator):
+    own = ["ref={}", f"actor.kl_estimator={estimator}"]
+    (message,) = errors(write(), *own, "actor.kl_ctl=0.1")
+    assert f"{estimator} in the reward (actor.kl_ctl)" in message
+    assert errors(write(), "ref={}", "actor.kl_ctl=0.1", "actor.kl_estimator=null", "actor.kl_loss_coef=0.1") == []
+    assert errors(write(), *own, "actor.kl_loss_coef=0.1") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["algorithm=gspo", "actor.eps_clip=0.4"], "actor.eps_clip"),
+        (["algorithm=cispo", "actor.eps_clip=0.4"], "actor.eps_clip"),
+        (["algorithm=dapo", "actor.eps_clip=0.2"], "actor.eps_clip"),  # and DAPO's higher range with it
+        (["algorithm=gspo", "actor.eps_clip_higher=0.1"], "actor.eps_clip_higher"),
+        (["algorithm=dapo", "actor.eps_clip_higher=0.28"], None),
+        (["algorithm=gspo"], None),
+        (["algorithm=grpo", "actor.eps_clip=0.4"], None),
+    ],
+)
+def test_a_clip_range_that_replaces_the_algorithms_own_is_warned_about(write, overrides, key):
+    """As one that was left in a file from another algorithm: with 0.4 nothing of gspo's ratios is clipped."""
+    found = preflight(load(write(), [*overrides, "actor.ppo_n_minibatches=2"])).findings
+    told = [finding for finding in found if "clips ratios to" in finding.message]
+    assert [finding.key for finding in told] == ([key] if key else [])
+    if key:
+        fix = told[0].help.partition(" to keep")[0].removeprefix("write ").split()
+        again = preflight(load(write(), [*overrides, "actor.ppo_n_minibatches=2", *fix]))
+        assert again.ok and not any("clips ratios" in finding.message for finding in again.findings)
+
+
 def test_a_misspelt_name_is_told_with_the_nearest_one(write):
     (message,) = errors(write(), "algorithm=grop")
     assert "there is no algorithm 'grop'" in message and "grpo" in message

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import random
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -52,8 +53,8 @@ def kept(group: Any) -> bool:
     [
         ([0, 1, 0, 0, 1, 1, 1], 9, [[1, 4], [5, 6]], 3),
         ([1], 9, [[0, 1], [2, 3]], 0),
-        ([0], 3, [[3, 4], [5, 6]], 3),  # the fourth in a row is kept, and all after it
-        ([0, 0, 1, 0], 2, [[2, 5], [6, 7]], 4),  # one that is kept anyway lets two more be dropped
+        ([0], 3, [[3, 7], [11, 15]], 12),  # every fourth in a row is kept
+        ([0, 0, 1, 0], 2, [[2, 5], [8, 11]], 8),  # one that is kept anyway lets two more be dropped
         ([0], 0, [[0, 1], [2, 3]], 0),
     ],
 )
@@ -64,6 +65,27 @@ def test_a_group_that_is_not_kept_is_replaced(
     assert taken == expected
     assert collector.dropped == dropped
     assert collector.tokens_generated == 3 * (4 + dropped)
+
+
+def test_rare_informative_groups_are_most_of_what_is_trained():
+    """One group in twenty tells something: 64 in a row that do not are no reason to train on the next twenty."""
+    uninformative, groups = 0, 400
+    own = Collector(
+        prompts=cast(Any, None),
+        groups=groups,
+        workflow=cast(Any, None),
+        admission=cast(Any, None),
+        max_groups=None,
+        tasks=cast(Any, None),
+        keeps=lambda group: cast(Any, group),
+        max_drops=64,
+    )
+    chance, trained = random.Random(0), 0
+    while trained < groups:
+        tells = chance.random() < 0.05
+        if not own._is_dropped(cast(Any, tells)):
+            trained, uninformative = trained + 1, uninformative + (not tells)
+    assert 0 < uninformative < 0.08 * groups
 
 
 async def answer(prompt: Prompt, group_id: int) -> list[Trajectory]:

@@ -383,7 +383,9 @@ class ActorConfig(EngineConfig):
         description="Replace groups whose rewards are all equal by new ones (DAPO); null: set by the algorithm.",
     )
     max_dropped_groups: int = Field(
-        64, ge=0, description="Maximum consecutive groups that are replaced; further ones are kept."
+        64,
+        ge=0,
+        description="Maximum consecutive groups that are replaced; the next one is kept, and the count restarts.",
     )
     skip_zero_advantages: bool | None = Field(
         None,
