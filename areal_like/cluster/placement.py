@@ -59,12 +59,12 @@ async def place(
     asked = bundles(plan, uses_gpus=uses_gpus)
     if not elastic and not fits(asked, [ray.cluster_resources()], spread=False):
         raise ClusterError(_refused(asked, "this machine has too little"))
-    with _told():
+    with told():
         group = placement_group(asked, strategy="STRICT_SPREAD" if names_gpus(plan) and uses_gpus else "SPREAD")
         try:
             deadline = time.monotonic() + timeout_s
             await _granted(group, asked, timeout_s, say)
-            granted = await _granted_gpus(group, asked, deadline) if uses_gpus else None
+            granted = await _granted_gpus(group, dict(enumerate(asked)), deadline) if uses_gpus else None
             yield Placement(group, _slots(plan, group, granted))
         finally:
             if elastic:  # a private cluster ends with its groups, and may be dead already
@@ -72,7 +72,7 @@ async def place(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def told() -> Iterator[None]:
     """Tell what Ray raises, as where it does not answer, as a ClusterError."""
     from ray.exceptions import RayError
 
@@ -96,22 +96,55 @@ async def _granted(
         await asyncio.sleep(pause_s)
 
 
-def _slots(plan: Plan, group: PlacementGroup, granted: Sequence[Mapping[int, str]] | None) -> dict[Device, Slot]:
+def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int, str]] | None) -> dict[Device, Slot]:
     """Where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
-    import ray
-    from ray.util.placement_group import placement_group_table
-
-    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    node_ids, exact = placement_group_table(group)["bundles_to_node_id"], names_gpus(plan)
+    exact = names_gpus(plan)
     slots: dict[Device, Slot] = {}
     for bundle, part in enumerate(node_devices(plan)):
-        node_id = node_ids.get(bundle)
-        if node_id not in hosts:
+        node = _node_of(group, bundle)
+        if node is None:
             raise ClusterError("a node was lost as soon as it had been granted")
-        host = hosts[node_id]
+        node_id, host = node
         gpus = _choose(part, granted[bundle], host, exact=exact) if granted is not None else [None] * len(part)
         slots |= {device: Slot(bundle, node_id, host, gpu) for device, gpu in zip(part, gpus, strict=True)}
     return slots
+
+
+def _node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
+    """Id and address of the living node that has a bundle, None while none has."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    node_id = placement_group_table(group)["bundles_to_node_id"].get(bundle)
+    hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return (node_id, hosts[node_id]) if node_id in hosts else None
+
+
+async def node_lives(node_id: str) -> bool:
+    """Whether Ray has not lost a node."""
+    import ray
+
+    nodes = await asyncio.to_thread(ray.nodes)
+    return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
+
+
+async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_gpus: bool) -> dict[Device, Slot]:
+    """Wait until Ray has put what it had reserved on a lost node onto another one; the slots of `devices` there.
+
+    Raises ClusterError.
+    """
+    lost = placement.slots[devices[0]]
+    with told():
+        while (node := await asyncio.to_thread(_node_of, placement.group, lost.bundle)) is None:
+            await asyncio.sleep(SOON_S)
+        part = sorted(device for device, slot in placement.slots.items() if slot.bundle == lost.bundle)
+        gpus: Sequence[str | None] = [None] * len(part)
+        if uses_gpus:
+            asked = {lost.bundle: placement.group.bundle_specs[lost.bundle]}
+            granted = (await _granted_gpus(placement.group, asked, time.monotonic()))[lost.bundle]
+            gpus = _choose(part, granted, node[1], exact=len(granted) > len(part))
+    slots = {device: Slot(lost.bundle, *node, gpu) for device, gpu in zip(part, gpus, strict=True)}
+    return {device: slots[device] for device in devices}
 
 
 def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, exact: bool) -> list[str]:
@@ -128,9 +161,9 @@ def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, ex
 
 
 async def _granted_gpus(
-    group: PlacementGroup, asked: Sequence[Mapping[str, float]], deadline: float
-) -> list[dict[int, str]]:
-    """Which GPUs Ray reserved in each bundle, by their place among all of the node's, in that order.
+    group: PlacementGroup, asked: Mapping[int, Mapping[str, float]], deadline: float
+) -> dict[int, dict[int, str]]:
+    """Which GPUs Ray reserved in each bundle that is `asked`, by their place among all of the node's, in that order.
 
     Only a task that holds all of a bundle can tell. Raises ClusterError.
     """
@@ -154,12 +187,12 @@ async def _granted_gpus(
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
         )
         .remote()
-        for index, bundle in enumerate(asked)
+        for index, bundle in asked.items()
     ]
     limit_s = max(GPU_IDS_S, deadline - time.monotonic())
     try:
         async with asyncio.timeout(limit_s):
-            return await asyncio.gather(*asking)
+            return dict(zip(asked, await asyncio.gather(*asking), strict=True))
     except TimeoutError as error:
         raise ClusterError(
             f"the plan's nodes did not say within {limit_s:.0f} s which of their GPUs are granted"

@@ -8,14 +8,15 @@ import secrets
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
-from areal_like.cluster.placement import Placement, place
+from areal_like.cluster.placement import Placement, moved_slots, node_lives, place
 from areal_like.cluster.ray_cluster import ray_cluster
+from areal_like.cluster.shared_files import check_shared
 from areal_like.cluster.workers import Member, WorkerGroup, worker_class
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 class Cluster:
     """A running cluster and the groups that were started on it.
 
-    `token` is the run's own secret, for its servers; `shared_dir`, which every host sees, ends with the run.
+    `token` is the run's own secret, for its servers; `shared_dir`, which every host sees, ends with the run. With
+    `caretakers` the processes of each node have an id of their own: the end of one node is not that of the others.
     """
 
     run_id: str
@@ -39,6 +41,11 @@ class Cluster:
     cache_dir: str | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
+    caretakers: bool = False
+
+    def node_id(self, bundle: int) -> str:
+        """The id of the run's processes on the node of a bundle."""
+        return f"{self.run_id}-{bundle}" if self.caretakers else self.run_id
 
     async def start_group(
         self,
@@ -58,8 +65,21 @@ class Cluster:
         workers = [self._start_worker(role, rank, cls, own) for rank, own in enumerate(devices, first_rank)]
         group = WorkerGroup(role, workers, call_timeout_s)
         self.groups.append(group)
-        await group.build(cls, [arguments(member.rank, member.host) for member in workers], self.startup_timeout_s)
+        try:
+            await group.build(cls, [arguments(member.rank, member.host) for member in workers], self.startup_timeout_s)
+        except BaseException:
+            self.end_group(group)
+            raise
         return group
+
+    def end_group(self, group: WorkerGroup) -> None:
+        """End the processes of a group before the others."""
+        self.groups.remove(group)
+        group.kill()
+
+    async def lives(self, devices: Sequence[Device]) -> bool:
+        """Whether Ray has not lost the node on which devices were."""
+        return await node_lives(self.placement.slots[devices[0]].node_id)
 
     @asynccontextmanager
     async def enlarged(
@@ -69,11 +89,51 @@ class Cluster:
 
         What is started there ends with the block, or with this process. `say` is told once if it has to wait.
         """
-        async with place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement:
-            part = secrets.token_hex(6)  # its clean-up is not that of the run
-            cluster = replace(self, run_id=part, shared_dir=self.shared_dir / part, placement=placement, groups=[])
-            async with _caretakers(cluster):
-                yield cluster
+        async with (
+            place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement,
+            self._part(placement) as cluster,
+        ):
+            yield cluster
+
+    @asynccontextmanager
+    async def moved(
+        self,
+        devices: Sequence[Device],
+        plan: Plan,
+        *,
+        uses_gpus: bool,
+        say: Callable[[str], None] | None = None,
+    ) -> AsyncIterator[tuple[Cluster, Sequence[Device]]]:
+        """Devices in place of those whose node was lost, however late there are any, and what they are called there.
+
+        Ray puts all that it had reserved on a lost node onto another one that has room for all of it; where none has,
+        there may be room for `plan`, which asks for as many devices as `devices`.
+        """
+        async with AsyncExitStack() as held:
+            smaller = place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say)
+            elsewhere = asyncio.create_task(held.enter_async_context(smaller))
+            whole = asyncio.create_task(moved_slots(self.placement, devices, uses_gpus=uses_gpus))
+            try:
+                await asyncio.wait((elsewhere, whole), return_when=asyncio.FIRST_COMPLETED)
+                if whole.done():
+                    placement, there = Placement(self.placement.group, whole.result()), devices
+                else:
+                    placement, there = elsewhere.result(), plan.devices
+            finally:
+                await cancelled(elsewhere, whole)
+            if placement.group is self.placement.group:
+                await held.aclose()  # what the smaller plan was granted at the same moment
+            async with self._part(placement) as cluster:
+                yield cluster, there
+
+    @asynccontextmanager
+    async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
+        """A part of the run whose clean-up is not that of the run."""
+        await check_shared(placement, self.log_dir)
+        part = secrets.token_hex(6)
+        cluster = replace(self, run_id=part, shared_dir=self.shared_dir / part, placement=placement, groups=[])
+        async with _caretakers(cluster):
+            yield cluster
 
     def _start_worker(self, role: str, rank: int, cls: type, devices: Sequence[Device]) -> Member:
         import ray
@@ -89,8 +149,8 @@ class Cluster:
         strategy = PlacementGroupSchedulingStrategy(self.placement.group, placement_group_bundle_index=slots[0].bundle)
         actor: Any = ray.remote(worker_class(cls))
         actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
-        host = slots[0].host
-        return Member(rank, host, actor.remote(self.run_id, host, gpus, log_file, self.cache_dir), log_file)
+        host, run_id = slots[0].host, self.node_id(slots[0].bundle)
+        return Member(rank, host, actor.remote(run_id, host, gpus, log_file, self.cache_dir), log_file)
 
 
 @asynccontextmanager
@@ -102,7 +162,7 @@ async def run_cluster(
     `shared_dir` is removed then; it is made by who writes into it, and has to be on a file system that all hosts share.
     The descriptor `lock` stays open until that is done.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
-    Raises ClusterError if there is no cluster or not enough in it.
+    Raises ClusterError if there is no cluster, not enough in it, or a node that does not see `log_dir`.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"
@@ -113,6 +173,8 @@ async def run_cluster(
         _signals_cancel(),
     ):
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
+            if not local:
+                await check_shared(placement, log_dir)
             cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir)
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
@@ -122,15 +184,15 @@ async def run_cluster(
 @asynccontextmanager
 async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
     """Keep the run's lifetime on every node of the plan, and end its groups; `run_lifetime` does so here alone."""
-    # An id of its own: the end of one node's caretaker is not the end of the processes that the controller started.
-    cluster.run_id += "w"
+    cluster.caretakers = True
     one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
+    bundles = list(one_each)
     try:
         caretakers = await cluster.start_group(
             "node",
             Caretaker,
             [(device,) for device in one_each.values()],
-            lambda rank, host: {"run_id": cluster.run_id, "shared_dir": cluster.shared_dir},
+            lambda rank, host: {"run_id": cluster.node_id(bundles[rank]), "shared_dir": cluster.shared_dir},
             call_timeout_s=JANITOR_LIMIT_S,
         )
         try:
@@ -143,6 +205,13 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
     finally:
         for group in cluster.groups:
             group.kill()
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

@@ -96,6 +96,10 @@ class WorkerGroup:
         self.members = tuple(members)
         self._timeout_s = timeout_s
 
+    def only(self, rank: int) -> WorkerGroup:
+        """A group of one of the members, the first one being 0."""
+        return WorkerGroup(self.role, self.members[rank : rank + 1], self._timeout_s)
+
     async def call_all(self, method: str, *args: Any, phase: str, timeout: float | None = None) -> list[Any]:
         """Call a method on every member with the same arguments, which are sent once; results in rank order."""
         import ray

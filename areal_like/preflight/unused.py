@@ -273,7 +273,7 @@ RULES = (
     *_further("ref"),
     *_further("critic"),
     Rule(
-        ("rollout.max_restarts", "rollout.min_servers"),
+        ("rollout.max_restarts",),
         lambda run: run.rollout.alternates,
         "a server that died in the trainer's turn finds no memory to start again in (rollout.sharing: alternate)",
     ),

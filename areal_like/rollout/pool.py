@@ -259,18 +259,18 @@ class ServerPool:
         self._held, self._router.on_hold = self.servers, True
         self._holding.enter_context(self._router.excused())
         await self._pause(self._held, deadline)
-        await _tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
+        await self._tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
         for server in self._held:
             turn(server.name, None)
 
     async def take_weights_back(self, deadline: Deadline) -> None:
         """Give servers on hold their memory for weights, in which nothing is until an update."""
-        await _tell(self._held, "/resume_memory_occupation", {"tags": ["weights"]}, deadline)
+        await self._tell(self._held, "/resume_memory_occupation", {"tags": ["weights"]}, deadline)
 
     async def release_hold(self, deadline: Deadline) -> None:
         """Give servers on hold, which were updated since, the rest of their memory, and go on."""
         held, self._held = [server for server in self._held if server in self.servers], ()
-        await _tell(held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
+        await self._tell(held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
         await self._continue(held, deadline)
         for server in self._router.busy:
             turn(server.name, "generating")
@@ -279,10 +279,9 @@ class ServerPool:
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
         body = {"mode": "retract" if self._requests == "recompute" else "in_place"}
-        limit_s = deadline.left * PAUSE_SHARE
         if self._paused_since is None:
             self._paused_since = time.monotonic()
-        await asyncio.gather(*(server.post("/pause_generation", body, limit_s) for server in servers))
+        await self._tell(servers, "/pause_generation", body, Deadline(deadline.left * PAUSE_SHARE))
 
     @asynccontextmanager
     async def _without_hung(self, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
@@ -319,7 +318,7 @@ class ServerPool:
             await asyncio.sleep(POLL_S)
 
     async def _continue(self, servers: Sequence[Server], deadline: Deadline) -> None:
-        await _tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
+        await self._tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
         if not self._held and self._paused_since is not None:
             self.pause_s, self._paused_since = time.monotonic() - self._paused_since, None
 
@@ -337,6 +336,14 @@ class ServerPool:
                     raise
             await asyncio.sleep(PAUSE_S)
 
+    async def _tell(self, servers: Sequence[Server], path: str, body: dict[str, Any], deadline: Deadline) -> None:
+        """Post to servers; the failure of one that has left meanwhile is none."""
 
-async def _tell(servers: Sequence[Server], path: str, body: dict[str, Any], deadline: Deadline) -> None:
-    await asyncio.gather(*(server.post(path, body, deadline.left) for server in servers))
+        async def tell(server: Server) -> None:
+            try:
+                await server.post(path, body, deadline.left)
+            except ServerError:
+                if server in self.servers:
+                    raise
+
+        await asyncio.gather(*map(tell, servers))

@@ -1,13 +1,16 @@
-"""Watches the servers of a run: one that dies or hangs is started again, and joins with the next weights.
+"""Watches the servers of a run: one that dies, hangs or is lost with its node is restarted, and rejoins with the next
+weights.
 
-So does a further server, when the cluster has room for it; what befalls that one does not end the run, except within
-an update over nccl.
+Meanwhile the pool is smaller; the run ends when fewer than `min_servers` are left. A further server starts when the
+cluster has room for it; its failure does not end the run, except within an update over nccl.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
@@ -18,17 +21,56 @@ from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Server
 
 AGAIN_S = 5.0  # from a start that failed, perhaps for memory that was not free yet, to the next
+MOST_PATIENCE = 12  # times that at most, twice as long after each failure in a row
+END_S = 30.0  # that an actor has for ending its server, before it is taken for lost
+HOUR_S = 3600.0
 
 type Room = Callable[[], AbstractAsyncContextManager[WorkerGroup]]
 
 
 @dataclass(eq=False)
-class ServerSupervisor:
-    """What restarts servers: at most `max_restarts` in the run, and only while `min_servers` others serve.
+class Restarts:
+    """The restarts of one server: at most `most` within an hour."""
 
-    `servers` are Ray actors (`SGLangServer`) in the order of the pool's servers; `say` tells the user. Of further ones
-    each of `rooms` waits for room, and then holds the actor, a group of one; each may be started again `max_restarts`
-    times.
+    most: int
+    clock: Callable[[], float] = time.monotonic
+    _times: deque[float] = field(default_factory=deque)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next one is allowed; infinite where none ever is."""
+        if not self.most:
+            return math.inf
+        return max(0.0, self._times[0] + HOUR_S - self.clock()) if len(self._times) == self.most else 0.0
+
+    async def permit(self) -> None:
+        """Wait until the next one is allowed, and count it."""
+        await asyncio.sleep(self.wait_s)
+        if len(self._times) == self.most:
+            self._times.popleft()
+        self._times.append(self.clock())
+
+    def refund(self) -> None:
+        """Do not count the last one."""
+        self._times.pop()
+
+    def __str__(self) -> str:
+        """When the next one is, for a message."""
+        if self.wait_s == math.inf:
+            return "it is not restarted (rollout.max_restarts=0)"
+        if self.wait_s:
+            minutes = math.ceil(self.wait_s / 60)
+            return f"it is restarted in {minutes} min, as rollout.max_restarts allows {self.most} restarts an hour"
+        return "it is restarted"
+
+
+@dataclass(eq=False)
+class ServerSupervisor:
+    """Restarts servers, each at most `max_restarts` times an hour, and ends a run with fewer than `min_servers`.
+
+    `servers` are Ray actors (`SGLangServer`) in the order of the pool's servers. `replace` gives another actor, a group
+    of one, in place of that of a rank which was lost; each of `rooms` one for a further server. Both wait for room.
+    `say` reports to the user.
     """
 
     servers: WorkerGroup
@@ -36,90 +78,116 @@ class ServerSupervisor:
     max_restarts: int
     min_servers: int
     say: Callable[[str], None]
+    replace: Callable[[int], AbstractAsyncContextManager[WorkerGroup]]
     rooms: Sequence[Room] = ()
-    restarts: int = field(default=0, init=False)
-    _actors: dict[Server, tuple[WorkerGroup, int]] = field(default_factory=dict, init=False)
+    _actors: dict[Server, WorkerGroup] = field(default_factory=dict, init=False)
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # for room, one at a time
 
     async def keep(self) -> None:
-        """Return never; raises WorkerError, the death of a server, where the run cannot go on without it."""
+        """Return never; raises WorkerError, the death of a server, where too few are left."""
         async with asyncio.TaskGroup() as tasks:
             self.pool.on_hang(lambda server: tasks.create_task(self._end(server)))
             planned = self.pool.servers
             for rank, server in enumerate(planned):
-                self._actors[server] = self.servers, rank
+                self._actors[server] = self.servers.only(rank)
                 tasks.create_task(self._keep(rank, server))
             for number, room in enumerate(self.rooms, len(planned)):
                 tasks.create_task(self._add(room, number))
 
     async def _keep(self, rank: int, server: Server) -> None:
-        while True:
-            try:
-                await self._watch(server)
-            except WorkerError as death:
-                self._may_go_on(death, server)
-                self.pool.leave(server, death.cause.splitlines()[0])
-            server = await self._start(rank)
+        """Restart a server of the layout whenever it fails, in another actor where its own was lost."""
+        restarts = Restarts(self.max_restarts)
+        async with AsyncExitStack() as held:
+            while True:
+                actor = self._actors[server]
+                failure = await self._failure(server, actor)
+                self._survive(failure, restarts, server)
+                if _has_lost_its_actor(failure):
+                    actor.kill()
+                    server = await self._restart(rank, None, restarts, held)
+                else:
+                    server = await self._restart(rank, actor, restarts, held)
 
-    async def _watch(self, server: Server) -> None:
-        actors, rank = self._actors[server]
-        await actors.call_one(rank, "watch", phase="serving", timeout=math.inf)
+    async def _failure(self, server: Server, actor: WorkerGroup) -> WorkerError:
+        """Wait until a server or its actor ends, or the pool has lost it."""
+        watching = asyncio.ensure_future(actor.call_one(0, "watch", phase="serving", timeout=math.inf))
+        try:
+            await asyncio.wait((watching, server.left), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                await watching
+            member = actor.members[0]
+            return WorkerError(actor.role, member.rank, "serving", server.left.result(), member.log_file)
+        except WorkerError as failure:
+            return failure
+        finally:
+            watching.cancel()
+            del self._actors[server]
 
-    async def _start(self, rank: int) -> Server:
-        while True:
-            self.restarts += 1
-            try:
-                url = await self.servers.call_one(rank, "start", phase="restart")
-            except WorkerError as failure:
-                self._may_go_on(failure)
-                await asyncio.sleep(AGAIN_S)
-            else:
-                return self._join(url, self.servers, rank, f"server {rank} runs again as {{}}")
+    def _survive(self, failure: WorkerError | ClusterError, restarts: Restarts, lost: Server | None = None) -> None:
+        """Remove a server that was lost from the pool; raise the failure where too few are left.
 
-    def _join(self, url: str, actors: WorkerGroup, rank: int, news: str) -> Server:
-        server = self.pool.join(url, rank if actors is self.servers else None)
-        self._actors[server] = actors, rank
-        self.say(f"{news.format(server.name)}, and takes part from the next weights on")
-        return server
-
-    def _may_go_on(self, failure: WorkerError, dead: Server | None = None) -> None:
-        """Raise the failure where the run ends with it; a worker that died with its server is not started again."""
-        left = len([server for server in self.pool.serving if server is not dead])
-        if left < self.min_servers or self.restarts >= self.max_restarts or not failure.remote_traceback:
+        Before the first version all servers that have not failed count, then those that hold the weights.
+        """
+        there = self.pool.servers if self.pool.version < 0 else self.pool.serving
+        left = len([server for server in there if server is not lost])
+        if left < self.min_servers:
             raise failure
-        self.say(f"{failure.cause.splitlines()[0]}; {left} others go on, and it is started again")
+        self.say(f"{_first_line(failure)}; {left} others continue, and {restarts}")
+        if lost:
+            self.pool.leave(lost, _first_line(failure))
+
+    async def _restart(self, rank: int, actor: WorkerGroup | None, restarts: Restarts, held: AsyncExitStack) -> Server:
+        """Start a server in its actor, or in another one, which `held` gives back; as often as is allowed.
+
+        An actor that does not start, or is lost meanwhile, is not a failure of the server, and does not count.
+        """
+        attempt = 0
+        while True:
+            await restarts.permit()
+            try:
+                if actor is None:
+                    await held.aclose()
+                    actor = await held.enter_async_context(self.replace(rank))
+                url = await actor.call_one(0, "start", phase="restart")
+            except (ClusterError, WorkerError) as failure:
+                if isinstance(failure, ClusterError) or _has_lost_its_actor(failure):
+                    restarts.refund()
+                self._survive(failure, restarts)
+                if actor:
+                    actor.kill()
+                    actor = None
+                await asyncio.sleep(AGAIN_S * min(2**attempt, MOST_PATIENCE))
+                attempt = min(attempt + 1, MOST_PATIENCE)
+            else:
+                return self._join(url, actor, rank, f"server {rank} restarted as {{}}")
+
+    def _join(self, url: str, actor: WorkerGroup, rank: int | None, news: str) -> Server:
+        server = self.pool.join(url, rank)
+        self._actors[server] = actor
+        self.say(f"{news.format(server.name)}; it joins at the next weight update")
+        return server
 
     async def _add(self, room: Room, number: int) -> None:
         """Have a further server, in other room when it has failed or its node is lost."""
-        for restarts in range(self.max_restarts + 1):
+        restarts = Restarts(self.max_restarts)
+        while True:
             try:
                 async with AsyncExitStack() as held:
                     async with self._asking:
                         actor = await held.enter_async_context(room())
                     await self._serve(actor, number)
             except (ClusterError, ServerError, WorkerError) as failure:
-                again = "it is started again once the cluster has room for it"
-                over = f"it was started again {restarts} times (rollout.max_restarts), and is not any more"
-                cause = failure.cause if isinstance(failure, WorkerError) else str(failure)
-                what = again if restarts < self.max_restarts else over
-                self.say(f"server {number}: {cause.splitlines()[0]}; the others go on, and {what}")
+                self.say(f"server {number}: {_first_line(failure)}; the others continue, and {restarts}")
                 await asyncio.sleep(AGAIN_S)
+                await restarts.permit()
 
     async def _serve(self, actor: WorkerGroup, number: int) -> None:
-        """Have it take part until it fails, or is taken out; who gave the room ends what is there."""
+        """Have a further server take part until it fails, or is taken out; who gave the room ends what is there."""
         url = await actor.call_one(0, "start", phase="start-up")
-        server = self._join(url, actor, 0, f"server {number} was added on {actor.members[0].host} as {{}}")
-        watching = asyncio.ensure_future(self._watch(server))
-        try:
-            await asyncio.wait((watching, server.left), return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                await watching
-            raise ServerError(server.left.result(), "left")
-        except WorkerError as death:
-            self.pool.leave(server, death.cause.splitlines()[0])
-            raise
-        finally:
-            watching.cancel()
+        server = self._join(url, actor, None, f"server {number} was added on {actor.members[0].host} as {{}}")
+        failure = await self._failure(server, actor)
+        self.pool.leave(server, _first_line(failure))
+        raise failure
 
     async def _end(self, server: Server) -> None:
         """End a server that hangs; its watcher does the rest, but knows an exit code alone."""
@@ -130,8 +198,16 @@ class ServerSupervisor:
         if server.rank is None:
             self.pool.leave(server, "hangs")
             return
-        actors, rank = self._actors[server]
         try:
-            await actors.call_one(rank, "end", phase="serving")
+            await self._actors[server].call_one(0, "end", phase="serving", timeout=END_S)
         except WorkerError as error:
-            raise ServerError(f"{server.name} hangs and cannot be ended: {error}") from error
+            self.pool.leave(server, f"{server.name} hangs and cannot be ended: {_first_line(error)}")
+
+
+def _has_lost_its_actor(failure: WorkerError) -> bool:
+    return not failure.remote_traceback
+
+
+def _first_line(failure: Exception) -> str:
+    cause = failure.cause if isinstance(failure, WorkerError) else str(failure)
+    return cause.splitlines()[0]

@@ -1,14 +1,14 @@
 """Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from allocation import EnginePlan
+from allocation import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
@@ -91,7 +91,8 @@ def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Tr
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
     """All servers, ready for requests, and their URLs."""
-    servers = await _server_actors(cluster, job, model, job.plan.engine("rollout"))
+    devices = [server.devices for server in job.plan.engine("rollout").servers]
+    servers = await _server_actors(cluster, job, model, devices)
     return servers, await servers.call_all("start", phase="start-up")
 
 
@@ -115,8 +116,35 @@ def make_supervisor(
         max_restarts=0 if rollout.alternates else rollout.max_restarts,
         min_servers=rollout.min_servers,
         say=say,
+        replace=partial(_replaced_server, cluster, job, model, say),
         rooms=[partial(_further_server, cluster, job, model, say, rank) for rank in job.further_servers],
     )
+
+
+@asynccontextmanager
+async def _replaced_server(
+    cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
+) -> AsyncIterator[WorkerGroup]:
+    """Another actor for a server of the layout: on its GPUs while their node lives, else where the cluster has room."""
+    devices = job.plan.engine("rollout").servers[rank].devices
+    if await cluster.lives(devices):
+        group = await _server_actors(cluster, job, model, [devices], rank)
+        try:
+            yield group
+        finally:
+            cluster.end_group(group)
+        return
+    waits = f"server {rank} was lost with its node, and is restarted once the cluster has room for it: "
+    plan, uses_gpus = _one_server(job), job.device == "cuda"
+    async with cluster.moved(devices, plan, uses_gpus=uses_gpus, say=lambda why: say(waits + why)) as (room, there):
+        yield await _server_actors(room, job, model, [there], rank)
+
+
+def _one_server(job: Job) -> Plan:
+    """Any GPUs of one node, as many as a server of the layout has."""
+    rollout = job.plan.engine("rollout")
+    one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
+    return replace(job.plan, allocation="", engines=(one,))
 
 
 @asynccontextmanager
@@ -124,27 +152,29 @@ async def _further_server(
     cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
 ) -> AsyncIterator[WorkerGroup]:
     """The actor of one more server of the plan's size, as soon as the cluster has room for it."""
-    rollout = job.plan.engine("rollout")
-    one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
-    plan = replace(job.plan, allocation="", engines=(one,))  # any GPUs of one node
+    plan = _one_server(job)
     waits = f"server {rank} is started once the cluster has room for it (rollout.max_servers): "
     async with cluster.enlarged(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
-        yield await _server_actors(room, job, model, one, rank)
+        yield await _server_actors(room, job, model, [plan.devices], rank)
 
 
-async def _server_actors(cluster: Cluster, job: Job, model: Path, plan: EnginePlan, first_rank: int = 0) -> WorkerGroup:
-    config, limit = job.config, job.config.rollout.startup_timeout_s
+async def _server_actors(
+    cluster: Cluster, job: Job, model: Path, devices: Sequence[Sequence[Device]], first_rank: int = 0
+) -> WorkerGroup:
+    """The actors of servers, the first of `first_rank`, each on devices of its own."""
+    config, sizes = job.config, job.plan.engine("rollout").sizes
+    limit = config.rollout.startup_timeout_s
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, plan.sizes, job.device, rank)
+        command = server_arguments(config, model, sizes, job.device, rank)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
     return await cluster.start_group(
         "rollout",
         SGLangServer,
-        [server.devices for server in plan.servers],
+        devices,
         arguments,
         call_timeout_s=limit + 10,  # the server's own limit speaks first
         first_rank=first_rank,

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -22,14 +24,15 @@ class ExistingCluster:
     address: str
     env: dict[str, str]
     head: subprocess.Popen[str]
+    n_cpus: int
 
     def take_gpus(self) -> None:
         """Another job takes the first free GPU of every node, until the cluster ends."""
         self._tell("take")
 
-    def add_node(self) -> None:
-        """A further node of the same size joins."""
-        self._tell("add")
+    def add_node(self, n_cpus: int | None = None) -> None:
+        """A further node of the same size joins, or with other CPUs."""
+        self._tell(f"add {n_cpus or self.n_cpus}")
 
     def remove_node(self) -> None:
         """The node that joined last fails."""
@@ -56,6 +59,20 @@ def existing_cluster(n_nodes: int, n_gpus: int, n_cpus: int = 4, **env: str) -> 
         start_new_session=True,
     )
     address = head.stdout.readline().strip()  # type: ignore[union-attr]
-    yield ExistingCluster(address, secret | loopback, head)
-    head.communicate()
+    try:
+        yield ExistingCluster(address, secret | loopback, head, max(n_cpus, n_gpus))
+    finally:
+        head.communicate()
     assert head.returncode == 0
+
+
+def writing(logs: Path) -> list[psutil.Process]:
+    """Living processes whose output goes to a run's logs: ranks, servers and the actors around them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(logs)):
+                found.append(process)
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return found

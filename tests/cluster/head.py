@@ -1,8 +1,8 @@
 """A Ray cluster of somebody else's on loopback: `head.py NODES GPUS CPUS`, with what its nodes only claim to have.
 
 GPUs and CPUs are those of each node. Prints its address and lasts until standard input ends. Lines there are answered
-when they are done: `take` has another job take a GPU of every node, `add` adds a node, `remove` ends the last one. The
-environment decides about its token.
+when they are done: `take` has another job take a GPU of every node, `add CPUS` adds a node, `remove` ends the last one.
+The environment decides about its token.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ with run_lifetime(f"head{os.getpid()}") as directory:
     cluster.wait_for_nodes()
     print(cluster.address, flush=True)
     for line in sys.stdin:
-        match line.strip():
-            case "take":
+        match line.split():
+            case ["take"]:
                 ray.init(cluster.address, log_to_driver=False)
                 ray.get(placement_group([{"GPU": 1}] * n_nodes, strategy="STRICT_SPREAD").ready())
-            case "add":
-                nodes.append(cluster.add_node(**resources))
-            case "remove":
+            case ["add", cpus]:
+                nodes.append(cluster.add_node(**resources | {"num_cpus": int(cpus)}))
+            case ["remove"]:
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
         print("done", flush=True)
     ray.shutdown()

@@ -149,7 +149,7 @@ async def main() -> None:
         pool.start()
         facts = {
             "run_id": cluster.run_id,
-            "directory": str(temporary_directory(cluster.run_id.removesuffix("w"))),
+            "directory": str(temporary_directory(cluster.run_id)),
             "shared_dir": str(cluster.shared_dir),
             "pids": [*await trainer.call_all("pid", phase="start-up"), pool.pid],
             "gpus": await trainer.call_all("gpus", phase="start-up"),

@@ -34,7 +34,12 @@ def four_nodes() -> Iterator[ExistingCluster]:
 
 
 def start(
-    log_dir: Path, cluster: ExistingCluster | None, *plans: Plan, uses_gpus: bool = True, timeout_s: float = 900
+    log_dir: Path,
+    cluster: ExistingCluster | None,
+    *plans: Plan,
+    uses_gpus: bool = True,
+    timeout_s: float = 900,
+    cwd: Path | None = None,
 ) -> list[dict[str, Any]]:
     """What the members of each plan saw that was started, one plan after the other."""
     lines = [json.dumps({"plan": p.to_json(), "uses_gpus": uses_gpus, "timeout_s": timeout_s}) for p in plans]
@@ -42,6 +47,7 @@ def start(
         [sys.executable, str(HERE / "probe.py"), cluster.address if cluster else "local", str(log_dir)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **(cluster.env if cluster else {})},
         input="\n".join(lines),
+        cwd=cwd,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -124,6 +130,18 @@ def test_gpus_that_another_job_holds(tmp_path: Path) -> None:
     assert "not granted within 5 s" in late["error"] and "asks for 1 node with 2 CPU, 4 GPU" in late["error"]
     assert "asks with `@` for GPUs 0, 1 of a node, of 127.0.0.1 Ray granted GPUs 1, 2" in other["error"]
     assert [member["CUDA_VISIBLE_DEVICES"] for member in free["actor"]] == ["1", "2"]
+
+
+def test_a_directory_that_the_nodes_do_not_share_is_told_with_the_node_and_the_key(
+    four_nodes: ExistingCluster, tmp_path: Path
+) -> None:
+    """`/proc/self/cwd` is another directory for each process, as a local disk is for each host."""
+    directory = Path("/proc/self/cwd/runs")
+    (seen,) = start(directory, four_nodes, compiled("megatron:d2", Cluster(1, 8)), cwd=tmp_path)
+    assert seen["error"].startswith("node 127.0.0.1 does not see a file that this host has written to")
+    assert f"{directory}: No such file or directory." in seen["error"]
+    assert "Set cluster.fileroot to a directory on a file system that all of them share" in seen["error"]
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def check(cluster: ExistingCluster, plan: Plan, **env: str) -> list[tuple[str, str, str]]:

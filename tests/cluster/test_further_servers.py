@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
-from clusters import existing_cluster
-from running import ENDLESS, Run, run
+from clusters import existing_cluster, writing
+from running import ENDLESS, run
 
 from areal_like.metrics.report import read_events
 
 ONE_SERVER = ("actor.backend=megatron:d1", "rollout.backend=sglang:d1", "cluster.n_gpus_per_node=2")
-
-
-def writing(started: Run) -> list[psutil.Process]:
-    """Living processes whose output goes to the run's logs: ranks, servers and the actors around them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(started.directory / "logs")):
-                found.append(process)
-        except OSError:  # ended meanwhile, or another user's
-            continue
-    return found
 
 
 @pytest.mark.long
@@ -47,7 +33,9 @@ def test_servers_come_and_go_with_nodes(tmp_path: Path, monkeypatch: pytest.Monk
             started.wait_for(lambda: started.serving()[-2:] == [2.0] * 2)
             lanes = {(event.lane, event.name) for event in read_events(started.directory)}
             assert {("rollout 1", "start-up"), ("server 1", "generating"), ("server 2", "generating")} <= lanes
-            assert len(writing(started)) > 6
+            assert len(writing(started.directory / "logs")) > 6
             started.process.send_signal(signal.SIGKILL)
             started.process.wait()
-            started.wait_for(lambda: not writing(started) and not started.weights.exists(), lives=False)
+            started.wait_for(
+                lambda: not writing(started.directory / "logs") and not started.weights.exists(), lives=False
+            )

@@ -55,10 +55,10 @@ class Job:
 
     def _left(self) -> list[str]:
         run_id, directory = self.facts["run_id"], self.facts["directory"]
-        base = run_id.removesuffix("w")
-        processes = {p.pid: p for p in members(base) + members(base + "w")}
+        of_nodes = [f"{run_id}-{bundle}" for bundle in range(2)]  # on an existing cluster
+        processes = {p.pid: p for each in (run_id, *of_nodes) for p in members(each)}
         processes |= {pid: psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid)}
-        files = [directory, directory + "w", self.facts["shared_dir"], *self.facts["server"]["memory"]]
+        files = [directory, f"{directory}-0", self.facts["shared_dir"], *self.facts["server"]["memory"]]
         return [
             *(f"process {p}" for p in processes.values() if p.is_running()),
             *(f"port {port}" for port in self.ports & listening().keys()),

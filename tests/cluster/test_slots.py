@@ -47,7 +47,7 @@ def test_nodes_that_do_not_say_their_gpus(monkeypatch: pytest.MonkeyPatch, answe
     monkeypatch.setattr(placement, "GPU_IDS_S", 0.01)
     group: Any = None
     with pytest.raises(ClusterError, match=message):
-        asyncio.run(placement._granted_gpus(group, [{"GPU": 1.0}], deadline=0))
+        asyncio.run(placement._granted_gpus(group, {0: {"GPU": 1.0}}, deadline=0))
 
 
 class Group:
@@ -77,7 +77,7 @@ def test_what_is_lost_while_room_is_sought(monkeypatch: pytest.MonkeyPatch, grou
     monkeypatch.setattr(groups, "placement_group", lambda *_, **__: group)
     monkeypatch.setattr(groups, "placement_group_table", lambda _: {"bundles_to_node_id": nodes})
     monkeypatch.setattr(groups, "remove_placement_group", removed.append)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "NodeManagerAddress": "10.0.0.7"}])
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "NodeManagerAddress": "10.0.0.7", "Alive": True}])
 
     async def seek() -> None:
         plan = allocation.compile("sglang:d1|megatron:d1")

@@ -395,3 +395,18 @@ def test_who_gives_up_waiting_takes_no_room():
             assert len(server.bodies("/generate")) == 4
 
     asyncio.run(run())
+
+
+def test_a_server_that_leaves_while_all_are_on_hold_is_not_missed():
+    async def run() -> None:
+        leaving, staying = FakeServer(answer), FakeServer(answer)
+        async with pool_of(leaving, staying) as pool:
+            await pool.hold(Deadline(5))
+            pool.leave(pool.servers[0], "was lost")
+            await pool.take_weights_back(Deadline(5))
+            async with pool.interrupted(1, Deadline(5)):
+                staying.version = "1"
+            await pool.release_hold(Deadline(5))
+            assert (await pool.sample([20], SAMPLING)).versions.tolist() == [1, 1, 1]
+
+    asyncio.run(run())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from areal_like.rollout import router, supervisor
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.supervisor import ServerSupervisor
+from areal_like.rollout.supervisor import Restarts, Room, ServerSupervisor
 from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import SyncSpec, publish
 
@@ -36,22 +37,48 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Actors:
-    """The Ray actors of fake servers: `die(rank)` ends one, and `spare` are the URLs of those started again."""
+    """The Ray actors of fake servers: `die(rank)` ends a server, `lose(rank)` its actor too.
+
+    `spare` are the URLs of the servers that are started again, in these actors or in those that replace them.
+    """
+
+    role = "rollout"
 
     def __init__(self, *spare: str | None) -> None:
         self.deaths: dict[int, asyncio.Event] = {}
         self.ended: list[int] = []
+        self.killed: list[int] = []
+        self.replaced: list[int] = []
         self.starts = 0
-        self.members = [SimpleNamespace(host="10.0.0.7")]
+        self.members = [SimpleNamespace(host="10.0.0.7", rank=0, log_file=Path("log"))]
+        self._lost: set[int] = set()
         self._spare = list(spare)
 
     def die(self, rank: int) -> None:
         self.deaths.setdefault(rank, asyncio.Event()).set()
 
+    def lose(self, rank: int) -> None:
+        self._lost.add(rank)
+        self.die(rank)
+
+    def only(self, rank: int) -> One:
+        return One(self, rank)
+
+    def kill(self) -> None:
+        self.killed.append(0)
+
+    @asynccontextmanager
+    async def replace(self, rank: int) -> AsyncIterator[One]:
+        self.replaced.append(rank)
+        self._lost.discard(rank)
+        yield One(self, rank)
+
     async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
         if method == "watch":
             await self.deaths.setdefault(rank, asyncio.Event()).wait()
             self.deaths[rank] = asyncio.Event()
+            if rank in self._lost:
+                raise WorkerError("rollout", rank, phase, "the process died (worker exited)", Path("log"))
             raise WorkerError("rollout", rank, phase, f"server-{rank} ended with exit code -9", Path("log"), "trace")
         if method == "end":
             self.ended.append(rank)
@@ -61,6 +88,25 @@ class Actors:
         if (url := self._spare.pop(0)) is None:
             raise WorkerError("rollout", rank, phase, "server-0 ended before it was ready", Path("log"), "trace")
         return url
+
+
+@dataclass
+class One:
+    """A group of one of the actors."""
+
+    actors: Actors
+    rank: int
+    role = "rollout"
+
+    @property
+    def members(self) -> list[Any]:
+        return self.actors.members
+
+    async def call_one(self, rank: int, method: str, *, phase: str, timeout: float | None = None) -> Any:
+        return await self.actors.call_one(self.rank, method, phase=phase, timeout=timeout)
+
+    def kill(self) -> None:
+        self.actors.killed.append(self.rank)
 
 
 class Stuck(Actors):
@@ -94,6 +140,12 @@ class Rooms:
             self.held -= 1
 
 
+def supervised(
+    actors: Actors, pool: ServerPool, restarts: int, least: int, say: Callable[[str], None], rooms: Sequence[Room] = ()
+) -> ServerSupervisor:
+    return ServerSupervisor(actors, pool, restarts, least, say, actors.replace, rooms)  # type: ignore[arg-type]
+
+
 async def generate(server: FakeServer, body: Body) -> Any:
     await asyncio.sleep(0.005)
     return [output([3, STOP], server.version) for _ in body["input_ids"]]
@@ -115,7 +167,7 @@ def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
         async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors(None, urls[2])
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, said.append).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
             asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(20)]
             while not dying.bodies("/generate"):
                 await asyncio.sleep(0.01)
@@ -131,7 +183,8 @@ def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
             assert again.bodies("/generate")
             assert actors.starts == 2
-            assert said[0] == "server-0 ended with exit code -9; 1 others go on, and it is started again"
+            assert said[0] == "server-0 ended with exit code -9; 1 others continue, and it is restarted"
+            assert said[-1] == "server 0 restarted as server 2; it joins at the next weight update"
             assert not watching.done()
             watching.cancel()
 
@@ -144,7 +197,7 @@ def test_a_server_that_hangs_is_ended_and_started_again():
         async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 0.3) as pool:
             await opened(pool, 0)
             actors = Actors(urls[2])
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, said.append).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
             responses = await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
             assert len(responses) == 20
             while actors.starts < 1:
@@ -164,7 +217,7 @@ def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
         async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors, (first, _) = Actors(urls[2]), pool.servers
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, print).keep())
             await asyncio.sleep(0.02)
             pool._router.hung(first)
             await until(lambda: actors.starts == 1)
@@ -176,23 +229,147 @@ def test_a_server_that_is_said_to_hang_once_more_is_not_ended_again():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("restarts", "least"), [(0, 1), (3, 2)], ids=["no restarts are allowed", "two servers are needed"]
-)
-def test_a_death_that_is_too_much_ends_the_run(restarts: int, least: int):
+@pytest.mark.parametrize("restarts", [0, 3])
+@pytest.mark.parametrize("version", [-1, 0], ids=["before the first version", "later"])
+def test_a_run_ends_when_too_few_servers_are_left(restarts: int, version: int):
     async def run() -> None:
         async with (
             serving(FakeServer(generate), FakeServer(generate)) as urls,
             ServerPool(urls, "token", HUNG_S) as pool,
         ):
-            await opened(pool, 0)
+            if version == 0:
+                await opened(pool, 0)
             actors = Actors()
             actors.die(1)
-            await ServerSupervisor(actors, pool, restarts, least, print).keep()
+            await supervised(actors, pool, restarts, 2, print).keep()
 
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(asyncio.wait_for(run(), HUNG_S))
     assert "rollout rank 1 failed during serving: server-1 ended with exit code -9" in str(raised.value.exceptions[0])
+
+
+def test_without_restarts_the_pool_shrinks_and_the_run_goes_on():
+    async def run() -> None:
+        dying, other, said = FakeServer(generate), FakeServer(generate), []
+        async with serving(dying, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors()
+            watching = asyncio.create_task(supervised(actors, pool, 0, 1, said.append).keep())
+            actors.die(0)
+            await until(lambda: len(pool.servers) == 1)
+            await asyncio.sleep(0.1)
+            assert (await pool.sample([9], SAMPLING)).tokens.tolist() == [3, STOP]
+            assert (actors.starts, actors.replaced, watching.done()) == (0, [], False)
+            assert said == [
+                "server-0 ended with exit code -9; 1 others continue, and it is not restarted (rollout.max_restarts=0)"
+            ]
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_a_server_whose_actor_is_lost_is_restarted_in_another_one():
+    """As after SIGKILL of the actor, or on a host that Ray has lost; where one replacement cannot, the next does."""
+
+    async def run() -> None:
+        lost, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
+        async with serving(lost, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, urls[2])
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
+            asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(20)]
+            await until(lambda: bool(lost.bodies("/generate")))
+            actors.lose(0)
+            for response in await asyncio.gather(*asking):
+                assert response.tokens.tolist() == [3, STOP]
+            await until(lambda: len(pool.servers) == 2)
+            assert (actors.replaced, actors.killed) == ([0, 0], [0, 0])
+            assert said[0] == "the process died (worker exited); 1 others continue, and it is restarted"
+            await opened(pool, 1, other, again)
+            assert [server.url for server in pool.serving] == [other.url, again.url]
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_actors_that_do_not_start_are_no_restarts_of_the_server():
+    """As while Ray has not noticed yet that a node is lost."""
+
+    async def run() -> None:
+        lost, other, again, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
+        async with serving(lost, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors(urls[2])
+
+            @asynccontextmanager
+            async def replace(rank: int) -> AsyncIterator[One]:
+                if len(said) < 4:
+                    raise WorkerError("rollout", rank, "start-up", "the process died (node)", Path("log"))
+                yield One(actors, rank)
+
+            watcher = ServerSupervisor(actors, pool, 1, 1, said.append, replace)  # type: ignore[arg-type]
+            watching = asyncio.create_task(watcher.keep())
+            actors.lose(0)
+            await until(lambda: len(said) == 5)
+            assert said[4].startswith("server 0 restarted as server 2")
+            assert said[1:4] == ["the process died (node); 1 others continue, and it is restarted"] * 3
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_a_server_that_hangs_with_its_actor_is_restarted_in_another_one():
+    """As on a host that is silent, before Ray has noticed."""
+
+    async def run() -> None:
+        hanging, other, again, said = FakeServer(silence), FakeServer(generate), FakeServer(generate), []
+        async with serving(hanging, other, again) as urls, ServerPool(urls[:2], "token", 0.3) as pool:
+            await opened(pool, 0)
+            actors = Stuck(urls[2])
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
+            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
+            await until(lambda: len(pool.servers) == 2)
+            assert (actors.replaced, actors.killed) == ([0], [0])
+            assert any("server 0 hangs and cannot be ended: no answer from rank 0" in line for line in said)
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_a_death_before_the_first_version_does_not_end_the_run(tmp_path: Path):
+    async def run() -> None:
+        dying, other, again, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
+        async with serving(dying, other, again) as urls, ServerPool(urls[:2], "token", HUNG_S) as pool:
+            actors = Actors(urls[2])
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
+            actors.lose(0)
+            await until(lambda: [server.url for server in pool.servers] == [other.url, again.url])
+            await publish(DiskSync(Disk(), pool, SyncSpec(20, tmp_path, 1, "gloo", 1)), 0, 20)
+            assert len(pool.serving) == 2
+            assert not watching.done()
+            watching.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+def test_restarts_are_counted_per_server_and_hour():
+    """Four deaths in weeks are none too many; the third within an hour waits for the hour to end."""
+    now = 0.0
+    restarts, never = Restarts(2, lambda: now), Restarts(0)
+
+    async def run() -> None:
+        nonlocal now
+        for _ in range(10):
+            now += 1801.0
+            assert restarts.wait_s == 0
+            await restarts.permit()
+        assert str(restarts) == "it is restarted in 30 min, as rollout.max_restarts allows 2 restarts an hour"
+        assert restarts.wait_s == 3600 - 1801
+        now += 1799
+        assert (str(restarts), restarts.wait_s) == ("it is restarted", 0)
+
+    asyncio.run(run())
+    assert str(never) == "it is not restarted (rollout.max_restarts=0)"
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -206,20 +383,19 @@ def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run
         async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(None, *urls[1:])
-            watcher = ServerSupervisor(Actors(), pool, 2, 1, said.append, [rooms.room])
-            watching = asyncio.create_task(watcher.keep())
+            watching = asyncio.create_task(supervised(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
             await asyncio.sleep(0.05)
             assert (rooms.held, len(pool.servers)) == (0, 1)
 
             rooms.grant()
             await until(lambda: len(said) == 1)
-            again = "the others go on, and it is started again once the cluster has room for it"
+            again = "the others continue, and it is restarted"
             assert said[0] == f"server 1: server-0 ended before it was ready; {again}"
             assert rooms.held == 0
 
             rooms.grant()
             await until(lambda: len(pool.servers) == 2)
-            assert said[1] == "server 1 was added on 10.0.0.7 as server 1, and takes part from the next weights on"
+            assert said[1] == "server 1 was added on 10.0.0.7 as server 1; it joins at the next weight update"
             assert pool.serving == pool.servers[:1]
             await opened(pool, 1, planned, first)
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
@@ -236,9 +412,9 @@ def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run
             rooms.actors[2].die(0)
             await until(lambda: len(pool.servers) == 1)
             await until(lambda: len(said) == 5)
-            assert said[4].endswith("started again 2 times (rollout.max_restarts), and is not any more")
+            assert said[4].endswith("it is restarted in 60 min, as rollout.max_restarts allows 2 restarts an hour")
             assert (await pool.sample([9], SAMPLING)).versions.tolist() == [2, 2]
-            assert (watcher.restarts, rooms.held, watching.done()) == (0, 0, False)
+            assert (rooms.held, watching.done()) == (0, False)
             watching.cancel()
 
     asyncio.run(run())
@@ -250,7 +426,7 @@ def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_
         async with serving(planned, hanging, last) as urls, ServerPool(urls[:1], "token", 0.3) as pool:
             await opened(pool, 0)
             rooms = Rooms(*urls[1:])
-            watching = asyncio.create_task(ServerSupervisor(Actors(), pool, 0, 1, said.append, [rooms.room] * 2).keep())
+            watching = asyncio.create_task(supervised(Actors(), pool, 0, 1, said.append, [rooms.room] * 2).keep())
             rooms.grant()
             rooms.grant()
             await until(lambda: len(pool.servers) == 3)
@@ -309,7 +485,7 @@ def test_an_update_goes_on_without_a_server_that(silent: tuple[str, ...], tmp_pa
         async with serving(dying, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors()
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, print).keep())
 
             async def die() -> Any:
                 actors.die(0)
@@ -336,7 +512,7 @@ def test_drain_goes_on_without_a_server_that_hangs(tmp_path: Path):
         async with serving(hanging, other) as urls, ServerPool(urls, "token", HUNG_S, requests="drain") as pool:
             await opened(pool, 0)
             actors = Actors(None, None, None)
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, print).keep())
             hanging.answers["/server_info"] = hang
             asking = [asyncio.create_task(pool.sample([9, n], SAMPLING)) for n in range(4)]
             await until(lambda: bool(hanging.bodies("/generate")))
@@ -371,7 +547,7 @@ def test_an_update_goes_on_without_a_further_server_that(path: str | None, answe
         async with serving(planned, further) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
-            watching = asyncio.create_task(ServerSupervisor(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
+            watching = asyncio.create_task(supervised(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
             rooms.grant()
             await until(lambda: len(pool.servers) == 2)
             if path:
@@ -380,7 +556,7 @@ def test_an_update_goes_on_without_a_further_server_that(path: str | None, answe
             assert [server.url for server in pool.serving] == [planned.url]
             assert (pool.version, planned.version) == (1, "1")
             await until(lambda: rooms.held == 0)
-            await until(lambda: said[-1].endswith("it is started again once the cluster has room for it"))
+            await until(lambda: said[-1].endswith("it is restarted"))
             assert said[-1].startswith("server 1: ")
             assert (await pool.sample([9], SAMPLING)).versions.tolist() == [1, 1]
             watching.cancel()
@@ -397,7 +573,7 @@ def test_a_server_that_is_lost_without_a_word_is_not_waited_for(path: str, tmp_p
         async with serving(lost, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
             await opened(pool, 0)
             actors = Actors(None, None, None)
-            watching = asyncio.create_task(ServerSupervisor(actors, pool, 3, 1, print).keep())
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, print).keep())
 
             async def lose() -> Any:
                 actors.die(0)

@@ -1,4 +1,4 @@
-"""Real servers of a run that die and hang: both are started again and join, and the run never stops."""
+"""Real servers of a run that die, hang or lose their actor: all are restarted and join, and the run never stops."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ LIMITS = ("rollout.request_timeout_s=45", "weight_update.timeout_s=90")
 
 
 @pytest.mark.long
-def test_a_server_that_dies_and_one_that_hangs_are_started_again(tmp_path: Path) -> None:
+def test_servers_that_die_hang_or_lose_their_actor_are_restarted(tmp_path: Path) -> None:
     with run(tmp_path, *TWO_SERVERS, *ENDLESS, *LIMITS) as started:
         started.wait_for_step(2)
-        for log, signals in (("server-0.log", signal.SIGKILL), ("server-1.log", signal.SIGSTOP)):
+        ends = (("server-0.log", signal.SIGKILL), ("rollout-0.log", signal.SIGKILL), ("server-1.log", signal.SIGSTOP))
+        for log, signals in ends:
             before = len(started.serving())
             for process in started.find(log):
                 os.kill(process.pid, signals)
             started.wait_for(lambda at=before: 1.0 in started.serving()[at:])
             started.wait_for(lambda at=before: started.serving()[at:][-3:] == [2.0] * 3)
-        assert re.search("server-0 ended with exit code -9.*; 1 others go on, and it is started again", started.output)
+        assert re.search("server-0 ended with exit code -9.*; 1 others continue, and it is restarted", started.output)
+        assert re.search(r"the process died \(.*; 1 others continue, and it is restarted", started.output)
         assert "server 1 did nothing although it had" in started.output
-        assert "server 0 runs again as server 2" in started.output
-        assert "server 1 runs again as server 3" in started.output
+        for rank, number in ((0, 2), (0, 3), (1, 4)):
+            assert f"server {rank} restarted as server {number}; it joins" in started.output
         os.killpg(started.process.pid, signal.SIGINT)
         assert started.end() == 130
         assert started.remains() == []

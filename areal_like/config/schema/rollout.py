@@ -134,11 +134,13 @@ class RolloutConfig(Section):
     max_restarts: int = Field(
         3,
         ge=0,
-        description="Starts, in the whole run, of servers that died or hung; one death more ends the run. Of a server beyond "
-        "the layout (`max_servers`) its own; one death more is the end of that server alone.",
+        description="Most restarts of each server within an hour, whether it died, hung or was lost with its node; beyond that "
+        "it is restarted when the hour is over. 0: never.",
     )
     min_servers: int = Field(
-        1, ge=1, description="Servers that must be left for the run to continue while another one restarts."
+        1,
+        ge=1,
+        description="The run goes on without a failed server while this many others are left, and ends otherwise.",
     )
     max_servers: int | None = Field(
         None,

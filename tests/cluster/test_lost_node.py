@@ -1,0 +1,45 @@
+"""A run whose servers are lost with their node goes on, and has them again as soon as the cluster has room."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from clusters import existing_cluster, writing
+from running import ENDLESS, run
+
+# the trainer and a server on the first node, and a server alone on the second one, which is too small for both
+TWO_SERVERS = ("actor.backend=megatron:d1@0", "rollout.backend=sglang:d2@1-2")
+TWO_NODES = ("cluster.n_nodes=2", "cluster.n_gpus_per_node=2", "scheduler.type=ray")
+
+
+@pytest.mark.long
+def test_a_server_that_is_lost_with_its_node_is_restarted_on_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with existing_cluster(1, 0, n_cpus=2) as cluster:
+        cluster.add_node(n_cpus=1)
+        for name, value in cluster.env.items():
+            monkeypatch.setenv(name, value)
+        address = f"scheduler.address={cluster.address}"
+        with run(tmp_path, *TWO_SERVERS, *TWO_NODES, *ENDLESS, address) as started:
+            started.wait_for_step(2)
+            cluster.remove_node()
+            started.wait_for(lambda: started.serving()[-2:] == [1.0] * 2)
+            waits = (
+                "server 1 was lost with its node, and is restarted once the cluster has room for it: it asks for 1 node"
+            )
+            started.wait_for(lambda: waits in started.output)
+            assert "1 others continue, and it is restarted" in started.output
+            cluster.add_node(n_cpus=1)
+            started.wait_for(lambda: started.serving()[-2:] == [2.0] * 2)
+            assert "server 1 restarted as server 2; it joins at the next weight update" in started.output
+            before = len(started.serving())
+            for process in writing(started.directory / "logs/rollout-1.log"):  # now that it is elsewhere
+                process.kill()
+            started.wait_for(lambda: 1.0 in started.serving()[before:])
+            started.wait_for(lambda: started.serving()[-2:] == [2.0] * 2)
+            started.process.send_signal(signal.SIGINT)
+            assert started.end() == 130
+            assert not writing(started.directory / "logs")
