@@ -15,7 +15,8 @@ from allocation.diagnostics import Finding, Source, Span
 from allocation.language.spelling import normalised, spell
 from allocation.language.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, Plan
-from allocation.resolve import BACKENDS, DEFAULT_ROLE
+from allocation.resolve import BACKENDS, DEFAULT_ROLE, resolve
+from allocation.rules.registry import run_rules
 
 ROLES = ("rollout", "actor", "critic", "ref", "teacher")
 _VIRTUAL = "megatron.virtual_pipeline_parallel_size"
@@ -61,8 +62,9 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
     if value.startswith("archon"):
         reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
         value = value.replace("archon", "megatron", 1)
-    tree, findings = language.read(Source(value, setting.key))
-    reading.findings += findings
+    source = Source(value, setting.key)
+    tree, findings = language.read(source)
+    reading.findings += findings or _of_words(tree, source, role)
     members = list(tree.members)
     if len(members) != 1:
         if not findings:
@@ -76,6 +78,13 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
         extra.append(Dim("e", str(experts)))
     layout = Layout((*member.layout.attn, *extra), member.layout.ffn)
     return Member(member.backend, layout, Word(role))
+
+
+def _of_words(tree: Allocation, source: Source, role: str | None = None) -> list[Finding]:
+    """The findings about letters, counts and names: what is wrong there would be lost, or mean something else."""
+    engines = [resolve(member, source, role) for member in tree.members]
+    findings = [found for engine in engines for found in run_rules(source, member=engine)]
+    return findings if role else [*findings, *run_rules(source, engines=engines)]
 
 
 def _text(groups: list[list[Member]]) -> str:
@@ -111,8 +120,9 @@ def _legacy(reading: Reading, setting: Setting) -> str:
             else:
                 parts.append((text[start - 1] if parts else "") + _component(reading, component))
         text = "".join(parts)
-    tree, findings = language.read(Source(text, setting.source.key))
-    reading.findings += findings
+    source = Source(text, setting.source.key)
+    tree, findings = language.read(source)
+    reading.findings += findings or _of_words(tree, source)
     return "" if findings else _text([list(group.members) for group in tree.groups])
 
 

@@ -524,3 +524,37 @@ def test_megatrons_own_parser_takes_what_is_written():
 def test_every_rule_of_conversions_is_tested_here():
     registered = {code for code in allocation.RULES if code.startswith("CONVERT-")}
     assert registered == set(re.findall(r"CONVERT-[A-Z-]*[A-Z]\b", Path(__file__).read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("fsdp:d4s2", "ALLOC-LETTER"),
+        ("sglang.d4t2s2+d8", "ALLOC-LETTER"),
+        ("rollout.backend=sglang:d2s2", "ALLOC-LETTER"),
+        ("fsdp:d4t1t2", "ALLOC-LETTER-TWICE"),
+        ("sglang.d4m2t2+d4", "ALLOC-LETTER-TWICE"),
+        ("sglang:d4+sglang:d4", "ALLOC-NAME-NEEDED"),
+        ("sglang:d4+fsdp:megatron:d4", "ALLOC-SYNTAX"),
+        ("sglang.vllm.d4+d2", "ALLOC-SYNTAX"),
+    ],
+)
+def test_words_that_areals_strings_cannot_have_are_refused(text, code):
+    written, findings = read("areal", text)
+    assert not written and code in {finding.code for finding in findings}
+
+
+parts = st.lists(st.tuples(st.sampled_from("dptcesm"), st.integers(1, 4)), min_size=1, max_size=5)
+
+
+@given(st.sampled_from(["megatron.", "sglang.", "fsdp:", "megatron:", "vllm:", ""]), parts)
+def test_no_size_of_an_older_string_is_dropped(backend, sizes):
+    text = backend + "".join(f"{letter}{n}" for letter, n in sizes)
+    written, findings = read("areal", text)
+    if not written:
+        assert any(finding.severity == "error" for finding in findings)
+        return
+    assert {letter for letter, _ in sizes} <= {*"dptcem"} and len(dict(sizes)) == len(sizes)
+    dims = dict(re.findall(r"([a-z])(\d+)", written.partition(":")[2]))
+    said = {"t" if letter == "m" else letter: str(n) for letter, n in sizes}
+    assert {letter: n for letter, n in dims.items() if n != "1"} == {k: n for k, n in said.items() if n != "1"}
