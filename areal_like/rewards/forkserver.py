@@ -29,9 +29,13 @@ REPORT = struct.Struct("i")  # what a worker's pipe gets: its process id or -err
 _POLL_S = 1.0  # how soon it notices that its parent has ended, should a fork of the parent keep the socket open
 
 
-def command(preload: Sequence[str], log: Path | None) -> list[str]:
-    """Return the command that starts a fork server; its standard input is the control socket."""
-    setup = {"path": sys.path, "argv": sys.argv, "preload": list(preload), "log": str(log) if log else None}
+def command(preload: Sequence[str], prepare: tuple[str, str, str] | None, log: Path | None) -> list[str]:
+    """Return the command that starts a fork server; its standard input is the control socket.
+
+    `preload` are modules; `prepare` is a module, a function of it that caches, and its argument.
+    """
+    ours = {"preload": list(preload), "prepare": prepare, "log": str(log) if log else None}
+    setup = {"path": sys.path, "argv": sys.argv, "ours": ours}
     return [sys.executable, "-c", _START, str(os.getpid()), json.dumps(setup)]
 
 
@@ -40,18 +44,21 @@ import json, sys
 parent, setup = int(sys.argv[1]), json.loads(sys.argv[2])
 sys.path[:], sys.argv[:] = setup["path"], setup["argv"]
 from areal_like.rewards.forkserver import main
-main(parent, setup["preload"], setup["log"])
+main(parent, **setup["ours"])
 """
 
 
-def main(parent: int, preload: Sequence[str], log: str | None) -> None:
-    """Import `preload`, then serve until the parent is gone."""
+def main(parent: int, preload: Sequence[str], prepare: Sequence[str] | None, log: str | None) -> None:
+    """Import and prepare, then serve until the parent is gone."""
     control = socket.socket(fileno=os.dup(0))
     adopt_orphans()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a whole run: it ends its workers first
     for name in preload:
         with suppress(Exception):  # the call that needs it imports it again, and reports why it cannot
             importlib.import_module(name)
+    if prepare:
+        with suppress(Exception):
+            getattr(importlib.import_module(prepare[0]), prepare[1])(prepare[2])
     _ForkServer(control, Path(log) if log else None).serve(parent)
     end_children()
 

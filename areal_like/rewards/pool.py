@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Self
 
-from areal_like.rewards import worker
+from areal_like.rewards import forkserver, worker
 from areal_like.rewards.processes import Ended, ForkServer, TookTooLong, Worker
 from areal_like.runtime.descendants import resident_bytes
 
@@ -60,7 +60,7 @@ class RewardPool:
     `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a call, not from when
     it is handed in; every call ends, whatever the processes do. A call whose worker takes more than `memory_mb`, its
     children included, fails. What calls print goes to `log`, as far as it has room. `preload` are modules that most
-    calls need.
+    calls need, `prepare` is a module, a function of it that caches, and its argument: workers share what it makes.
     """
 
     def __init__(
@@ -70,10 +70,11 @@ class RewardPool:
         workers: int | None = None,
         memory_mb: int | None = None,
         preload: Sequence[str] = (),
+        prepare: tuple[str, str, str] | None = None,
         log: Path | None = None,
     ) -> None:
         self._timeout_s, self._memory = timeout_s, memory_mb * 2.0**20 if memory_mb else inf
-        self._preload, self._log = [*preload, "areal_like.rewards.functions"], log
+        self._command = forkserver.command([*preload, "areal_like.rewards.functions"], prepare, log)
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name="reward worker", daemon=True)
@@ -90,7 +91,7 @@ class RewardPool:
             if self._begun or self._ended:
                 return
             self._begun = True
-            self._server = ForkServer(self._preload, self._log)
+            self._server = ForkServer(self._command)
         for thread in self._threads:
             thread.start()
 
@@ -196,7 +197,7 @@ class RewardPool:
                 raise Ended("the pool has ended")
             if not self._server.lives():
                 self._server.stop()
-                self._server = ForkServer(self._preload, self._log)
+                self._server = ForkServer(self._command)
             return self._server
 
     def _end(self) -> None:

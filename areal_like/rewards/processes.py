@@ -9,9 +9,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
-from areal_like.rewards.forkserver import FORK, KILL, REPORT, command
+from areal_like.rewards.forkserver import FORK, KILL, REPORT
 from areal_like.runtime.descendants import descendants, resident_bytes
 
 START_S = 300.0  # that a fork server has for its imports on a busy machine; then it is replaced
@@ -33,13 +32,13 @@ class TookTooLong(Exception):
 
 
 class ForkServer:
-    """A fork server's process. Raises OSError where it cannot be started."""
+    """A fork server's process, started by `forkserver.command`. Raises OSError where it cannot be started."""
 
-    def __init__(self, preload: Sequence[str], log: Path | None) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                command(preload, log), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
             )
         self.pid = self._process.pid
 

@@ -43,7 +43,8 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
 
     async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
         try:
-            body = orjson.dumps({"input_ids": self._tokens(prompt, response)})
+            tokens = await asyncio.to_thread(self._tokens, prompt, response)  # tens of milliseconds, for long ones
+            body = orjson.dumps({"input_ids": tokens})
             headers = {"Content-Type": "application/json"}
             async with self._session.post(next(self._urls) + "/classify", data=body, headers=headers) as answer:
                 content = await answer.read()
