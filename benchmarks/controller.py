@@ -1,6 +1,6 @@
 """What the controller costs per response token, and how long it blocks, with servers that answer at once.
 
-    python -m benchmarks.controller [--in-flight 100 --in-flight 1000 --in-flight 10000] [--tokens 1024]
+    python -m benchmarks.controller [--in-flight 1000 --in-flight 10000 --in-flight 100000] [--tokens 1024]
 
 Everything that a response passes is the engine's own: admission, the pool's queue and HTTP, groups, the batch that the
 trainer gets. The servers are processes of their own that send SGLang's events, written beforehand, to all of their
@@ -12,7 +12,8 @@ core of its own, as each server and the controller do.
 Figures, for each number in flight: response tokens per second of the controller's CPU time (all of its threads, Ray's
 too, but not the client processes), and of wall time; the longest time between two turns of a task that asks for one
 every 5 ms: in wall time; without that in which the event loop's thread was ready and had no core, as other processes
-had them; and of CPU time of that thread, during which it was at work itself.
+had them; and of CPU time of that thread, during which it was at work itself. Beside them is what an event costs in the
+bookkeeping alone, with as many groups and samples waiting and 512 servers (`benchmarks.bookkeeping`).
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ from areal_like.run.start import start_client
 from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.single_turn import SingleTurn
+from benchmarks.bookkeeping import bookkeeping
 from benchmarks.report import save
 
 N_SAMPLES, PROMPT_TOKENS = 16, 32
+MANY_SERVERS = 512
 RATE = 4e6  # tokens per second that the servers have together, at most
 STALL_S = 600  # that a server may do nothing
 TICK_S = 0.005
@@ -64,7 +67,7 @@ TOKEN = "benchmark"
 
 
 def main(
-    in_flight: Annotated[list[int], typer.Option()] = [100, 1000, 10000],  # noqa: B006
+    in_flight: Annotated[list[int], typer.Option()] = [1000, 10_000, 100_000],  # noqa: B006
     tokens: Annotated[int, typer.Option(help="response tokens of a sample")] = 1024,
     samples: Annotated[int, typer.Option(help="samples of a measurement, at least; twice what is in flight")] = 10000,
     batch: Annotated[int | None, typer.Option(help="groups of a training step")] = None,
@@ -88,6 +91,7 @@ def main(
             "samples_per_group": N_SAMPLES,
             "chunk_tokens": CHUNK,
             "best_round": best,
+            "bookkeeping": [asyncio.run(bookkeeping(n, MANY_SERVERS)) for n in in_flight],
             "cost_per_token_most_over_least_in_flight": costs[-1] / costs[0],
             "about": "measured beside other work: load_average says how busy the machine was",
             "rounds": rows,
@@ -129,7 +133,7 @@ async def measure(
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
     async with (
         gc_tuned(),
-        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, read_answer=clients.read) as pool,
+        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, read_answer=clients.read if clients else None) as pool,
         asyncio.TaskGroup() as tasks,
     ):
         async with pool.interrupted(0, Deadline(60)):
