@@ -31,6 +31,7 @@ PAUSE_SHARE = 1 / 3  # of an update's time: the rest is for sending the weights 
 HANGS_S = 0.5  # that a server has to have had for an update before it is said to hang
 SOON_S = 0.25  # a pass takes less
 POLL_S = 0.1
+ASKED = 8  # servers that are asked something in one turn of the event loop, each some 200 us of work
 GROUPS = 2  # that start in one turn of the event loop
 MOST_SESSIONS = 100_000  # that are remembered
 
@@ -60,6 +61,7 @@ class ServerPool:
         self._prefill_once = prefill_once
         self._sessions: dict[Hashable, PrefixAffinity] = {}
         self._start = Turns(GROUPS)
+        self._asked = Turns(ASKED)
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = (
             Counter()
@@ -113,7 +115,7 @@ class ServerPool:
 
         `rank` is its place in the layout. One beyond that, with None, is taken out where an update fails because of it.
         """
-        server = Server(f"server {next(self._numbers)}", url, self._session, rank)
+        server = Server(f"server {next(self._numbers)}", url, self._session, rank, self._asked)
         self._router.join(server)
         return server
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from limits import HUNG_S
 
 from areal_like.errors import ServerError
 from areal_like.rollout import dispatch, router
-from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.pool import ASKED, Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
 
@@ -410,3 +411,35 @@ def test_a_server_that_leaves_while_all_are_on_hold_is_not_missed():
             assert (await pool.sample([20], SAMPLING)).versions.tolist() == [1, 1, 1]
 
     asyncio.run(run())
+
+
+def test_hundreds_of_servers_are_not_asked_in_one_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    turns, begun = 0, Counter[int]()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    request = aiohttp.ClientSession.request
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        begun[turns] += 1
+        return request(*args, **settings)
+
+    async def run() -> None:
+        counting = asyncio.create_task(count())
+        server = FakeServer(answer)
+        async with (
+            serving(server) as (url,),
+            ServerPool([url] * 200, "token", HUNG_S) as pool,
+            pool.interrupted(0, Deadline(HUNG_S)),
+        ):
+            pass
+        counting.cancel()
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", counted)
+    asyncio.run(run())
+    assert begun.total() >= 4 * 200
+    assert max(begun.values()) <= ASKED

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,16 +63,25 @@ class Deadline:
 class Server:
     """Requests to one SGLang server; `name` is what errors call it.
 
-    `rank` is the place in the layout, None for one beyond it, which may fail without a run's end. `left` is why it left
-    the run, once it has.
+    Each request but a stream waits for its `turn`, if there is one: those to hundreds of servers would block the event
+    loop. `rank` is the place in the layout, None for one beyond it, which may fail without a run's end. `left` is why
+    it left the run, once it has.
     """
 
-    def __init__(self, name: str, url: str, session: aiohttp.ClientSession, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        session: aiohttp.ClientSession,
+        rank: int | None = None,
+        turn: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.name = name
         self.url = url
         self.rank = rank
         self.left: asyncio.Future[str] = asyncio.Future()
         self._session = session
+        self._turn = turn
         self._asking: set[asyncio.Timeout] = set()
 
     def leave(self, why: str) -> None:
@@ -87,7 +96,7 @@ class Server:
 
         Without `timeout_s` it may take for ever. Raises Unavailable, and ServerError for a request that is wrong.
         """
-        return await self._request("POST", path, encoded(body), timeout_s)
+        return await self._request("POST", path, body, timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
         """GET JSON; raises as `post` does."""
@@ -154,12 +163,15 @@ class Server:
             message = f"{where} gave an answer that cannot be used: {error!r}"
             raise Unavailable(message, "unusable", [self.name]) from error
 
-    async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None) -> Any:
+        if self._turn:
+            await self._turn()
+        data = None if body is None else encoded(body)
         try:
             async with asyncio.timeout(0 if self.left.done() else None) as asking:
                 self._asking.add(asking)
                 try:
-                    async with self._reply(method, path, body, timeout_s) as reply:
+                    async with self._reply(method, path, data, timeout_s) as reply:
                         answer = await reply.read()
                         return orjson.loads(answer) if answer else None
                 finally:
