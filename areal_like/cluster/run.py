@@ -226,19 +226,20 @@ def _signals_cancel() -> Iterator[None]:
         return
     task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[int]()
 
-    def cancel(number: int) -> None:
+    def cancel(number: int, _: object) -> None:
         if not came and task is not None:
-            task.cancel()
+            loop.call_soon_threadsafe(task.cancel)
         came.append(number)
         if number == signal.SIGINT:
-            loop.remove_signal_handler(number)  # who asks again does not want to wait
+            signal.signal(number, signal.default_int_handler)  # who asks again does not want to wait
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, cancel, number)
+    # not the loop's handlers: they need the descriptor by which the watchdog hears of signals
+    signal.signal(signal.SIGINT, cancel)
+    signal.signal(signal.SIGTERM, cancel)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             raise KeyboardInterrupt if came[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM) from None

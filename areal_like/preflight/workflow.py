@@ -6,7 +6,7 @@ from allocation import Finding
 from areal_like.config.findings import finding, nearest_words, unused
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.rollout.sglang.options import tool_call_parsers
-from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.runtime.user_code import Portable, UserCodeError, load_object
 from areal_like.workflows.make import Level, WorkflowError, level_of
 
 
@@ -16,6 +16,7 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
     for key, reference in config.workflows.items():
         try:
             levels[key] = level_of(load_object(reference))
+            Portable.of(reference)
         except UserCodeError as error:
             yield finding("RUN-WORKFLOW", key, str(error))
         except WorkflowError as error:

@@ -51,6 +51,7 @@ from areal_like.run.startup_report import opening
 from areal_like.run.warm_start import warm_start
 from areal_like.run.warmup_step import rehearse, rehearsing
 from areal_like.runtime.gc_tuning import gc_tuned
+from areal_like.runtime.watchdog import watched
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync, publish
@@ -164,7 +165,8 @@ async def _run_on(
 ) -> None:
     config, state, record = job.config, opened.state, opened.record
     playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None
-    async with playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
+    stacks = record.directory / "logs/stacks.log"
+    async with watched(stacks), playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
         scorer = config.reward.model
         scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
         trainers, reference, servers, urls = await _started(cluster, job, models, opened, view, tasks)

@@ -1,11 +1,13 @@
 """A user's workflow is loaded and looked at before anything starts: one finding says what is wrong, and where."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from areal_like.config.load import load
 from areal_like.preflight.workflow import check_workflow
+from areal_like.runtime.user_code import given
 
 GOOD = "async def run(row, client):\n    return 1.0\n"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/workflows").glob("*.py"))
@@ -74,3 +76,16 @@ def test_the_workflow_of_an_evaluation_is_checked_under_its_own_key(findings, tm
     ((key, message, _),) = findings(GOOD, f"valid_dataset.workflow={tmp_path}/other.py:run")
     assert key == "valid_dataset.workflow" and "it is int, not a function" in message
     assert findings(GOOD, "valid_dataset.workflow=single_turn", "reward.function=own.py:score") == []
+
+
+def test_an_object_that_no_worker_can_be_given_is_refused(write):
+    class Player:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        async def __call__(self, row, client):
+            return 1.0
+
+    with given({"workflow": Player()}) as references:
+        (found,) = check_workflow(load(write(), [f"workflow={references['workflow']}"]).config)
+    assert found.key == "workflow" and "cannot be sent to a worker process: " in found.message

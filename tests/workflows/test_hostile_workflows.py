@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +27,7 @@ from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
 
+ROOT = Path(__file__).parents[2]
 BLOCKED_S, MEMORY_MB = 3.0, 600
 REGEX = 're.match(r"(a+)+$", "a" * 45 + "b")'
 CLEAN = "env={'PATH': '/usr/bin:/bin'}, start_new_session=True"
@@ -144,3 +149,44 @@ def test_what_episodes_started_ends_with_their_worker(play, lonely):
 def sleeping(seconds: str) -> list[int]:
     """Living processes `sleep SECONDS`."""
     return [it.pid for it in psutil.process_iter(["cmdline"]) if (it.info["cmdline"] or [])[-1:] == [seconds]]
+
+
+KILLED = """
+import asyncio, os, pickle, signal, sys
+from areal_like.runtime.processes import Limits, UserProcesses
+from areal_like.runtime.remote import Attempt
+from areal_like.runtime.user_code import Portable
+from areal_like.workflows.playing import ENTRY, Episode, sent
+
+async def main():
+    async with UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print) as processes:
+        call = sent(Episode(Portable(sys.argv[1], None), {}, "key", None))
+        print(await processes.call(lambda: Attempt(call, None), 60.0))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_what_episodes_started_ends_with_a_main_process_that_is_killed(tmp_path):
+    """It has neither the session nor the environment of the run."""
+    source = f"import subprocess\nasync def run(row, client):\n    subprocess.Popen(['sleep', '77779'], {CLEAN})\n"
+    (file := tmp_path / "starts.py").write_text(source + "    return 1.0\n")
+    command = [sys.executable, "-c", KILLED, f"{file}:run"]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert killed.returncode == -signal.SIGKILL
+    limit = time.monotonic() + HUNG_S
+    while sleeping("77779") and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert sleeping("77779") == []
+
+
+def test_a_worker_has_no_descriptor_of_the_main_process(play, lonely, tmp_path):
+    """A child that an agent forks would keep the run's lock, and the janitor's pipe, open."""
+    with open(tmp_path / "lock", "w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        play("assert os.listdir('/proc/self/fd')", ordinary=0)
+        (pid,) = lonely[0].pids
+        files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        assert str(tmp_path / "lock") not in files
+        assert os.getpgid(pid) != os.getpgid(0)
