@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ START_S = 300.0  # for a worker to import what it runs
 TICK_S = 0.1
 LEFT_S = 30.0  # for the code of a call that is over to end
 LOST_S = 5.0  # for a worker to end whose connection was closed
+WARDEN_S = 10.0  # for the warden to kill everything
+LOG_BYTES = 64 << 20  # a larger log begins anew
 MOST_STARTS = 3  # in a row that fail
 MOST_TIMES = 3  # that a call is begun again beside others
 NUMBERS = itertools.count(1)
@@ -95,6 +98,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         self._thread = threading.Thread(target=self._serve, name="user processes", daemon=True)
         self._workers: list[Worker] = []
         self._names = itertools.count()
+        self._replaced: Counter[str] = Counter()
         self._failed_starts = 0
         self._failure: RunError | None = None
         self._closing = False
@@ -134,6 +138,8 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     async def _open(self) -> None:
         self._changed = asyncio.Event()
         self._alone = asyncio.Semaphore(self.limits.workers)
+        self._idle: list[Worker] = []  # for suspects
+        self._suspects = 0  # that wait
         self._files = ExitStack()
         if self._log is None:
             self._log = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="areal-"))) / "workers.log"
@@ -166,7 +172,9 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             await asyncio.sleep(TICK_S / 5)
         self._loop.remove_reader(self._control)
         self._control.close()  # the warden kills what is left
-        await asyncio.to_thread(self._warden.wait)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._warden.wait, WARDEN_S)
+        self._warden.kill()
         for task in self._tasks:
             task.cancel()
         for worker in list(self._workers):
@@ -193,17 +201,23 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 times, suspect = times + 1, interrupted.suspect
 
     async def _call_alone(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+        """Run a call in a worker that has no other one meanwhile; the next suspect gets it if it is as it was."""
+        self._suspects += 1
         async with self._alone:
-            worker = await self._start(alone=True)
+            self._suspects -= 1
+            worker = self._idle.pop() if self._idle else await self._start(alone=True)
             try:
-                while not worker.ready:
+                while not worker.ready or worker.over:
                     self._raise_failure()
                     if worker.over:
                         raise _Interrupted(suspect=True)
                     await self._change()
                 return await self._on(worker, worker.lanes[0], begin, timeout_s)
             finally:
-                self._end(worker)
+                if self._suspects and not (worker.over or worker.left or worker.marks.running()):
+                    self._idle.append(worker)
+                else:
+                    self._end(worker)
 
     async def _free_lane(self) -> tuple[Worker, Lane]:
         """The event loop with the fewest calls, once one is ready."""
@@ -349,9 +363,11 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 call.result.set_exception(EndedWorker(cause, message))
             else:
                 call.result.set_exception(_Interrupted(number in suspects and not guilty))
-        if calls:
-            more = f"; {again} other calls are run again" if again else ""
-            self._say(f"a worker of the workflow was replaced: {message}{more}; its output: {self._log}")
+        self._replaced[cause] += bool(calls)
+        if calls and (times := self._replaced[cause]).bit_count() == 1:  # the first, second, fourth, eighth, ...
+            more = f"; {again} other calls start again" if again else ""
+            often = f" ({times} times so far)" if times > 1 else ""
+            self._say(f"a worker of the workflow was replaced{often}: {message}{more}; its output: {self._log}")
 
     def _end(self, worker: Worker) -> None:
         """End a worker, and begin another one in its place."""
@@ -445,6 +461,8 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                     continue
                 watch.note_beats(worker, passed)
                 await self._judge(worker, descendants=ticks % 10 == 0)
+            if self._log is not None and self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+                os.truncate(self._log, 0)
 
     async def _judge(self, worker: Worker, *, descendants: bool) -> None:
         if self.limits.memory_mb is not None and worker.pid is not None:

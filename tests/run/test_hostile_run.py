@@ -31,7 +31,7 @@ async def run(row, client):
 
 def test_hostile_agents_neither_stop_a_run_nor_outlive_it(tmp_path):
     (tmp_path / "agents.py").write_text(WORKFLOW.replace("FOLDER", str(tmp_path)))
-    overrides = [f"workflow={tmp_path}/agents.py:run", "episode.blocked_s=5", "total_train_epochs=null"]
+    overrides = [f"workflow={tmp_path}/agents.py:run", "episode.blocked_s=5"]
     with run(tmp_path, *ENDLESS, *overrides, "total_train_steps=2") as started:
         assert started.end() == 0, started.output + started.errors
         assert started.remains() == []
