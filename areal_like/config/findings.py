@@ -45,7 +45,7 @@ def finding(
 
 def unused(key: str, why: str, help: str | None = None) -> Finding:
     """A key that is accepted and that nothing reads."""
-    return finding("RUN-UNUSED", key, f"does nothing: {why}", help, severity=Severity.WARNING)
+    return finding("RUN-UNUSED", key, f"ignored: {why}", help, severity=Severity.WARNING)
 
 
 def missing_package(key: str, package: str | None) -> Finding:

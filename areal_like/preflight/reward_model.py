@@ -9,7 +9,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RewardModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.model import is_local
-from areal_like.preflight.rewards import CODE, judges
+from areal_like.preflight.rewards import CODE
 from areal_like.rollout.sglang.classifier import CLASSES
 from areal_like.types import Prompt
 
@@ -18,7 +18,7 @@ _PATH = "reward.model.path"
 
 def check_reward_model(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     """There is one where it is asked, and it is asked where there is one; it has one label, and takes the first row."""
-    asked = [key for key, judge in judges(config.reward).items() if judge.function is None and judge.type == "model"]
+    asked = [key for key, judge in config.reward.judges.items() if judge.function is None and judge.type == "model"]
     model = config.reward.model
     if model is None:
         for key in asked:

@@ -1,11 +1,11 @@
 """The functions that judge, tried on one row before anything starts: in a process of their own, under time limits."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from allocation import Finding
 from areal_like.config.findings import finding
-from areal_like.config.schema import SINGLE_TURN, JudgeConfig, RewardConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS
@@ -16,15 +16,9 @@ CODE = "RUN-REWARD"
 _RESPONSE = "The answer is 42."  # to a row without a reference answer
 
 
-def judges(config: RewardConfig) -> Mapping[str, JudgeConfig]:
-    """What judges, by the key of its section."""
-    parts = {f"reward.parts.{name}": part for name, part in config.parts.items()}
-    return parts or {"reward": config}
-
-
 def answer_check(config: RewardConfig) -> AnswerCheck | None:
     """What a reference answer has to be; None where only a user's own code judges, which may do without one."""
-    types = [judge.type for judge in judges(config).values() if judge.function is None and judge.type in REWARDS]
+    types = [judge.type for judge in config.judges.values() if judge.function is None and judge.type in REWARDS]
     return REWARDS[types[0]].check if types else None
 
 
@@ -33,7 +27,7 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
     if config.reward.parts and "reward" in config.reward.parts:
         message = "`reward` is the name of their sum"
         yield finding(CODE, "reward.parts.reward", message, "give this part another name")
-    own = {key: judge.function for key, judge in judges(config.reward).items() if judge.function is not None}
+    own = {key: judge.function for key, judge in config.reward.judges.items() if judge.function is not None}
     if not own:
         return
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:

@@ -11,7 +11,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from areal_like.config.keys import entries_of, members, section_of
-from areal_like.config.schema import RunConfig, Section
+from areal_like.config.schema import Ignored, RunConfig, Section
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
 
@@ -20,9 +20,21 @@ HEAD = """\
 
 Generated from `areal_like/config/schema/` by `python docs/generate/configuration.py`; do not edit.
 
-A key is written `section.key`; on the command line `section.key=value` after the options. `null` unsets a key that may be
-empty. [run.md](run.md) says what the sections mean together.
+A key is written `section.key`, and on the command line `section.key=value` after the options. `null` unsets an optional key. A key
+that is set but ignored is reported as a warning. [run.md](run.md) describes how the sections work together.
 """
+MOST_USED = (
+    "actor.path",
+    "allocation_mode",
+    "train_dataset.path",
+    "train_dataset.batch_size",
+    "gconfig.n_samples",
+    "gconfig.max_new_tokens",
+    "algorithm",
+    "actor.optimizer.lr",
+    "rollout.max_head_offpolicyness",
+    "recover.mode",
+)
 
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", types.NoneType: "null", Any: "any"}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -30,19 +42,40 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def page() -> str:
     """The page as Markdown."""
-    return HEAD + "".join(_chapters(RunConfig, ""))
+    chapters = "".join(_chapters(RunConfig, ""))
+    names = [line.removeprefix("## ") for line in chapters.splitlines() if line.startswith("## ")]
+    contents = " · ".join(f"[{name.strip('`')}](#{_anchor(name)})" for name in names)
+    return f"{HEAD}\nSections: {contents}\n{_most_used()}{chapters}"
 
 
-def _chapters(section: type[Section], key: str, may_be_null: bool = False) -> Iterator[str]:
+def _most_used() -> str:
+    """Return the keys that most runs set."""
+    rows = ""
+    for key in MOST_USED:
+        *sections, name = key.split(".")
+        section: type[Section] | None = RunConfig
+        for part in sections:
+            section = section_of(section.model_fields[part].annotation) if section else None
+        rows += _row(key, section.model_fields[name]) if section else ""
+    return f"\n## Most used keys\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a heading, as GitHub writes it."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def _chapters(section: type[Section], key: str, may_be_null: bool = False, ignored: str = "") -> Iterator[str]:
     """The section's own keys as a table, then its sections."""
     fields = section.model_fields
     rows = "".join(_row(name, info) for name, info in fields.items() if not section_of(info.annotation))
     title = f"`{key}`" if key else "The run"
-    absent = " It is absent unless it is written." if may_be_null else ""
-    yield f"\n## {title}\n\n{section.__doc__}{absent}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
+    absent = " The section is absent by default." if may_be_null else ""
+    yield f"\n## {title}\n\n{section.__doc__}{absent}{ignored}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
     for name, info in fields.items():
         if inner := section_of(info.annotation):
-            yield from _chapters(inner, f"{key}.{name}".lstrip("."), types.NoneType in members(info.annotation))
+            optional, ignored = types.NoneType in members(info.annotation), "".join(map(" {}".format, _ignored(info)))
+            yield from _chapters(inner, f"{key}.{name}".lstrip("."), optional, ignored)
         elif entries := entries_of(info.annotation):
             yield from _chapters(entries, f"{key}.{name}.NAME".lstrip("."))
 
@@ -56,8 +89,14 @@ def _row(name: str, info: FieldInfo) -> str:
         for bound, sign in _BOUNDS.items()
         if getattr(rule, bound, None) is not None
     ]
-    cells = (f"`{name}`", ", ".join([kinds, *bounds]), default, info.description or "")
+    meaning = " ".join([info.description or "", *_ignored(info)])
+    cells = (f"`{name}`", ", ".join([kinds, *bounds]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _ignored(info: FieldInfo) -> list[str]:
+    """Return the conditions under which a key or section has no effect, as sentences."""
+    return [f"Ignored if {mark.why}." for mark in info.metadata if isinstance(mark, Ignored)]
 
 
 def _type(annotation: Any) -> str:

@@ -41,7 +41,7 @@ def test_what_makes_sense_may_start(write, overrides):
 )
 def test_a_model_that_nothing_asks_is_told(write, section, asked):
     def told(*overrides: str) -> list[str | None]:
-        return [f.key for f in preflight(load(write(), overrides)).findings if f.message.startswith("does nothing")]
+        return [f.key for f in preflight(load(write(), overrides)).findings if f.message.startswith("ignored")]
 
     assert told(f"{section}={{}}") == [section]
     assert told(f"{section}={{}}", asked) == told(f"{section}={{}}", f"{section}=null") == []

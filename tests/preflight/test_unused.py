@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from allocation import compile
-from areal_like.config.keys import annotation_of
+from areal_like.config.keys import entries_of, section_of
 from areal_like.config.load import dump, load
+from areal_like.config.schema import Ignored, RunConfig
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
-from areal_like.preflight.unused import _OF_SETS, RULES, check_unused, rules_of
+from areal_like.preflight.unused import check_unused
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
@@ -141,25 +142,36 @@ def test_as_many_servers_as_the_layout_has_are_no_more(write, type):
         load(write(), [f"scheduler.type={type}", "rollout.max_servers=2"]).config, "cpu", None, plan
     )
     assert (found.code, found.severity) == ("RUN-UNUSED", "warning")
-    assert found.message == "does nothing: the layout has 2 servers already"
+    assert found.message == "ignored: the layout has 2 servers already"
 
 
 def test_a_run_with_such_keys_starts(write):
     checked = preflight(load(write(), ["actor.optimizer.min_lr_ratio=0.5"]))
     assert checked.ok
     (finding,) = checked.findings
-    assert (finding.severity, finding.message) == ("warning", "does nothing: a constant learning rate does not fall")
+    assert (finding.severity, finding.message) == ("warning", "ignored: `lr_scheduler_type` is `constant`")
 
 
-def test_keys_exist():
-    plans = [compile("sglang:d1+fsdp[actor]:d1"), compile("sglang[rollout]:d1+megatron[actor]:d1+megatron[ref]:d1")]
-    rules = [*RULES, *(rule for plan in plans for rule in rules_of(plan, "cpu"))]
-    keys = [
-        *(key for rule in rules for key in rule.keys),
-        *(f"train_dataset.{key}" for rule in _OF_SETS for key in rule.keys),
+def test_conditions_are_reasons_in_the_middle_of_a_sentence():
+    whys = [
+        mark.why for section in sections(RunConfig) for field in section.model_fields.values() for mark in marks(field)
     ]
-    assert all(annotation_of(key) is not None for key in keys)
-    assert all(re.fullmatch(r"[^A-Z].*[^.]", rule.why) for rule in rules)
+    assert len(whys) > 60
+    assert [why for why in whys if not re.fullmatch(r"[^A-Z].*[^.]", why)] == []
+
+
+def marks(field):
+    """The conditions under which a field is ignored."""
+    return [mark for mark in field.metadata if isinstance(mark, Ignored)]
+
+
+def sections(section):
+    """A section and all below it."""
+    yield section
+    for field in section.model_fields.values():
+        inner = section_of(field.annotation) or entries_of(field.annotation)
+        if inner is not None:
+            yield from sections(inner)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -14,6 +14,7 @@ from areal_like.config.schema.data import (
     TrainDatasetConfig,
     ValidDatasetConfig,
 )
+from areal_like.config.schema.ignored import Ignored, Place
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.config.schema.outputs import (
     MLflowConfig,

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, TEMPERATURE, Section
 
 _SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
@@ -14,6 +15,19 @@ def _template_variables(variables: dict[str, Any]) -> dict[str, Any]:
     if taken := {"messages", "tools", "chat_template", "add_generation_prompt"} & variables.keys():
         raise ValueError(f"variables of the template without {', '.join(sorted(taken))}, which the run gives it")
     return variables
+
+
+_FILE = Ignored("`path` is a file or an object", lambda at: _is_file(at.section.path))
+_NOT_HUB = Ignored(
+    "`path` is not a Hugging Face dataset", lambda at: _is_file(at.section.path) or at.section.path == "arithmetic"
+)
+_NOT_ARITHMETIC = Ignored("`path` is not `arithmetic`", lambda at: at.section.path != "arithmetic")
+_ONE_SET = Ignored("there is one set of prompts (`mixture`)", lambda at: not at.section.mixture)
+_NOT_EVALUATED = Ignored("nothing is evaluated", lambda at: not at.run.evaluates)
+
+
+def _is_file(path: str) -> bool:
+    return path.endswith((".jsonl", ".parquet")) or ":" in path  # or an object: my_data.py:rows
 
 
 class ArithmeticConfig(Section):
@@ -33,8 +47,12 @@ class SourceConfig(Section):
             "object `my_data.py:rows` with `__len__` and `__getitem__`, or a function that returns one."
         )
     )
-    name: str | None = Field(None, description="Configuration of a Hugging Face dataset, such as `main`.")
-    split: str = Field("train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
+    name: Annotated[str | None, _NOT_HUB] = Field(
+        None, description="Configuration of a Hugging Face dataset, such as `main`."
+    )
+    split: Annotated[str, _FILE] = Field(
+        "train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."
+    )
     prompt_field: str = Field(
         "question",
         description=(
@@ -58,7 +76,9 @@ class SourceConfig(Section):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field(
         {}, description="Variables of the chat template, such as `enable_thinking: false`."
     )
-    arithmetic: ArithmeticConfig = Field(ArithmeticConfig(), description="Settings of `path: arithmetic`.")
+    arithmetic: Annotated[ArithmeticConfig, _NOT_ARITHMETIC] = Field(
+        ArithmeticConfig(), description="Settings of `path: arithmetic`."
+    )
 
 
 class DatasetConfig(SourceConfig):
@@ -88,7 +108,9 @@ class TrainDatasetConfig(DatasetConfig):
     mixture: dict[str, MixtureConfig] = Field(
         {}, description="More sets by name, sampled together with `path` by `weight`."
     )
-    weight: float = Field(1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`.")
+    weight: Annotated[float, _ONE_SET] = Field(
+        1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`."
+    )
 
     @property
     def weights(self) -> dict[str, float] | None:
@@ -100,7 +122,9 @@ class TrainDatasetConfig(DatasetConfig):
 class ValidDatasetConfig(DatasetConfig):
     """Evaluation prompts."""
 
-    split: str = Field("test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`.")
+    split: Annotated[str, _FILE] = Field(
+        "test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."
+    )
     max_samples: int | None = Field(None, ge=1, description="Number of prompts, from the first one; null: all.")
     workflow: str | None = Field(
         None,
@@ -126,14 +150,18 @@ class EvaluatorConfig(Section):
     """When and how evaluation prompts are answered; `valid_dataset` is one set, `datasets` adds more."""
 
     freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
-    n_samples: int = Field(1, ge=1, description="Responses per prompt: the n of mean@n and the largest k of pass@k.")
-    temperature: Annotated[float, TEMPERATURE] = Field(
+    n_samples: Annotated[int, _NOT_EVALUATED] = Field(
+        1, ge=1, description="Responses per prompt: the n of mean@n and the largest k of pass@k."
+    )
+    temperature: Annotated[float, TEMPERATURE, _NOT_EVALUATED] = Field(
         0.0, ge=0, description="Softmax temperature in evaluations; 0 is greedy."
     )
-    max_new_tokens: int | None = Field(
+    max_new_tokens: Annotated[int | None, _NOT_EVALUATED] = Field(
         None, ge=1, description="Maximum response length in tokens; null: `gconfig.max_new_tokens`."
     )
-    pass_reward: float = Field(1.0, description="Minimum reward with which a response passes (pass@k).")
+    pass_reward: Annotated[float, _NOT_EVALUATED] = Field(
+        1.0, description="Minimum reward with which a response passes (pass@k)."
+    )
     at_start: bool = Field(True, description="Evaluate before the first training step.")
     at_end: bool = Field(True, description="Evaluate after the last training step.")
     datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field(

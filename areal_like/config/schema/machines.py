@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.ignored import ignored_if
 from areal_like.config.schema.section import PATH, Section
 
 
@@ -24,7 +25,7 @@ class SchedulerConfig(Section):
         "local",
         description="`local`: a private Ray cluster on loopback that stops with the run; `ray`: an existing one.",
     )
-    address: str = Field(
+    address: Annotated[str, ignored_if("scheduler.type", "local")] = Field(
         "auto", description="Address of the existing cluster (`type: ray`); `auto`: RAY_ADDRESS, then this host."
     )
     startup_timeout_s: float = Field(

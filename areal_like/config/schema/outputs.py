@@ -1,9 +1,10 @@
 """What a run keeps and shows: `saver`, `recover` and `stats_logger`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.ignored import ignored_if
 from areal_like.config.schema.section import Section
 
 
@@ -13,7 +14,9 @@ class SaverConfig(Section):
     freq_steps: int | None = Field(
         None, ge=1, description="Training steps between two checkpoints; null: only the last one."
     )
-    merge_lora: bool = Field(False, description="Write the merged model beside the adapters (`actor.use_lora`).")
+    merge_lora: Annotated[bool, ignored_if("actor.use_lora", False)] = Field(
+        False, description="Write the merged model beside the adapters (`actor.use_lora`)."
+    )
 
 
 class WandBConfig(Section):
@@ -23,9 +26,15 @@ class WandBConfig(Section):
         "disabled",
         description="`offline`: write to the run's directory, for `wandb sync`; `online`: send to the server.",
     )
-    project: str | None = Field(None, description="Project; null: `experiment_name`.")
-    entity: str | None = Field(None, description="User or team; null: wandb's default.")
-    group: str | None = Field(None, description="Group of runs; null: none.")
+    project: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
+        None, description="Project; null: `experiment_name`."
+    )
+    entity: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
+        None, description="User or team; null: wandb's default."
+    )
+    group: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
+        None, description="Group of runs; null: none."
+    )
 
 
 class SwanLabConfig(Section):
@@ -35,8 +44,12 @@ class SwanLabConfig(Section):
         "disabled",
         description="`local`, `offline`: write to the run's directory, to view or send later; `cloud`: send.",
     )
-    project: str | None = Field(None, description="Project; null: `experiment_name`.")
-    workspace: str | None = Field(None, description="Workspace; null: swanlab's default.")
+    project: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = Field(
+        None, description="Project; null: `experiment_name`."
+    )
+    workspace: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = Field(
+        None, description="Workspace; null: swanlab's default."
+    )
 
 
 class MLflowConfig(Section):
@@ -48,7 +61,9 @@ class MLflowConfig(Section):
             "Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: MLflow is off."
         ),
     )
-    experiment_name: str | None = Field(None, description="Experiment; null: the run's `experiment_name`.")
+    experiment_name: Annotated[str | None, ignored_if("stats_logger.mlflow.tracking_uri", None)] = Field(
+        None, description="Experiment; null: the run's `experiment_name`."
+    )
 
 
 class RecoverConfig(Section):
@@ -56,27 +71,27 @@ class RecoverConfig(Section):
 
     mode: Literal["off", "auto", "fault"] = Field(
         "off",
-        description="`off`: none are written, and a run's directory is never entered again; `auto`: the same command goes "
-        "on with a run, whatever ended it; `fault`: only where a failure did, not the end of training or Ctrl-C.",
+        description="`off`: no checkpoints; the directory of a run is never reused. `auto`: the same command resumes a run, "
+        "whatever ended it. `fault`: it resumes only after a failure, not after the last step or Ctrl-C.",
     )
-    freq_steps: int | None = Field(
+    freq_steps: Annotated[int | None, ignored_if("recover.mode", "off")] = Field(
         None, ge=1, description="Training steps between two recovery checkpoints; null: not by steps."
     )
-    freq_secs: float | None = Field(
+    freq_secs: Annotated[float | None, ignored_if("recover.mode", "off")] = Field(
         600.0,
         gt=0,
         description="Seconds between two recovery checkpoints; null: not by time. The last step always has one.",
     )
-    keep: int = Field(2, ge=1, description="Number of recovery checkpoints to keep.")
-    timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Seconds that writing one recovery checkpoint may take; a write that takes longer ends the run.",
+    keep: Annotated[int, ignored_if("recover.mode", "off")] = Field(
+        2, ge=1, description="Number of recovery checkpoints to keep."
     )
-    restart: bool = Field(
+    timeout_s: Annotated[float, ignored_if("recover.mode", "off")] = Field(
+        1800.0, gt=0, description="Maximum seconds of writing one recovery checkpoint; a longer write ends the run."
+    )
+    restart: Annotated[bool, ignored_if("recover.mode", "off")] = Field(
         False,
-        description="Start at step 0 if the run has steps but no whole checkpoint; false: that is an error. The "
-        "run's journal and incomplete checkpoints are put aside; a whole checkpoint is always resumed.",
+        description="Start at step 0 if the run has steps but no complete checkpoint; false: that is an error. The "
+        "journal and incomplete checkpoints are put aside; a complete checkpoint is always resumed.",
     )
 
 
@@ -88,7 +103,9 @@ class StatsLoggerConfig(Section):
     mlflow: MLflowConfig = Field(MLflowConfig(), description="MLflow.")
     tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
     console: bool = Field(True, description="Print progress and a table of steps.")
-    console_samples: int = Field(2, ge=0, description="Responses to print at each evaluation, from worst to best.")
+    console_samples: Annotated[
+        int, ignored_if("stats_logger.samples", 0), ignored_if("stats_logger.console", False)
+    ] = Field(2, ge=0, description="Responses to print at each evaluation, from worst to best.")
     samples: int | None = Field(
         256,
         ge=0,

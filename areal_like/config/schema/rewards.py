@@ -1,23 +1,32 @@
 """Judging: `reward`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, Section
+
+_ONLY_MODELS = Ignored(
+    "only a reward model scores; `reward.model.timeout_s` applies",
+    lambda at: all(judge.function is None and judge.type == "model" for judge in at.section.judges.values()),
+)
+_PARTS = Ignored("`reward.parts` is set", lambda at: bool(getattr(at.section, "parts", None)))
+_FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not None)
 
 
 class JudgeConfig(Section):
     """What scores a response: your own function, a shipped verifier, or the reward model."""
 
-    type: Literal["gsm8k", "model"] = Field(
+    type: Annotated[Literal["gsm8k", "model"], _PARTS, _FUNCTION] = Field(
         "gsm8k",
         description=(
             "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`. "
             "Ignored if `function` is set."
         ),
     )
-    function: str | None = Field(
+    function: Annotated[str | None, _PARTS] = Field(
         None,
         description=(
             "Your own function, `my_rewards.py:score` or `package.module:score`, with parameters (response, row)."
@@ -57,11 +66,13 @@ class RewardConfig(JudgeConfig):
         ),
     )
     model: RewardModelConfig | None = Field(None, description="Model for `type: model`.")
-    timeout_s: float = Field(
+    timeout_s: Annotated[float, _ONLY_MODELS] = Field(
         10.0, gt=0, description="Maximum seconds to score one response; a slower one has no reward."
     )
-    workers: int | None = Field(None, ge=1, le=256, description="Reward worker processes; null: one per core.")
-    memory_mb: int | None = Field(
+    workers: Annotated[int | None, _ONLY_MODELS] = Field(
+        None, ge=1, le=256, description="Reward worker processes; null: one per core."
+    )
+    memory_mb: Annotated[int | None, _ONLY_MODELS] = Field(
         8192,
         ge=64,
         description=(
@@ -76,3 +87,9 @@ class RewardConfig(JudgeConfig):
             "Maximum consecutive batches that are skipped because no response has a reward; the next one ends the run."
         ),
     )
+
+    @property
+    def judges(self) -> Mapping[str, JudgeConfig]:
+        """What scores, by the key of its section."""
+        parts = {f"reward.parts.{name}": part for name, part in self.parts.items()}
+        return parts or {"reward": self}

@@ -1,13 +1,35 @@
 """Generation: `gconfig`, `episode`, `rollout`, `sglang` and `weight_update`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.ignored import Ignored, ignored_if
 from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
 
 SINGLE_TURN = "single_turn"  # the built-in workflow
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
+
+_TIME_SHARED = Ignored(
+    "`rollout.sharing` is `alternate`: a server cannot restart in the trainer's time slice",
+    lambda at: at.section.alternates,
+)
+_TOO_FEW_SERVERS = Ignored(
+    "too few servers are left when one fails (`rollout.min_servers`, `rollout.backend`)",
+    lambda at: (
+        at.plan is not None
+        and max(len(at.plan.engine("rollout").servers), at.section.max_servers or 0) <= at.section.min_servers
+    ),
+)
+_SYNCHRONOUS = Ignored(
+    "`rollout.max_head_offpolicyness` is 0: no request runs during a weight update",
+    lambda at: at.run.rollout.max_head_offpolicyness == 0,
+)
+_PREFETCHED = Ignored(
+    "`weight_update.mode` is `ipc` and `prefetch_mb` is larger",
+    lambda at: at.section.mode == "ipc" and at.section.bucket_mb <= at.section.prefetch_mb,
+)
+_CPU_CACHE = Ignored("on CPU the KV cache is sized by what is in flight (`device: cpu`)", lambda at: at.device == "cpu")
 
 
 class GenerationConfig(Section):
@@ -131,16 +153,16 @@ class RolloutConfig(Section):
         600.0, gt=0, description="Maximum seconds without progress of a server that has requests."
     )
     startup_timeout_s: float = Field(600.0, gt=0, description="Maximum seconds until every server is ready.")
-    max_restarts: int = Field(
+    max_restarts: Annotated[int, _TIME_SHARED, _TOO_FEW_SERVERS] = Field(
         3,
         ge=0,
-        description="Most restarts of each server within an hour, whether it died, hung or was lost with its node; beyond that "
-        "it is restarted when the hour is over. 0: never.",
+        description="Maximum restarts of each server per hour, after it died, hung or was lost with its node; the next restart "
+        "waits until the hour is over. 0: never.",
     )
     min_servers: int = Field(
         1,
         ge=1,
-        description="The run goes on without a failed server while this many others are left, and ends otherwise.",
+        description="The run continues without a failed server while this many others are left, and ends otherwise.",
     )
     max_servers: int | None = Field(
         None,
@@ -168,7 +190,7 @@ class RolloutConfig(Section):
 class SGLangConfig(Section):
     """Settings of each SGLang server; device, data type and tensor parallel size come from the run."""
 
-    mem_fraction_static: float = Field(
+    mem_fraction_static: Annotated[float, _CPU_CACHE] = Field(
         0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; ignored on CPU."
     )
     context_length: int | None = Field(
@@ -207,7 +229,7 @@ class WeightUpdateConfig(Section):
             " the trainer rank on the same GPU."
         ),
     )
-    requests: Literal["in_place", "recompute", "drain"] = Field(
+    requests: Annotated[Literal["in_place", "recompute", "drain"], _SYNCHRONOUS] = Field(
         "in_place",
         description=(
             "What happens to running requests. `in_place`: they continue with the new weights on their KV cache; "
@@ -220,10 +242,10 @@ class WeightUpdateConfig(Section):
         description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile. "
         "With `drain` it begins when the last response has ended, and is the longest time in which none may grow.",
     )
-    bucket_mb: int = Field(
+    bucket_mb: Annotated[int, ignored_if("weight_update.mode", "disk"), _PREFETCHED] = Field(
         512, ge=1, description="Size of one transfer in MiB; with `ipc` the larger of this and `prefetch_mb`."
     )
-    prefetch_mb: int = Field(
+    prefetch_mb: Annotated[int, ignored_if("weight_update.mode", "disk")] = Field(
         4096,
         ge=0,
         description=(

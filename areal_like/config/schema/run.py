@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
+from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.config.schema.outputs import RecoverConfig, SaverConfig, StatsLoggerConfig
 from areal_like.config.schema.rewards import RewardConfig
@@ -31,6 +32,8 @@ from areal_like.config.schema.trainer import (
     TrainerRole,
     WarmStartConfig,
 )
+
+_NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at: not at.run.workflows)
 
 
 class RunConfig(Section):
@@ -75,7 +78,9 @@ class RunConfig(Section):
             "(prompt, n, rollout); null: one prompt, n samples, one reward each."
         ),
     )
-    episode: EpisodeConfig = Field(EpisodeConfig(), description="Limits of an episode of `workflow`.")
+    episode: Annotated[EpisodeConfig, _NO_WORKFLOW] = Field(
+        EpisodeConfig(), description="Limits of an episode of `workflow`."
+    )
     actor: ActorConfig = Field(description="Trainer.")
     ref: ReferenceConfig | None = Field(None, description="Reference model; null: none.")
     critic: CriticConfig | None = Field(None, description="Critic; null: none.")
