@@ -39,8 +39,8 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         spec, findings = find_spec(actor.path, "actor.path", weights=not starts_elsewhere)
     elif actor.path is None and actor.init_model is not None:
         findings = list(_shape(actor.init_model))
-        made = model_config(actor.init_model, "float32")  # the same for any dtype
-        spec = None if findings else from_config(made, "actor.init_model")
+        spec, problems = _made(actor.init_model) if not findings else (None, [])
+        findings += problems
     else:
         neither = actor.path is None
         message = f"the model comes from path or init_model, and {'neither is' if neither else 'both are'} set"
@@ -48,6 +48,14 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         spec, findings = None, [finding("RUN-MODEL", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
     return spec, tokenizer, findings + problems
+
+
+def _made(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:
+    """Return the spec of `actor.init_model`, the same for any dtype, or why it is not a model."""
+    try:
+        return from_config(model_config(shape, "float32"), "actor.init_model"), []
+    except ModelError as error:
+        return None, [finding("RUN-MODEL", "actor.init_model", str(error).partition(": ")[2], "write a smaller number")]
 
 
 def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
