@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import yaml
 
+from allocation.convert.shell import calculated, with_names, words
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
 from allocation.plan import ParallelSizes
@@ -23,20 +25,16 @@ DEEPEST = 40
 LONGEST_VALUE = 10_000
 LONGEST_REFERRED = 1_000
 
-_VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|\$\(\([^\n()\"]{0,200}\)\)|\S*)"  # quoted, arithmetic, or a word
-_OVERRIDE = re.compile(rf"(?:^|(?<=[\s\"']))[+~]{{0,2}}([A-Za-z_][\w.-]*)={_VALUE}", re.M)
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=(.*)", re.S)
 _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
     r"^[ \t]*(?:\S{0,99}python[\d.]{0,9}[ \t][^\n=]{0,999}[ \t])?[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M
 )
-_OPTION = re.compile(
-    r"(?<![^\s(\"'])--([A-Za-z][\w-]*)(?:(?:=|[ \t]+(?:\\\n\s*)?)(?!--|\\\n|\\$|\"?\$\{\w+\[@\])"
-    r"(\$\(\([^\n()\"]{0,200}\)\)|\S+))?"
-)
+_OPTION = re.compile(r"(?:\w+=)?\(?--([A-Za-z][\w-]*)(?:=(.*))?", re.S)
+_NO_VALUE = re.compile(r"--|[)\\]$|\$\{\w+\[@\]")
 _SEVERAL = ("recompute-modules", "target-modules", "eval-prompt-data")  # options with several values
-_FURTHER = re.compile(r"(?:(?:[ \t]|\\\n)+(?!--)[\w/~][\w./:-]*(?=\s|$))+")
+_FURTHER = re.compile(r"[\w/~][\w./:-]*")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
-_VARIABLE = re.compile(rf"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)={_VALUE}", re.M)
-_ARITHMETIC = re.compile(r"\$\(\(([^\n()]{1,200})\)\)")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _ONES = ParallelSizes()
 NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
@@ -90,7 +88,7 @@ class Reading:
                 raise Unreadable(f"settings of {len(text)} characters; at most {LONGEST} are read", Source(""))
             for setting in parse(text):
                 reading.settings[setting.key] = setting
-            reading.variables = _variables(_without_comments(text))
+            reading.variables = _variables(text)
         except Unreadable as error:
             reading.settings = {}
             reading.report(unreadable=error)
@@ -142,13 +140,13 @@ class Reading:
         return "", self.findings
 
     def _filled(self, value: str) -> str:
-        value = _with_names(value)
+        value = with_names(value)
         for _ in range(8):
             filled = _REFERENCE.sub(self._referred, value)
             if filled == value or len(filled) > LONGEST_VALUE:
                 break
             value = filled
-        return _ARITHMETIC.sub(_calculated, value)
+        return calculated(value)
 
     def _referred(self, match: re.Match[str]) -> str:
         setting = self.settings.get(match[1] or match[3])
@@ -157,12 +155,16 @@ class Reading:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """The shell variables that the text sets, in its order, with earlier ones filled in."""
+    """The shell variables that the text sets at the begin of its lines, in its order, with earlier ones filled in."""
     found: dict[str, str] = {}
-    for match in _VARIABLE.finditer(text):
-        if match.end() - match.start() <= LONGEST_REFERRED:
-            value = _REFERENCE.sub(lambda reference: _substituted(reference, found), _with_names(_unquoted(match[2])))
-            found[match[1]] = _ARITHMETIC.sub(_calculated, value)
+    begins = False
+    for word in words(text):
+        begins = begins or word.first
+        match = _VARIABLE.fullmatch(word.text) if begins else None
+        if match and len(word.text) <= LONGEST_REFERRED:
+            value = _REFERENCE.sub(lambda reference: _substituted(reference, found), with_names(_unquoted(match[2])))
+            found[match[1]] = calculated(value)
+        begins = begins and word.text in ("export", "local")
     return found
 
 
@@ -170,28 +172,6 @@ def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
     """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
     value = known.get(reference[1] or reference[3], reference[2] and _unquoted(reference[2]))
     return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
-
-
-def _with_names(text: str) -> str:
-    """Return the text with the variables of its arithmetic written as references."""
-    return _ARITHMETIC.sub(lambda match: re.sub(r"(?<![\w${])([A-Za-z_]\w*)", r"${\1}", match[0]), text)
-
-
-def _calculated(match: re.Match[str]) -> str:
-    """Return the result of a shell's sum or product of whole numbers; names are variables there."""
-    text = re.sub(r"\s", "", match[1])
-    if not re.fullmatch(r"\d{1,9}([-+*/%]\d{1,9}){0,9}", text):
-        return match[0]
-    terms: list[int] = []
-    for sign, factors in re.findall(r"([-+]?)([^-+]+)", text):
-        first, *rest = re.split(r"([*/%])", factors)
-        value = int(first)
-        for operator, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
-            if operator != "*" and operand == 0:
-                return match[0]
-            value = value * operand if operator == "*" else value // operand if operator == "/" else value % operand
-        terms.append(-value if sign == "-" else value)
-    return str(sum(terms))
 
 
 def number(text: str) -> int | None:
@@ -217,16 +197,33 @@ def _setting(text: str, key: str, value: str, start: int, end: int) -> Setting:
 
 
 def _overrides(text: str) -> Iterator[Setting]:
-    for match in _OVERRIDE.finditer(_without_comments(text)):
-        yield _setting(text, match[1], _unquoted(match[2]), *match.span(2))
+    for word in words(text):
+        if match := _OVERRIDE.fullmatch(word.text):
+            begin = text.find("=", word.start, word.end) + 1
+            yield _setting(text, match[1], _unquoted(match[2]), begin, word.end)
+        elif " " in word.text and "=" in word.text:  # a command in quotes
+            yield from _overrides(word.text)
 
 
 def _options(text: str) -> Iterator[Setting]:
-    for match in _OPTION.finditer(_without_comments(text)):
-        key, value = match[1].replace("_", "-"), _unquoted(match[2]) if match[2] else "true"
-        if key in _SEVERAL and (more := _FURTHER.match(match.string, match.end())):
-            value = f"[{','.join([value, *more[0].replace('\\', ' ').split()])}]"
-        yield _setting(text, key, value, *match.span(2 if match[2] else 0))
+    found = list(words(text))
+    for place, word in enumerate(found):
+        match = _OPTION.fullmatch(word.text)
+        if " --" in word.text or (match and " " in word.text and not match[2]):  # several in quotes
+            yield from _options(word.text.partition("=")[2] if _VARIABLE.fullmatch(word.text) else word.text)
+            continue
+        if match is None:
+            continue
+        key, given = match[1].replace("_", "-"), match[2]
+        most = 99 if key in _SEVERAL else 1
+        after = found[place + 1 : place + 1 + most]
+        values = list(takewhile(lambda other: not (other.first or _NO_VALUE.match(other.text)), after))
+        if given is not None or not values:
+            yield _setting(text, key, _unquoted(given) if given else "true", word.start, word.end)
+            continue
+        several = [values[0], *takewhile(lambda other: _FURTHER.fullmatch(other.text), values[1:])]
+        value = f"[{','.join(each.text for each in several)}]" if len(several) > 1 else _unquoted(values[0].text)
+        yield _setting(text, key, value, values[0].start, values[0].end)
 
 
 def dump(settings: Mapping[str, object]) -> str:
@@ -240,11 +237,6 @@ def dump(settings: Mapping[str, object]) -> str:
         node[last] = value
     text: str = yaml.safe_dump(tree, sort_keys=False, width=1 << 20)
     return text
-
-
-def _without_comments(text: str) -> str:
-    """The text with comments blanked, every character in its place."""
-    return re.sub(r"(?m)(?:^|(?<=\s))#.*$", lambda match: " " * len(match[0]), text)
 
 
 def _yaml(text: str) -> Iterator[Setting]:

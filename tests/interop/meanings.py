@@ -270,6 +270,7 @@ SLIME = """
 --rollout-shuffle -> train_dataset.shuffle = True
 --dynamic-sampling-filter-path slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std -> actor.dynamic_sampling = True
 --tensor-model-parallel-size 2 --expert-model-parallel-size 4 --sglang-ep-size 4 --rollout-num-gpus-per-engine 4 -> allocation_mode = "sglang:d2t4e4|megatron:(attn:d4t2|ffn:t1e4)"
+--apply-chat-template-kwargs '{"enable_thinking": false}' -> train_dataset.chat_template_kwargs.enable_thinking = False
 --partial-rollout -> !
 --loss-type sft_loss -> !
 --use-opd -> !
@@ -329,6 +330,7 @@ actor_train.training_args.gradient_accumulation_steps=32 -> actor.ppo_n_minibatc
 actor_train.training_args.learning_rate=1e-6 -> actor.optimizer.lr = 1e-06
 actor_train.training_args.warmup_steps=20 -> actor.optimizer.warmup_steps = 20
 actor_train.training_args.warmup_ratio=0.1 -> actor.optimizer.warmup_steps_proportion = 0.1
+actor_train.training_args={learning_rate: 1.0e-6, lr_scheduler_kwargs: {min_lr: 1.0e-7}} -> actor.optimizer.min_lr_ratio = 0.1
 actor_train.training_args.lr_scheduler_type=constant -> actor.optimizer.lr_scheduler_type = constant
 adv_estimator=reinforce -> actor.reward_norm.mean_level = None
 adv_estimator=reinforce norm_mean_type=batch norm_std_type=group -> actor.reward_norm.std_level = group
@@ -420,6 +422,7 @@ algorithm.advantage_fn_args={std_cal_level: batch} -> actor.reward_norm.std_leve
 algorithm.algorithm_type=ppo -> algorithm = ppo
 algorithm.algorithm_type=ppo -> actor.adv_norm.std_level = batch
 algorithm.algorithm_type=ppo algorithm.advantage_fn_args={lam: 0.95} -> actor.gae_lambda = 0.95
+algorithm.algorithm_type=ppo trainer.critic_warmup=2 -> critic.warmup_steps = 2
 algorithm.algorithm_type=rloo -> actor.reward_norm.mean_leave1out = True
 algorithm.algorithm_type=gspo -> actor.eps_clip = 0.0003
 algorithm.algorithm_type=gspo -> actor.loss_agg_mode = sequence_mean

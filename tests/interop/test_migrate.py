@@ -454,6 +454,19 @@ def test_what_only_areal_can_read_is_told_or_translated(tmp_path, model):
     assert "no servers" in made.missing["allocation_mode"]
 
 
+def test_a_script_is_split_into_words_as_a_shell_does():
+    script = "# it's a comment\nN=8\npython3 -m verl a.b=$((N * 2)) 'c.d=[1, 2]' e.f=\"x y\" \\\n g.h=${N}  # more\n"
+    read = Reading.of_config(script)
+    assert [read.value(key) for key in ("a.b", "c.d", "e.f", "g.h")] == ["16", "[1, 2]", "x y", "8"]
+    options = Reading.of_command(
+        "ARGS=(\n --colocate\n --kwargs '{\"a\": 1}'\n)\nrun ${ARGS[@]} --lr=1e-6 --flag ${MORE[@]}\n"
+    )
+    assert [options.value(key) for key in ("colocate", "kwargs", "lr", "flag")] == ["true", '{"a": 1}', "1e-6", "true"]
+    broken = Reading.of_command("echo 'open\n--lr 1e-6 \\\n --tis-clip 2\n")
+    assert (broken.value("lr"), broken.value("tis-clip")) == ("1e-6", "2")
+    assert Reading.of_config("a.b=$((1 / 0)) c.d=1\n").value("a.b") == "$((1/0))"
+
+
 def test_words_behind_an_option_are_none_of_its_values():
     text = "vllm serve --tensor-parallel-size 4 mymodel"
     assert Reading.of_command(text).value("tensor-parallel-size") == "4"

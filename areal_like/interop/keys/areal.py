@@ -24,7 +24,7 @@ AREAL: Table = {
     "async_training": unneeded("training is asynchronous; rollout.max_head_offpolicyness=0 makes it synchronous"),
     "dynamic_bs": together("actor.dynamic_sampling"),
     "workflow": together("workflow"),
-    "eval_workflow": together("workflow"),
+    "eval_workflow": unneeded("evaluation: name it in valid_dataset.workflow"),
     "teacher": changes("distillation from a teacher is not supported"),
     "total_train_n_seqs": changes("write total_train_steps"),
     "server_only": changes("a run has a trainer", False),

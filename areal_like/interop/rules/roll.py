@@ -91,6 +91,9 @@ def _divergence(peer: Translation) -> None:
 
 
 def _batches(peer: Translation) -> None:
+    least, most = peer.number(f"{_TRAIN}.lr_scheduler_kwargs.min_lr"), peer.number(f"{_TRAIN}.learning_rate")
+    if least and most:
+        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
     prompts, group = peer.get("rollout_batch_size"), peer.get("num_return_sequences_in_group")
     parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     if peer.data_parallel and all(isinstance(value, int) for value in (prompts, group, *parts)):

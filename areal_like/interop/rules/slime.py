@@ -1,5 +1,7 @@
 """What follows from several of slime's keys."""
 
+import json
+
 from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
 from areal_like.interop.rules.translation import Translation
 
@@ -88,11 +90,19 @@ def _critic(peer: Translation) -> None:
     peer.ours["critic.eps_clip"] = peer.get("value-clip")
     peer.ours["actor.gae_lambda"] = peer.get("lambd")
     peer.ours["critic.warmup_steps"] = peer.get("num-critic-only-steps") or 0
+    if peer.get("critic-load"):
+        peer.unneeded["critic-load"] = "the critic starts from the actor's weights; critic.path names others"
     if peer.get("critic-lr"):
         peer.ours["critic.optimizer.lr"] = peer.get("critic-lr")
 
 
 def _user_code(peer: Translation) -> None:
+    variables = peer.get("apply-chat-template-kwargs")
+    if variables is not None:
+        try:
+            peer.ours["train_dataset.chat_template_kwargs"] = dict(json.loads(str(variables)))
+        except ValueError:
+            peer.fill("train_dataset.chat_template_kwargs", f"{variables} is not JSON")
     if (path := peer.get("rollout-function-path")) and not str(path).endswith(_PLAIN):
         peer.fill("workflow", f"{path}: write it as a function (docs/workflows.md)")
     for key in ("custom-generate-function-path", "custom-generate-function"):

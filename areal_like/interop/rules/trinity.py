@@ -63,6 +63,7 @@ def _algorithm(peer: Translation, kind: str) -> None:
         )
     if name == "ppo":
         peer.ours["actor.gae_lambda"] = peer.get("algorithm.advantage_fn_args.lam")
+        peer.ours["critic.warmup_steps"] = peer.get("trainer.critic_warmup") or 0
 
 
 def _loss(peer: Translation, kind: str) -> None:
@@ -143,6 +144,9 @@ def _tasks(peer: Translation) -> None:
         peer.ours["reward.type"] = "gsm8k"
     elif own:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
+    arguments = [key for key, value in peer.below(f"{_TASKS}.workflow_args") if value not in (None, False)]
+    if arguments and "workflow" not in peer.missing:
+        peer.fill("workflow", f"{', '.join(arguments)}: the workflow's arguments are code here (docs/workflows.md)")
     rank = peer.number("model.lora_configs.0.lora_rank")
     if rank:
         peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}

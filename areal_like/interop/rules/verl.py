@@ -165,7 +165,7 @@ def _data(peer: Translation) -> None:
     if peer.get("data.custom_cls.path"):
         peer.fill("train_dataset.path", "data.custom_cls: write the rows as my_data.py:rows")
     names = ("multi_turn.enable", "agent.default_agent_loop", "agent.agent_loop_config_path")
-    for key in [f"{_ROLLOUT}.{name}" for name in names]:
+    for key in [*(f"{_ROLLOUT}.{name}" for name in names), "data.tool_config_path"]:
         if peer.get(key) not in (None, False, "False", "single_turn_agent"):
             peer.fill("workflow", f"{key}: write the agent as a function (docs/workflows.md)")
 
