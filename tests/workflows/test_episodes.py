@@ -491,6 +491,23 @@ def test_a_group_may_train_on_parts_of_its_responses_and_leave_others_out(play):
     assert (said, counts) == ([], {"done": 2}) and group[0].generated.tolist() == [False, True, True, True]
 
 
+@pytest.mark.parametrize(
+    ("source", "unused"),
+    [
+        (TWO.format(body="return [rollout.trajectory([[1], r], 1.0)]"), 2),
+        (TWO.format(body="return [whole]"), 0),
+        (TWO.format(body="raise ValueError"), 4),
+        (f"async def run(row, client):\n    await {ASK}\n    return 1.0", 0),
+        (f"async def run(row, client):\n    await {ASK[:-1]}, stop=['ab'])\n    return 1.0", 2),  # both end tokens
+        (f"async def run(row, client):\n    await {ASK}\n    raise ValueError", 0),  # it has trajectories
+    ],
+)
+def test_what_a_workflow_leaves_out_is_counted(play, source, unused):
+    pool = Pool()
+    play(source, pool=pool)
+    assert pool.aside == {"orphaned": 0, "unused": unused}
+
+
 def test_data_of_a_group_has_the_version_of_its_weights(play):
     body = "return [replace(rollout.given([1], [2, 3], 1.0), versions=[-1, 999999, 999999])]"
     (group,), _, counts = play(TWO.format(body=body))
