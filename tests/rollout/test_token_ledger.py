@@ -120,7 +120,7 @@ def test_generated_is_the_sum_of_the_others_at_every_step(spare: int, monkeypatc
 def test_tokens_of_a_dataset_are_trained_and_were_generated_by_nobody():
     async def data(prompt: Prompt, group_id: int) -> list[Trajectory]:
         unused: Any = None
-        rollout = Rollout(prompt, group_id, unused, Sampling(9), unused, 0, unused, unused)
+        rollout = Rollout(prompt, group_id, unused, Sampling(9), 0, unused, unused, unused)
         return [rollout.given(prompt.tokens, [1, 2, STOP], 1.0)]
 
     async def run() -> dict[str, float]:
