@@ -30,8 +30,9 @@ import psutil
 from areal_like.checkpoint.journal import Journal, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.events import Event
+from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import read_rows
-from areal_like.metrics.report import METRICS_FILE, read_events
+from areal_like.metrics.report import METRICS_FILE
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/soak_cpu.json"

@@ -15,7 +15,8 @@ So the groups of the lines are disjoint, and with those that were dropped or wai
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -60,7 +61,8 @@ class Journal:
 
     def cut(self, version: int) -> None:
         """Keep steps 1 to `version` alone; raises CheckpointError where one of them is missing or damaged."""
-        kept = list(islice(_steps(self._path), version))
+        with closing(_steps(self._path)) as steps:
+            kept = list(islice(steps, version))
         if [step.version for step in kept] != list(range(1, version + 1)):
             raise CheckpointError(
                 f"{self._path} does not have every step up to {version}: it was changed. Restore it from a backup, or "
@@ -109,7 +111,7 @@ def count_steps(path: Path) -> int:
 _RESTORE = "Restore it from a backup, or choose another trial_name"
 
 
-def _steps(path: Path) -> Iterator[Step]:
+def _steps(path: Path) -> Generator[Step]:
     with reading(path), path.open("rb") as file:
         next(file)
         for number, line in enumerate(file, 2):

@@ -80,10 +80,11 @@ class Ownership:
         try:
             if self._writing.acquire(timeout=HUNG_S):  # else the thread hangs in a write, and keeps the descriptor
                 self._owner = replace(self._owner, ended=True)
-                with os.fdopen(self._file, "wb", 0), suppress(OSError):  # then the lock, or silence, says it
+                with suppress(OSError), os.fdopen(self._file, "wb", 0):  # then the lock, or silence, says it
                     self._write()
         finally:
-            os.close(self.lock)
+            with suppress(OSError):  # which has released it too
+                os.close(self.lock)
 
     def _keep_counting(self) -> None:
         while not self._ends.wait(BEAT_S):

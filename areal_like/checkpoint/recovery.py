@@ -84,8 +84,8 @@ class Recovery:
             if evaluating is not None:
                 await asyncio.wait([evaluating])
                 evaluating.result()
-            whole = replace(state, record=record(state.version))
             async with self._limited(f"the checkpoint of step {state.version}", left):
+                whole = replace(state, record=await call_disk(record, state.version))
                 await call_disk(self.store.commit, partial, whole, seconds)
 
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,57 @@ from areal_like.errors import RecordError, private, writing
 _END_OF_LINE = re.compile("[\x85\u2028\u2029]")
 
 
-class Lines:
-    """A file that is appended to; everything is on disk when `write` returns. Raises RecordError."""
+class Appended:
+    """A file that is appended to; everything is in the file when `write` returns. Raises RecordError.
+
+    Of what could not be written to its end nothing stays.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a", encoding="utf-8", opener=private)  # noqa: SIM115
+            self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115
+            self.size = self._file.tell()
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows."""
+    def write(self, text: str) -> None:
+        """Append a text."""
+        data = text.encode()
+        left = memoryview(data)
         with writing(self._path):
-            self._file.writelines(f"{as_json(row)}\n" for row in rows)
-            self._file.flush()
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    self._file.truncate(self.size)
+                raise
+        self.size += len(data)
 
     def close(self) -> None:
         """End the file."""
         with writing(self._path):
             self._file.close()
+
+
+class Lines:
+    """A file of rows, which is appended to. Raises RecordError."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = Appended(path)
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return self._file.size
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows."""
+        self._file.write("".join(f"{as_json(row)}\n" for row in rows))
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
 
 
 def as_json(value: Any) -> str:
@@ -46,21 +78,30 @@ def as_json(value: Any) -> str:
 
 
 def read_rows[T](path: Path, kind: type[T]) -> list[T]:
-    """The rows of a file as what they are; [] where there is none. Lines that a kill cut off are left out.
+    """The rows of a file as what they are; see `rows_of`."""
+    return list(rows_of(path, kind))
+
+
+def rows_of[T](path: Path, kind: type[T]) -> Iterator[T]:
+    """Read the rows of a file one by one; none where it is missing. Lines that a kill cut off are left out.
 
     Raises OSError, and RecordError where a line is something else, or all of several lines are cut off.
     """
-    adapter, rows = TypeAdapter(kind), []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(adapter.validate_json(line, strict=True))
-        except ValidationError as error:
-            if error.errors()[0]["type"] != "json_invalid":
-                raise RecordError(f"{path} is not what a run writes: line {number}: {first_of(error)}") from error
-    if len(lines) > 2 and not rows:
+    adapter, rows, number = TypeAdapter(kind), 0, 0
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = adapter.validate_json(line, strict=True)
+            except ValidationError as error:
+                if error.errors()[0]["type"] != "json_invalid":
+                    raise RecordError(f"{path} is not what a run writes: line {number}: {first_of(error)}") from error
+                continue
+            rows += 1
+            yield row
+    if number > 1 and not rows:
         raise RecordError(f"{path} is not what a run writes: no line of it is JSON")
-    return rows
 
 
 def first_of(error: ValidationError) -> str:

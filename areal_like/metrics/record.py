@@ -3,20 +3,21 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, recording, span
-from areal_like.metrics.console import COLUMNS, View
+from areal_like.metrics.console import COLUMNS, View, complain
+from areal_like.metrics.event_file import EVENTS_FILE, EventFile
 from areal_like.metrics.idle import idle_share
-from areal_like.metrics.lines import Lines
-from areal_like.metrics.report import ABOUT_FILE, EVENTS_FILE, REPORT_FILE, SUMMARY_FILE, Report
-from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, write_samples
+from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
+from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, thin_out, write_samples
 from areal_like.metrics.sinks import StatsSink
+from areal_like.metrics.writer import Writer
 from areal_like.types import Trajectory
 
 SHOWN_CHARACTERS = 60  # of a prompt and of a response in the console
@@ -26,7 +27,8 @@ class Record:
     """The files of one run directory; the console shows the same numbers.
 
     `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
-    `n_shown` of each evaluation are said. Raises RecordError where a file cannot be written.
+    `n_shown` of each evaluation are said. A thread writes everything. Numbers that cannot be written end the run: the
+    next call raises RecordError, and so does `close`. Of events, samples and the page they are reported once.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Record:
         self._about = {"title": title, "started": time.time(), **(about or {})}
         with writing(directory / ABOUT_FILE), open(directory / ABOUT_FILE, "w", opener=private) as file:
             file.write(json.dumps(self._about, indent=1) + "\n")
-        self._log, self._events = EventLog(), Lines(directory / EVENTS_FILE)
+        self._writer, self._log, self._events = Writer(), EventLog(), EventFile(directory)
         self._report = Report(directory / REPORT_FILE) if report else None
+        self._unwritten: set[str] = set()  # files about which that was reported
         if self._report:
             self._report.about(self._about)
-        self._sinks: list[StatsSink] = [*sinks, *([self._report] if self._report else [])]
+        self._sinks = list(sinks)
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
@@ -118,9 +121,13 @@ class Record:
             self._view.row(row | {"held-out": reward})
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a run that goes on after `step` has to know of the steps until then."""
+        """What a run that goes on after `step` has to know of the steps until then; their numbers are written then.
+
+        Blocks, so that a thread has to call it. Raises RecordError.
+        """
+        self._writer.wait()
         rewards, held_out = (
-            {number: value for number, value in of_it.items() if number <= step}
+            {number: value for number, value in list(of_it.items()) if number <= step}
             for of_it in (self._rewards, self._held_out)
         )
         return {"rewards": rewards, "held_out": held_out}
@@ -143,18 +150,21 @@ class Record:
         """
         if self._decode is None or self._n_samples == 0:
             return
-        kept = await asyncio.to_thread(self._write_samples, step, name, trajectories[: self._n_samples])
-        if self._report:
-            self._report.samples(step, name, kept)
+        kept = await asyncio.to_thread(self._samples_of, trajectories[: self._n_samples])
+        self._writer.do(partial(self._optional, "samples", partial(self._write_samples, step, name, kept)))
+        self._on_page(lambda page: page.samples(step, name, kept))
         for sample in picked(kept, self._n_shown) if name else ():
             prompt, response = (shown(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
             self._view.say(f"  {name} at step {step}, {reward_of(sample)}: {prompt} -> {response}")
 
-    def _write_samples(self, step: int, name: str | None, trajectories: Sequence[Trajectory]) -> list[Sample]:
+    def _samples_of(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
         assert self._decode
-        samples = [sample_of(item, self._decode) for item in trajectories]
+        return [sample_of(item, self._decode) for item in trajectories]
+
+    def _write_samples(self, step: int, name: str | None, samples: Sequence[Sample]) -> None:
         write_samples(self.directory, step, name, samples)
-        return samples
+        if self._n_samples is not None:
+            thin_out(self.directory, name)
 
     def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
         """One training step with the statistics that it has; `tokens_generated` counts from the start of the run.
@@ -205,11 +215,14 @@ class Record:
             evaluated = sorted({min(self._held_out), max(self._held_out)})
             rewards = " -> ".join(f"{self._held_out[step]:.3f} at step {step}" for step in evaluated)
             self._view.say(f"\nheld-out reward: {rewards} of {last}")
+        board = self.directory / "tensorboard"
+        with writing(board):
+            has_board = board.exists()
         for what, where in {
             "checkpoint": self.checkpoint(last),
             "reward curve": picture,
             "report": self.directory / REPORT_FILE if self._report else None,
-            "TensorBoard": board if (board := self.directory / "tensorboard").exists() else None,
+            "TensorBoard": board if has_board else None,
             "configuration": self.directory / "config.yaml",
             "summary": summary,
         }.items():
@@ -217,12 +230,17 @@ class Record:
                 self._view.say(f"  {what:<14}{where}")
 
     def close(self) -> None:
-        """Show the rows whose evaluation did not end, and end the files that were kept open."""
+        """Show the rows whose evaluation did not end, and end the files that were kept open. Raises RecordError."""
         for row in self._waiting.values():
             self._view.row(row)
-        self._events.close()
-        for sink in self._sinks:
-            sink.close()
+        with ExitStack() as closing:
+            closing.callback(self._writer.close)
+            for sink in self._sinks:
+                closing.callback(sink.close)
+            closing.callback(self._optional, EVENTS_FILE, self._events.close)
+            if self._report:
+                closing.callback(self._optional, REPORT_FILE, self._report.close)
+            self._writer.wait()
 
     def ended(self, how: str) -> None:
         """Note how the run ended; what cannot be written then is no second failure."""
@@ -233,15 +251,39 @@ class Record:
     def _drain(self) -> list[Event]:
         """Write the events so far, with which a step ends; the next one begins."""
         events = self._log.drain()
-        self._events.write(map(asdict, events))
-        if self._report:
-            self._report.events(events)
+        self._writer.do(partial(self._optional, EVENTS_FILE, partial(self._events.write, events)))
+        self._on_page(lambda page: page.events(events))
         self._step_began = time.time()
         return events
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         for sink in self._sinks:
-            sink.log(step, scalars)
+            self._writer.do(partial(sink.log, step, scalars))
+        self._on_page(lambda page: page.log(step, scalars))
+
+    def _on_page(self, add: Callable[[Report], None]) -> None:
+        """Have something added to the page, which is made anew when it is full."""
+        if self._report:
+            self._writer.do(partial(self._optional, REPORT_FILE, partial(self._add_to_page, add)))
+
+    def _add_to_page(self, add: Callable[[Report], None]) -> None:
+        assert self._report
+        add(self._report)
+        if self._report.is_full:
+            self._report.close()
+            try:
+                write_report([self.directory], self.directory / REPORT_FILE)
+            finally:
+                self._report = Report(self.directory / REPORT_FILE)
+
+    def _optional(self, what: str, write: Callable[[], None]) -> None:
+        """Write what the run does not need; report once that it cannot be written."""
+        try:
+            write()
+        except (RecordError, OSError) as error:
+            if what not in self._unwritten:
+                self._unwritten.add(what)
+                complain([f"{error}; training goes on without it ({what})"])
 
 
 _CONTROLLER = "controller"  # its lane

@@ -10,16 +10,22 @@ from typing import Any, NotRequired, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.errors import RecordError, private, writing
+from areal_like.errors import RecordError, writing
 from areal_like.events import Event
-from areal_like.metrics.lines import as_json, first_of, read_rows, replacing
+from areal_like.metrics.event_file import read_events
+from areal_like.metrics.lines import Appended, as_json, first_of, replacing, rows_of
 from areal_like.metrics.samples import Sample, picked, read_samples, recorded
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
-ABOUT_FILE, EVENTS_FILE, METRICS_FILE, REPORT_FILE = "run.json", "events.jsonl", "metrics.jsonl", "report.html"
+ABOUT_FILE, METRICS_FILE, REPORT_FILE = "run.json", "metrics.jsonl", "report.html"
 SUMMARY_FILE = "summary.json"  # written when all steps are made
 MOST_LANES = 64  # that are drawn; `events.jsonl` has all
 MOST_SAMPLES, MOST_CHARACTERS = 6, 2000  # of a step, and of each prompt and response
+PAGE_BYTES = 36 << 20  # of a page that is written on; then it is made anew, with fewer points of old steps
+MOST_SPANS = 100_000  # of a page that is made anew: the last ones
+LAST_ROWS, MOST_POINTS, MOST_NUMBERS = 200, 2000, 400_000  # steps as they are; and points of each curve, of all, before
+MOST_STEPS = 100  # whose samples a page that is made anew has, from the first to the last
+_END = "</script>\n"
 
 
 class Report:
@@ -32,10 +38,15 @@ class Report:
         self.run = 0
         self._path = path
         self._lanes: set[str] = set()
-        with writing(path):
-            self._file = open(path, "a", encoding="utf-8", opener=private)  # noqa: SIM115
-            if not self._file.tell():
-                self._file.write(TEMPLATE.read_text(encoding="utf-8"))
+        _repair(path)
+        self._file = Appended(path)
+        if not self._file.size:
+            self._file.write(TEMPLATE.read_text(encoding="utf-8"))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has to be made anew."""
+        return self._file.size > PAGE_BYTES
 
     def about(self, about: Mapping[str, Any]) -> None:
         """What is known before the run: see `run.json`."""
@@ -44,6 +55,14 @@ class Report:
     def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """See StatsSink."""
         self._add("scalars", [step, {name: _short(value) for name, value in scalars.items()}])
+
+    def series(self, points: Mapping[str, Sequence[tuple[int, float | None]]]) -> None:
+        """Add numbers of many steps by name."""
+        self._add("series", points)
+
+    def forget(self, step: int) -> None:
+        """Have the page leave out numbers and samples so far of `step` and later ones."""
+        self._add("forget", step)
 
     def events(self, events: Iterable[Event]) -> None:
         """Add spans to the timeline; groups are too many to be drawn."""
@@ -68,14 +87,24 @@ class Report:
 
     def close(self) -> None:
         """See StatsSink."""
-        with writing(self._path):
-            self._file.close()
+        self._file.close()
 
     def _add(self, kind: str, value: Any) -> None:
         text = as_json(value).replace("<", "\\u003c")
-        with writing(self._path):
-            self._file.write(f'<script>add({self.run},"{kind}",{text})</script>\n')
-            self._file.flush()
+        self._file.write(f'<script>add({self.run},"{kind}",{text}){_END}')
+
+
+def _repair(path: Path) -> None:
+    """Cut off the entry that a kill left without its end. Raises RecordError."""
+    with writing(path):
+        if not path.is_file():
+            return
+        with path.open("rb+", buffering=0) as file:
+            size = file.seek(0, 2)
+            start = max(0, size - PAGE_BYTES)
+            file.seek(start)
+            end = file.read().rfind(_END.encode())
+            file.truncate(start + end + len(_END) if end >= 0 else 0)
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
@@ -87,12 +116,57 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
         report = Report(partial)
         for report.run, directory in enumerate(runs):
             report.about(read_about(directory))
-            for row in read_rows(directory / METRICS_FILE, dict[str, int | float | None]):
-                report.log(int(row.pop("step", 0) or 0), row)
-            report.events(read_events(directory))
-            for step, name in recorded(directory):
+            add_metrics(report, directory / METRICS_FILE)
+            report.events([event for event in read_events(directory) if event.lane != "groups"][-MOST_SPANS:])
+            places = recorded(directory)
+            for step, name in places[:: -(-len(places) // MOST_STEPS)] if places else ():
                 report.samples(step, name, read_samples(directory, step, name))
         report.close()
+
+
+def add_metrics(report: Report, file: Path) -> None:
+    """Add the numbers of all steps; of old steps those which are lowest and highest in a stretch, so that peaks stay.
+
+    Raises OSError, RecordError.
+    """
+    kind = dict[str, int | float | None]
+    names: set[str] = set()
+    rows = 0
+    for row in rows_of(file, kind):
+        names |= row.keys()
+        rows += 1
+    old = rows - LAST_ROWS if rows > MOST_POINTS else 0
+    stretch = max(1, -(-2 * old // min(MOST_POINTS, max(2, MOST_NUMBERS // max(1, len(names))))))
+    ends: dict[str, list[tuple[int, float]]] = {}  # lowest and highest of each stretch, in pairs
+    starts: dict[str, int] = {}
+    for number, row in enumerate(rows_of(file, kind)):
+        step = int(row.pop("step", 0) or 0)
+        if number < old:
+            for name, value in row.items():
+                if value is not None:
+                    _extend(ends.setdefault(name, []), starts, name, number // stretch, (step, value))
+            continue
+        if number == old and ends:
+            report.series({name: _in_order(pairs) for name, pairs in ends.items()})
+        report.log(step, row)
+
+
+def _extend(
+    pairs: list[tuple[int, float]], starts: dict[str, int], name: str, stretch: int, point: tuple[int, float]
+) -> None:
+    """Take a point into the last stretch of a curve, or begin one with it."""
+    if starts.get(name) != stretch:
+        starts[name] = stretch
+        pairs += [point, point]
+    elif point[1] < pairs[-2][1]:
+        pairs[-2] = point
+    elif point[1] >= pairs[-1][1]:
+        pairs[-1] = point
+
+
+def _in_order(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float | None]]:
+    """The points of a curve by step, each once."""
+    return [(step, _short(value)) for step, value in sorted(set(pairs))]
 
 
 class About(TypedDict):
@@ -116,11 +190,6 @@ def read_about(directory: Path) -> About:
         return TypeAdapter(About).validate_json(file.read_bytes(), strict=True)
     except ValidationError as error:
         raise RecordError(f"{file} is not what a run writes: {first_of(error)}") from error
-
-
-def read_events(directory: Path) -> list[Event]:
-    """What `events.jsonl` says. Raises OSError, RecordError."""
-    return read_rows(directory / EVENTS_FILE, Event)
 
 
 def chrome_trace(directory: Path) -> dict[str, Any]:

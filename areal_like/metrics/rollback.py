@@ -4,7 +4,7 @@ from pathlib import Path
 
 from areal_like.errors import writing
 from areal_like.metrics.lines import as_json, read_rows, replacing
-from areal_like.metrics.report import ABOUT_FILE, METRICS_FILE, REPORT_FILE, write_report
+from areal_like.metrics.report import METRICS_FILE, REPORT_FILE, Report
 from areal_like.metrics.samples import FOLDER
 
 
@@ -19,6 +19,7 @@ def forget(directory: Path, step: int) -> None:
             number = file.stem.split("-")[1]
             if number.isdigit() and int(number) >= step:
                 file.unlink()
-    if report.exists() and (directory / ABOUT_FILE).exists():
-        with writing(report):
-            write_report([directory], report)
+    if report.exists():
+        page = Report(report)
+        page.forget(step)
+        page.close()

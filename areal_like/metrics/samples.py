@@ -6,10 +6,12 @@ from typing import TypedDict
 
 import numpy as np
 
+from areal_like.errors import writing
 from areal_like.metrics.lines import Lines, read_rows
 from areal_like.types import Ints, Trajectory
 
 FOLDER = "samples"
+MOST_FILES = 200  # of training steps, and of each evaluated set; older ones are thinned out
 type Decode = Callable[[Sequence[int]], str]
 
 
@@ -51,6 +53,15 @@ def write_samples(directory: Path, step: int, name: str | None, samples: Iterabl
     lines = Lines(_path(directory, step, name))
     lines.write({"step": step, **sample} for sample in samples)
     lines.close()
+
+
+def thin_out(directory: Path, name: str | None) -> None:
+    """Remove every other file of the older half where more than MOST_FILES are kept. Raises RecordError."""
+    with writing(directory / FOLDER):
+        steps = [step for step, of_it in recorded(directory) if of_it == name]
+        if len(steps) > MOST_FILES:
+            for step in steps[1 : len(steps) // 2 : 2]:
+                _path(directory, step, name).unlink(missing_ok=True)
 
 
 def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:

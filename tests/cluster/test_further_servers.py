@@ -9,7 +9,7 @@ import pytest
 from clusters import existing_cluster, writing
 from running import ENDLESS, run
 
-from areal_like.metrics.report import read_events
+from areal_like.metrics.event_file import read_events
 
 ONE_SERVER = ("actor.backend=megatron:d1", "rollout.backend=sglang:d1", "cluster.n_gpus_per_node=2")
 

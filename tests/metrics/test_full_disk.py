@@ -17,6 +17,7 @@ from areal_like.errors import RecordError
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
+from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 from areal_like.types import FinishReason, Trajectory
 
@@ -51,6 +52,7 @@ def record_a_step(directory: Path) -> None:
     with record.recording(), record.phase("training"):
         pass
     record.step(2, {"reward": 1.0}, tokens_generated=1)
+    record.close()
 
 
 def test_an_event_that_does_not_fit_is_noticed_at_its_own_step(
@@ -82,13 +84,51 @@ def test_a_full_disk_at_the_end(tmp_path: Path, name: str) -> None:
     assert str(raised.value) == f"{tmp_path / name} cannot be written: No space left on device"
 
 
-@pytest.mark.parametrize("name", ["run.json", "events.jsonl", "report.html", "samples/step-000002.jsonl"])
-def test_a_full_disk_at_a_step(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["run.json", "report.html"])
+def test_a_full_disk_at_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(RecordError) as raised:
         record_a_step(tmp_path)
     assert str(raised.value) == f"{tmp_path / name} cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "samples/step-000002.jsonl"])
+def test_a_full_disk_ends_no_run_for_what_it_does_not_need(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / name).symlink_to("/dev/full")
+    record_a_step(tmp_path)
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "No space left on device" in line]
+    assert said.startswith(f"{tmp_path / name} cannot be written: No space left on device; training goes on without it")
+
+
+def test_a_page_that_does_not_fit_any_more_stays_whole_and_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Record(tmp_path, "a title", View(enabled=False), report=True)
+    page = tmp_path / "report.html"
+    with largest_file(page.stat().st_size + 300):
+        for step in range(1, 9):
+            record.step(step, {"reward": 1.0, "loss": 0.5}, tokens_generated=step)
+        record.close()
+    assert capsys.readouterr().err.count("File too large") == 1
+    assert page.read_text().endswith("</script>\n")
+
+
+def test_numbers_that_do_not_fit_end_the_run(tmp_path: Path) -> None:
+    record = Record(tmp_path, "a title", View(enabled=False), [Scalars(tmp_path / "metrics.jsonl")])
+    record.step(1, {"reward": 1.0}, tokens_generated=1)
+    record.state(1)
+    file = tmp_path / "metrics.jsonl"
+    before = file.read_text()
+    with largest_file(len(before) + 10):
+        record.step(2, {"reward": 1.0}, tokens_generated=2)
+        with pytest.raises(RecordError) as raised:
+            record.state(2)
+    assert str(raised.value) == f"{file} cannot be written: File too large"
+    assert file.read_text() == before
 
 
 def test_a_directory_that_was_moved_away(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def record_run(directory: Path, seed: int = 0, title: str = "a title", end: str 
     if end:
         record.ended(end)
         record.close()
+    record._writer.wait()
     return directory
 
 

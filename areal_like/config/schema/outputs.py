@@ -109,6 +109,7 @@ class StatsLoggerConfig(Section):
     samples: int | None = Field(
         256,
         ge=0,
-        description="Samples per step and evaluation to keep in `samples/`; null: all.",
+        description="Samples per step and evaluation to keep in `samples/`, of at most 200 steps and evaluations of a set: "
+        "every other older one is removed; null: everything is kept.",
     )
     report: bool = Field(True, description="Keep `report.html` in the run's directory up to date.")

@@ -1,0 +1,47 @@
+"""Writing beside the event loop: in order, in one thread, which a hung file system does not keep from ending."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from areal_like.errors import RecordError
+
+WAIT_S = 600.0  # a write that takes longer hangs
+
+
+class Writer:
+    """Makes calls one after the other; the first one that fails ends the run at the next call of `do` or `wait`."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._work, name="record", daemon=True).start()
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Have a call made after those before it. Raises what an earlier one did."""
+        self._raise()
+        self._calls.put(call)
+
+    def wait(self) -> None:
+        """Return when everything so far is written; blocks, so that a thread has to call it. Raises RecordError."""
+        done = threading.Event()
+        self._calls.put(done.set)
+        if not done.wait(WAIT_S):
+            raise RecordError(f"the run's record was not written within {WAIT_S:g} s: its file system hangs")
+        self._raise()
+
+    def close(self) -> None:
+        """End the thread when everything so far is written, which `wait` waits for."""
+        self._calls.put(None)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                self._error = self._error or error
