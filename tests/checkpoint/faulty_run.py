@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from areal_like.checkpoint import owner
 from areal_like.checkpoint.journal import Journal, read_header
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import newest
@@ -156,6 +157,7 @@ def main() -> None:
     every_code = sys.argv[5:] == ["--every-error"]
     PICTURE.draw_rewards = lambda path, *_: path.write_text("picture")  # type: ignore[attr-defined]
     sys.modules[PICTURE.__name__] = PICTURE
+    owner.SILENT_S = 0.2  # after a fault in an owner's file the next attempt waits for that
     faults = ctypes.CDLL(library)
     faults.faults_failed.restype = ctypes.c_char_p
     fixed = ("trial_name=t", f"cluster.fileroot={folder}", "recover.mode=auto", "stats_logger.console=false")

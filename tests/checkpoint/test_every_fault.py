@@ -9,7 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from limits import HUNG_S
@@ -29,6 +31,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where that is possible: thousands of files are synced."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
+        yield Path(made)
+
+
 def problems(library: Path, folder: Path, *arguments: str) -> list[str]:
     """What was wrong after the faults; there were some."""
     command = [sys.executable, HERE / "faulty_run.py", library, folder, *arguments]
@@ -44,11 +54,11 @@ def problems(library: Path, folder: Path, *arguments: str) -> list[str]:
     return [line for line in lines if not line.endswith(" calls")]
 
 
-def test_a_call_that_fails_loses_neither_a_checkpoint_nor_a_line(library: Path, tmp_path: Path) -> None:
-    assert problems(library, tmp_path, "13", "0") == []
+def test_a_call_that_fails_loses_neither_a_checkpoint_nor_a_line(library: Path, folder: Path) -> None:
+    assert problems(library, folder, "13", "0") == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_call_may_fail_in_every_way(library: Path, tmp_path: Path, part: int) -> None:
-    assert problems(library, tmp_path, str(PARTS), str(part), "--every-error") == []
+def test_every_call_may_fail_in_every_way(library: Path, folder: Path, part: int) -> None:
+    assert problems(library, folder, str(PARTS), str(part), "--every-error") == []
