@@ -381,7 +381,7 @@ class LocalTrainer:
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         begun = time.perf_counter()
         result = await asyncio.to_thread(getattr(self._sender, step), *arguments)
-        if step in ("prepare", "lend"):
+        if step in ("prepare", "export"):
             self.export_s = (self.export_s if arguments[0] else 0.0) + time.perf_counter() - begun
         return result
 

@@ -1,6 +1,6 @@
 """The prose lint: docstrings, names and messages as CONTRIBUTING.md asks for; `make lint` runs it.
 
-    python tests/prose.py [FILE ...]      # default: every file of allocation/ and areal_like/
+python tests/prose.py [FILE ...]      # default: every file of allocation/ and areal_like/
 """
 
 from __future__ import annotations
@@ -14,11 +14,66 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 OPENINGS = re.compile(r"(?:What|Whose|Of|Those|That|Who)\b")
 NO_NOUN = re.compile(r"\b(?:is|are|was|were) no (?!longer\b|more\b|one\b|other\b)[a-z]")
-PREPOSITIONS = {"about", "above", "across", "after", "apart", "at", "before", "below", "beside", "between", "beyond", "by"}
-PREPOSITIONS |= {"for", "from", "in", "into", "of", "on", "onto", "over", "per", "than", "through", "to", "under", "with"}
+PREPOSITIONS = {
+    "about",
+    "above",
+    "across",
+    "after",
+    "apart",
+    "at",
+    "before",
+    "below",
+    "beside",
+    "between",
+    "beyond",
+    "by",
+}
+PREPOSITIONS |= {
+    "for",
+    "from",
+    "in",
+    "into",
+    "of",
+    "on",
+    "onto",
+    "over",
+    "per",
+    "than",
+    "through",
+    "to",
+    "under",
+    "with",
+}
 PREPOSITIONS |= {"within", "without"}
-PARTICIPLES = {"asked", "begun", "bound", "built", "chosen", "done", "drawn", "found", "given", "gone", "held", "hidden"}
-PARTICIPLES |= {"kept", "known", "laid", "left", "lent", "made", "meant", "paid", "said", "sent", "shown", "sought", "spelt"}
+PARTICIPLES = {
+    "asked",
+    "begun",
+    "bound",
+    "built",
+    "chosen",
+    "done",
+    "drawn",
+    "found",
+    "given",
+    "gone",
+    "held",
+    "hidden",
+}
+PARTICIPLES |= {
+    "kept",
+    "known",
+    "laid",
+    "left",
+    "lent",
+    "made",
+    "meant",
+    "paid",
+    "said",
+    "sent",
+    "shown",
+    "sought",
+    "spelt",
+}
 PARTICIPLES |= {"spoken", "taken", "told", "torn", "understood", "worn", "written"}
 VERBS_IN_ED = {"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
 

@@ -23,18 +23,20 @@ def check_sharing(config: RunConfig, device: Device, plan: Plan | None) -> Itera
     if plan is None:
         return
     if config.weight_update.mode == "ipc":
-        yield from _lent(plan)
+        yield from _exporting_ranks(plan)
     if config.rollout.alternates:
         yield from _turns(config, device, plan)
 
 
-def _lent(plan: Plan) -> Iterator[Finding]:
-    """Weights are lent on the device alone: some trainer rank is on every GPU of every server."""
+def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
+    """Check that an actor rank is on every GPU of every server, since IPC handles work on one device only."""
     trainer = set(plan.engine("actor").devices)
     alone = [(server, set(it.devices) - trainer) for server, it in enumerate(plan.engine("rollout").servers)]
     if alone := [(server, devices) for server, devices in alone if devices]:
         server, devices = alone[0]
-        message = f"no rank of the actor is on {len(devices)} of the GPUs of server {server}, to lend its weights there"
+        message = (
+            f"no rank of the actor is on {len(devices)} of the GPUs of server {server}, to export its weights there"
+        )
         help = "write weight_update.mode=collective, or a layout in which servers and actor share all GPUs, such as "
         yield finding("RUN-SHARING", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
 

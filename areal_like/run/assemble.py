@@ -33,7 +33,7 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.token_ledger import token_ledger
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.evaluation import EvaluationSet, Evaluator
-from areal_like.run.gpu_sharing import shared
+from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.logprob_check import allowed_logprob_diff
 from areal_like.run.loop import Parts, reinforce
 from areal_like.run.model_files import model_directories
@@ -47,9 +47,9 @@ from areal_like.run.start import (
     start_trainer,
     weight_sync,
 )
-from areal_like.run.startup_report import opening
+from areal_like.run.startup_report import startup_report
 from areal_like.run.warm_start import warm_start
-from areal_like.run.warmup_step import rehearse, rehearsing
+from areal_like.run.warmup_step import run_warmup_step, warmup_roles
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.runtime.watchdog import watched
 from areal_like.trainer.reference import Reference
@@ -74,7 +74,7 @@ async def run(job: Job, view: View) -> None:
                     models = await model_directories(config, directory)
                 logs, shared, uses_gpus = directory / "logs", directory / ".weights", job.device == "cuda"
                 view.say(f"starting {job}; output of every process: {logs}")
-                for line in opening(job):
+                for line in startup_report(job):
                     view.say(line)
                 async with run_cluster(
                     config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared, lock=opened.lock
@@ -187,7 +187,7 @@ async def _run_on(
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
             watching = tasks.create_task(supervisor.keep())
             transport = weight_sync(cluster, job, trainer, pool)
-            sharing, sync = shared(config, transport, tuple(trainers.values()), pool, record.phase)
+            sharing, sync = share_gpus(config, transport, tuple(trainers.values()), pool, record.phase)
             with record.doing("connecting trainer and servers"):
                 await sharing.to_trainer(None)
                 await sync.connect()
@@ -225,10 +225,10 @@ async def _started(
     if starting:
         starting.add_done_callback(lambda _: ready.note("servers"))
     trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
-    if rehearsing(job):
-        with record.doing("rehearsing a step"):
-            await rehearse(job, trainers)
-        ready.note("rehearsal")
+    if warmup_roles(job):
+        with record.doing("running a warm-up step"):
+            await run_warmup_step(job, trainers)
+        ready.note("warm-up step")
     with record.doing("starting the servers"):
         if starting is None:  # servers take what memory they find
             await asyncio.gather(*(each.offload() for each in trainers.values()))

@@ -24,7 +24,7 @@ from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.checksum import checked
+from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
 
 
@@ -200,7 +200,7 @@ async def start_reward_model(
 
 
 def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
-    """The way that `weight_update.mode` names."""
+    """Return the transport that `weight_update.mode` names."""
     update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
     spec = SyncSpec(
         timeout_s=update.timeout_s,
@@ -209,10 +209,10 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         backend=collective_backend(actor, rollout, job.device),
         bucket_mb=update.bucket_mb,
         prefetch_mb=update.prefetch_mb,
-        lenders=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
+        exporters=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
     )
     if update.checksum:
-        pool.checking = partial(checked, trainer)
+        pool.checking = partial(compare_checksums, trainer)
     return make_sync(update.mode, trainer, pool, spec)
 
 

@@ -1,4 +1,4 @@
-"""A run's first lines: what runs where, how much each rank holds, its environment, and how a batch is cut."""
+"""The startup report: what runs where, what each rank holds, its environment, and how a batch is split."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +15,8 @@ from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of
 
 
-def opening(job: Job) -> Iterator[str]:
-    """The lines, those of each role on trainer ranks first."""
+def startup_report(job: Job) -> Iterator[str]:
+    """Yield the lines, roles on trainer ranks first."""
     for role in job.config.roles:
         spec, plan = engine_spec(job, role, Path(), None), job.plan.engine(role)
         yield f"{role}: {plan.backend}, {_dimensions(plan)} on {_count(plan.world_size, 'rank')}" + _parameters(
@@ -24,17 +24,17 @@ def opening(job: Job) -> Iterator[str]:
         )
         yield f"  {_micro_batches(job.config, spec)}"
         if spec.resting:
-            yield f"  in host memory, except while they are needed: {', '.join(spec.resting)}"
+            yield f"  offloaded to host memory between uses: {', '.join(spec.resting)}"
         variables = " ".join(f"{name}={value}" for name, value in rank_environment(spec).items())
-        yield f"  environment, as far as it is not set otherwise: {variables}"
+        yield f"  environment, unless set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
     most = job.config.rollout.max_servers
-    more = f"; up to {most} as soon as the cluster has room (rollout.max_servers)" if job.further_servers else ""
+    more = f"; up to {most} when the cluster has room (rollout.max_servers)" if job.further_servers else ""
     yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
 
 
 def _dimensions(plan: EnginePlan) -> str:
-    """All sizes of a layout; those of experts where they have a grid of their own."""
+    """Return the parallel sizes of a layout, those of the expert grid included."""
     sizes = plan.sizes
     text = f"DP {sizes.dp}, TP {sizes.tp}, PP {sizes.pp}, CP {sizes.cp}"
     if sizes.vpp > 1:
@@ -43,8 +43,8 @@ def _dimensions(plan: EnginePlan) -> str:
 
 
 def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, object]) -> str:
-    """Parameters of the rank that has most of them, and of the whole model."""
-    if model is None:  # one of the hub, whose files are not here yet
+    """Return the largest parameter count of a rank, and that of the model."""
+    if model is None:  # on the hub, not downloaded yet
         return ""
     total, sizes = total_parameters(model), plan.sizes
     if plan.backend == "fsdp":
@@ -65,7 +65,7 @@ _SPLITS = (
 
 
 def _micro_batches(config: RunConfig, spec: EngineSpec) -> str:
-    """How a step's samples reach a data-parallel rank; the most micro-batches are of the longest sequences."""
+    """Describe how a step's samples are split; the most micro-batches come from the longest sequences."""
     samples = config.train_dataset.batch_size * config.gconfig.n_samples
     parts = 1 if spec.optimizer is None else config.actor.ppo_n_minibatches
     each = -(-samples // parts)

@@ -1,4 +1,4 @@
-"""A training step before the first, while the servers start: it compiles the kernels, and changes nothing."""
+"""A warm-up step before the first one, while the servers start: it compiles kernels and changes no state."""
 
 from collections.abc import Mapping
 from itertools import chain, islice
@@ -10,12 +10,12 @@ from areal_like.job import Job
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch
 
-# Megatron remembers magnitudes for FP8, and keeps its first calls as graphs: a rehearsal would be among them.
+# Megatron remembers magnitudes for FP8, and captures its first calls as graphs: a warm-up step would be among them.
 _REMEMBERING = {"fp8", "fp4", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"}
 
 
-def rehearsing(job: Job) -> list[TrainerRole]:
-    """The roles whose ranks have kernels to compile, on GPUs whose memory no server is dividing up at that time."""
+def warmup_roles(job: Job) -> list[TrainerRole]:
+    """Return the roles with kernels to compile, on GPUs where no server is sizing its memory at that time."""
     if job.device == "cpu":
         return []
     taken = {device for engine in job.plan.engines if engine.role in ("rollout", "reward") for device in engine.devices}
@@ -27,17 +27,14 @@ def rehearsing(job: Job) -> list[TrainerRole]:
     ]
 
 
-async def rehearse(job: Job, trainers: Mapping[TrainerRole, Trainer]) -> None:
-    """Have these ranks do a step, one role after the other as they may share GPUs."""
-    for role in rehearsing(job):
-        await trainers[role].rehearse(rehearsal_batch(job, role))
+async def run_warmup_step(job: Job, trainers: Mapping[TrainerRole, Trainer]) -> None:
+    """Run the step on these ranks, one role after the other since roles may share GPUs."""
+    for role in warmup_roles(job):
+        await trainers[role].warm_up(warmup_batch(job, role))
 
 
-def rehearsal_batch(job: Job, role: TrainerRole) -> Batch:
-    """Prompts one after the other, as sequences of the greatest length: a full micro-batch for each data-parallel rank.
-
-    A step has micro-batches as large as these, and no fewer.
-    """
+def warmup_batch(job: Job, role: TrainerRole) -> Batch:
+    """Return prompts joined to sequences of maximum length: a full micro-batch for each data-parallel rank."""
     config, longest = job.config, job.config.longest_sequence
     samples = config.train_dataset.batch_size * config.gconfig.n_samples // config.actor.ppo_n_minibatches
     full = job.plan.engine(role).sizes.dp * (config.roles[role].mb_spec.max_tokens_per_mb // longest)

@@ -68,7 +68,7 @@ class TrainEngine(Protocol):
         optimizer in a row are skipped.
         """
 
-    def rehearse(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:
         """Do what comes before a training step, and the step but for its update, so that its kernels are compiled.
 
         `batch` needs a `loss_mask` alone. Nothing is changed: steps that follow give the same to the last bit.

@@ -49,9 +49,9 @@ class Trainer:
         arguments = (batch, loss, temperature, learning_rate)
         return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
 
-    async def rehearse(self, batch: Batch) -> None:
+    async def warm_up(self, batch: Batch) -> None:
         """Have a training step's kernels compiled by one that changes nothing; `batch` needs a `loss_mask` alone."""
-        await self._ranks.call_all("engine", "rehearse", batch, phase="rehearsal")
+        await self._ranks.call_all("engine", "warm_up", batch, phase="warm-up step")
 
     async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write a Hugging Face checkpoint that transformers loads."""

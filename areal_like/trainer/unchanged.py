@@ -1,4 +1,4 @@
-"""A rehearsal of a training step leaves no trace in what the real one starts from."""
+"""Keeps a warm-up step from changing the state that the first step starts from."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

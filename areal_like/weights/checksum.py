@@ -1,4 +1,4 @@
-"""Whether servers were given the weights that the trainer has: `weight_update.checksum`, over every transport."""
+"""Checksums of weights on trainer and servers (`weight_update.checksum`), over every transport."""
 
 import asyncio
 import json
@@ -11,13 +11,13 @@ from areal_like.trainer.remote import Trainer
 
 
 @asynccontextmanager
-async def checked(trainer: Trainer, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
-    """Have servers compare what the body brings them with the trainer's; raises ServerError where it differs."""
-    await _tell(servers, WATCH, "", deadline)
+async def compare_checksums(trainer: Trainer, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
+    """Have servers compare the tensors that the body sends with the trainer's; raise ServerError if one differs."""
+    await _post(servers, WATCH, "", deadline)
     yield
-    await _tell(servers, COMPARE, json.dumps(await trainer.checksums(timeout_s=deadline.left)), deadline)
+    await _post(servers, COMPARE, json.dumps(await trainer.checksums(timeout_s=deadline.left)), deadline)
 
 
-async def _tell(servers: Sequence[Server], what: str, text: str, deadline: Deadline) -> None:
+async def _post(servers: Sequence[Server], what: str, text: str, deadline: Deadline) -> None:
     body = {"zmq_handles": {what: text}, "flush_cache": False}
     await asyncio.gather(*(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers))

@@ -1,4 +1,4 @@
-"""How new weights reach the servers: all of them acknowledge version v, or the update fails in time, with a cause.
+"""Weight updates: every server acknowledges version v, or the update fails in time and names the cause.
 
 A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank.py` what trainer ranks do for it.
 """
@@ -28,29 +28,29 @@ TRANSPORTS = {  # by `weight_update.mode`: the controller's class, and that of t
     "disk": ("DiskSync", None),
     "ipc": ("IpcSync", "IpcSender"),
 }
-MARGIN_S = 2 * AFTERMATH_S + 2  # the steps' own limits, which name who is late, speak first
+MARGIN_S = 2 * AFTERMATH_S + 2  # the limits of single steps, which name the late server, fire first
 
 
 class WeightSync(Protocol):
-    """One way of bringing the trainer's weights to every server."""
+    """A weight transport from the trainer to every server."""
 
     async def connect(self) -> None:
-        """Prepare what lasts longer than one version."""
+        """Prepare what several updates use."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Bring the trainer's current weights to every server, labelled `version`; they acknowledge it.
+        """Send the trainer's current weights as `version` to every server, which acknowledges them.
 
-        An attempt has until the deadline, which each further one renews.
+        One attempt lasts until the deadline, and each further attempt renews it.
         """
 
 
 @dataclass(frozen=True)
 class SyncSpec:
-    """What a transport may make use of.
+    """Settings of a transport.
 
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
     servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
-    `lenders` are the trainer's ranks on the GPUs of each of the layout's servers; without them all ranks lend.
+    `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
     """
 
     timeout_s: float
@@ -59,21 +59,21 @@ class SyncSpec:
     backend: Literal["gloo", "nccl"]
     bucket_mb: int
     prefetch_mb: int = 0
-    lenders: Sequence[Collection[int]] = ()
+    exporters: Sequence[Collection[int]] = ()
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
-        """How many of the first buckets are gathered before servers pause: at least one."""
+        """Return how many of the first buckets are gathered before the servers pause; at least one."""
         sizes = accumulate(sum(tensor.nbytes for tensor in bucket) for bucket in buckets)
         return max(1, sum(size <= self.prefetch_mb << 20 for size in sizes))
 
 
 def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:
-    """The transport that `weight_update.mode` names."""
+    """Return the transport that `weight_update.mode` names."""
     return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode][0])(trainer, pool, spec)
 
 
 def make_sender(mode: str, engine: TrainEngine, rank: int, address: str) -> Any:
-    """A trainer rank's end of the transport, whose methods `Trainer.transfer` calls; None where it has none."""
+    """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none."""
     name = TRANSPORTS[mode][1]
     return name and getattr(import_module(f"areal_like.weights.{mode}.rank"), name)(engine, rank, address)
 
@@ -89,17 +89,17 @@ class TensorSpec:
 
 
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
-    """Send the weights within `timeout_s`; raises WeightUpdateError where a server did not get all of them."""
-    async with limited(f"weights of version {version} over {type(sync).__name__}", timeout_s) as deadline:
+    """Send the weights within `timeout_s`; raise WeightUpdateError if a server did not receive all of them."""
+    async with time_limit(f"weight update to version {version}", timeout_s) as deadline:
         with span("weights", "update", version=version):
             await sync.send(version, deadline)
 
 
 async def with_those_left(pool: ServerPool, deadline: Deadline, send: Callable[[], Awaitable[None]]) -> None:
-    """Send weights, and once more from the start where a server has left meanwhile, as one that died does.
+    """Send weights, and send them again from the start if a server left meanwhile, for instance because it died.
 
-    A further server that fails is made to leave. What the others hold then is a mixture, so all of it is sent again,
-    while they still pause, with all of the time.
+    An elastic server that fails is removed. The others then hold a mixture of weights, so all weights are sent again
+    while they still pause, with a renewed deadline.
     """
     while True:
         servers = pool.servers
@@ -114,7 +114,7 @@ async def with_those_left(pool: ServerPool, deadline: Deadline, send: Callable[[
 
 
 class Limit(Deadline):
-    """A deadline of steps, and of the body around them, which is ended MARGIN_S later."""
+    """A deadline of several steps; the body around them ends MARGIN_S later."""
 
     def __init__(self, seconds: float, body: asyncio.Timeout) -> None:
         self._body = body
@@ -126,15 +126,15 @@ class Limit(Deadline):
 
 
 @asynccontextmanager
-async def limited(what: str, timeout_s: float) -> AsyncIterator[Deadline]:
-    """End the body at its time limit and tell its failures as a WeightUpdateError about `what`; gives the limit."""
+async def time_limit(what: str, timeout_s: float) -> AsyncIterator[Deadline]:
+    """End the body at its time limit, and raise its failures as WeightUpdateError about `what`; yield the limit."""
     try:
         async with asyncio.timeout(None) as body:
             yield Limit(timeout_s, body)
     except TimeoutError:
         raise WeightUpdateError(
-            f"{what}: the trainer did not finish within {timeout_s:g} s; raise weight_update.timeout_s if the model is "
-            "that large"
+            f"{what} failed: the trainer did not finish within {timeout_s:g} s. Raise weight_update.timeout_s if the model "
+            "is that large"
         ) from None
     except ServerError as error:
-        raise WeightUpdateError(f"{what}: {error}") from error
+        raise WeightUpdateError(f"{what} failed: {error}") from error

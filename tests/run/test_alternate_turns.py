@@ -97,7 +97,7 @@ def test_a_server_that_keeps_its_memory_is_named():
     told: list[Any] = []
     server = fake_server(told)
     server.answers[RELEASE] = refusal
-    with pytest.raises(WeightUpdateError, match=r"giving back their memory: server 0 .*no memory saver"):
+    with pytest.raises(WeightUpdateError, match=r"releasing the servers' memory failed: server 0 .*no memory saver"):
         asyncio.run(turns(server, told))
     assert "onload" not in told
 

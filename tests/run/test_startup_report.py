@@ -8,13 +8,13 @@ from running import CONFIG
 
 from areal_like.config.load import load
 from areal_like.preflight import preflight
-from areal_like.run.startup_report import opening
+from areal_like.run.startup_report import startup_report
 
 
 def lines(*overrides: str, device: str = "cpu") -> list[str]:
     job = preflight(load(CONFIG, list(overrides)), dry_run=True).job
     assert job is not None
-    return list(opening(replace(job, device=device)))  # type: ignore[arg-type]
+    return list(startup_report(replace(job, device=device)))  # type: ignore[arg-type]
 
 
 def test_each_role_has_its_layout_its_parameters_and_its_environment() -> None:
@@ -48,11 +48,11 @@ def test_the_micro_batches_follow_from_batch_and_layout() -> None:
     assert "optimizer" not in ref
 
 
-def test_what_rests_in_host_memory_and_a_gpus_variables_are_said() -> None:
+def test_offloaded_state_and_a_gpus_variables_are_reported() -> None:
     said = lines(
         "actor.megatron.optimizer_offload=true", "actor.env_vars.NCCL_DEBUG=WARN", "ref.offload=true", device="cuda"
     )
-    resting = [line.partition(": ")[2] for line in said if line.startswith("  in host memory, except while")]
+    resting = [line.partition(": ")[2] for line in said if line.startswith("  offloaded to host memory")]
     assert resting == ["optimizer", "params"]
     variables, _ = (line for line in said if "environment" in line)
     assert "NVTE_TORCH_COMPILE=0" in variables and "NCCL_DEBUG=WARN" in variables
@@ -70,5 +70,5 @@ def test_servers_beyond_the_layout_are_told_where_the_run_may_have_them() -> Non
     job = preflight(load(CONFIG, ["rollout.max_servers=1"]), dry_run=True).job
     assert job is not None
     grown = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update={"max_servers": 3})})
-    *_, told = opening(replace(job, config=grown))
-    assert told == "rollout: sglang, 1 server of TP 1; up to 3 as soon as the cluster has room (rollout.max_servers)"
+    *_, told = startup_report(replace(job, config=grown))
+    assert told == "rollout: sglang, 1 server of TP 1; up to 3 when the cluster has room (rollout.max_servers)"

@@ -1,4 +1,4 @@
-"""A whole run whose trainer and server take turns and lend weights; on CPU no memory is given back."""
+"""A whole run with time-shared GPUs and weights over IPC; on CPU no memory is released."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_a_run_whose_ends_take_turns_trains_and_leaves_nothing(tmp_path: Path) -
     print(steps[-1])
     events = [json.loads(line) for line in (started.directory / "events.jsonl").read_text().splitlines()]
     turns = [event["name"] for event in events if event.get("name", "").startswith("turn of")]
-    assert turns == [*["turn of the trainer", "turn of the servers"] * (STEPS + 1)], turns
+    assert turns == [*["time slice of the trainer", "time slice of the servers"] * (STEPS + 1)], turns

@@ -1,4 +1,4 @@
-"""Which roles rehearse a step, and with what."""
+"""Which roles run a warm-up step, and with which batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from running import CONFIG
 from areal_like.config.load import load
 from areal_like.job import Job
 from areal_like.preflight import preflight
-from areal_like.run.warmup_step import rehearsal_batch, rehearsing
+from areal_like.run.warmup_step import warmup_batch, warmup_roles
 from areal_like.trainer.packing import make_schedule
 
 APART = ("actor.backend=megatron:d2", "rollout.backend=sglang:d1", "cluster.n_gpus_per_node=8")
@@ -32,20 +32,20 @@ def job_of(*overrides: str, device: str = "cuda") -> Job:
     ],
     ids=["apart", "with a reference", "CPU", "shared with servers"],
 )
-def test_who_rehearses(overrides: tuple[str, ...], device: str, roles: list[str]) -> None:
-    assert rehearsing(job_of(*overrides, device=device)) == roles
+def test_which_roles_run_a_warmup_step(overrides: tuple[str, ...], device: str, roles: list[str]) -> None:
+    assert warmup_roles(job_of(*overrides, device=device)) == roles
 
 
 def test_fp8_would_remember_it() -> None:
     job = job_of()
     job.config.actor.megatron.override_transformer_config["fp8"] = "hybrid"
-    assert rehearsing(job) == []
+    assert warmup_roles(job) == []
 
 
 @pytest.mark.parametrize("limit", [64, 16384])
 def test_its_micro_batches_are_as_large_as_a_step_s_and_no_larger(limit: int) -> None:
     job = job_of(f"actor.mb_spec.max_tokens_per_mb={limit}")
-    batch, longest = rehearsal_batch(job, "actor"), job.config.longest_sequence
+    batch, longest = warmup_batch(job, "actor"), job.config.longest_sequence
     samples = job.config.train_dataset.batch_size * job.config.gconfig.n_samples // job.config.actor.ppo_n_minibatches
     assert set(batch.lengths.tolist()) == {longest}
     assert len(batch.lengths) == min(samples, 2 * (limit // longest))

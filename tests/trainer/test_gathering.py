@@ -22,7 +22,7 @@ def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models
     buckets, held, whole = outcomes[0]
     assert all(other == buckets for other, _, _ in outcomes[1:])
     assert not any(any(other) for _, other, _ in outcomes[1:])
-    assert all(other == whole for _, _, other in outcomes[1:]), "a rank could not lend its weights to servers"
+    assert all(other == whole for _, _, other in outcomes[1:]), "a rank could not export its weights to servers"
     expected = load_file(models[model] / "model.safetensors")
     assert {spec.name for (spec,) in buckets} == expected.keys()
     for (spec,), content in zip(buckets, held, strict=True):

@@ -449,16 +449,16 @@ def bad_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting: S
     return BadSteps(outcomes, unchanged, good, weights if rendezvous.rank == 0 else {})
 
 
-def rehearsed_steps(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, rehearses: bool
+def steps_after_warmup(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, warms_up: bool
 ) -> tuple[list[dict[str, float]], dict[str, np.ndarray], bool]:
-    """Two steps after a rehearsal with other sequences, or after none; what of the process they and that change."""
+    """Two steps after a warm-up step with other sequences, or after none; what of the process they and that change."""
     with engine(rendezvous, listener, setting) as made:
         torch.manual_seed(0)
-        if rehearses:
+        if warms_up:
             tokens = make_batch(7, (30, 30, 11))
             mask = {"loss_mask": np.ones_like(tokens.fields["loss_mask"])}
-            made.rehearse(Batch(tokens.lengths, tokens.tokens, mask))
+            made.warm_up(Batch(tokens.lengths, tokens.tokens, mask))
         loss = LossSpec(squared if setting.role == "critic" else sft)
         steps = [made.train(make_batch(step), loss) for step in range(2)]
         return steps, exported(made), torch.rand(3).numpy()

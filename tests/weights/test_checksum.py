@@ -17,7 +17,7 @@ from test_sync import connected
 from areal_like.errors import WeightUpdateError
 from areal_like.rollout.sglang.checksum import checksum, compare, watch
 from areal_like.trainer.rank import TrainerRank
-from areal_like.weights.checksum import checked
+from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import make_sender, publish
 
 
@@ -66,7 +66,7 @@ def test_what_came_otherwise_is_named(sglang_server, tmp_path, mode):
 
     async def run() -> None:
         async with connected(mode, trainer, sglang_server, tmp_path) as (bound, pool):
-            pool.checking = partial(checked, trainer)
+            pool.checking = partial(compare_checksums, trainer)
             for trainer.updates, trainer.model in enumerate(models, 1):
                 await publish(bound, trainer.updates, HUNG_S)
 

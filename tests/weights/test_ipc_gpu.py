@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_like.rollout.sglang.ipc import lend
+from areal_like.rollout.sglang.ipc import export_handle
 
 pytestmark = pytest.mark.gpu
 
 BORROWER = """
 import sys, torch
-from areal_like.rollout.sglang.ipc import borrow
+from areal_like.rollout.sglang.ipc import open_handle
 torch.zeros(1, device="cuda")
 for line in sys.stdin:
     try:
-        print(int(borrow(line, torch.device("cuda", 0)).long().sum()), flush=True)
+        print(int(open_handle(line, torch.device("cuda", 0)).long().sum()), flush=True)
     except RuntimeError as error:
         print(str(error).splitlines()[0], flush=True)
 """
@@ -32,7 +32,7 @@ class Borrower:
         self.process = subprocess.Popen([sys.executable, "-c", BORROWER], stdin=pipe, stdout=pipe, text=True)
 
     def sum(self, flat: torch.Tensor) -> str:
-        self.process.stdin.write(lend(flat, Path("unused")) + "\n")
+        self.process.stdin.write(export_handle(flat, Path("unused")) + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import Requests, Sampling, ServerPool
-from areal_like.rollout.sglang import LOAN_LAYOUT
+from areal_like.rollout.sglang import EXPORT_LAYOUT
 from areal_like.weights import sync
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.rank import CollectiveSender
@@ -149,16 +149,16 @@ def test_as_much_is_lent_at_once_as_may_be_held(prefetch_mb: int, lent: list[int
     server.answers["/pause_generation"] = pause
     asyncio.run(run())
     bodies = server.bodies("/update_weights_from_ipc")
-    layouts = [json.loads(body["zmq_handles"][LOAN_LAYOUT]) for body in bodies]
+    layouts = [json.loads(body["zmq_handles"][EXPORT_LAYOUT]) for body in bodies]
     assert [len(layout) for layout in layouts] == lent
     assert [name for layout in layouts for name, _, _ in layout] == [f"weight {number}" for number in range(5)]
     assert [body["weight_version"] for body in bodies] == [None] * (len(bodies) - 1) + ["0"]
-    assert before_pause == ["layout", "lend"]
-    assert trainer.steps == ["layout", *["lend"] * len(lent), "end"]
+    assert before_pause == ["layout", "export"]
+    assert trainer.steps == ["layout", *["export"] * len(lent), "end"]
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
-def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
+def test_only_ranks_beside_a_server_that_is_there_export(tmp_path: Path):
     """What is lent and not taken stays on the GPU: beside a server that is started again, a model at each update."""
     trainer, asked = Lender(), list[Any]()
     transfers = trainer.transfers
@@ -171,7 +171,7 @@ def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
 
     async def run() -> None:
         async with serving(FakeServer(), FakeServer()) as urls, ServerPool(urls, "token", HUNG_S) as pool:
-            spec = SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=99, lenders=[{0}, {1, 2}])
+            spec = SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=99, exporters=[{0}, {1, 2}])
             bound = make_sync("ipc", trainer, pool, spec)
             await bound.connect()
             await publish(bound, 0, 20)
@@ -184,10 +184,10 @@ def test_only_ranks_beside_a_server_that_is_there_lend(tmp_path: Path):
     assert asked == [{0, 1, 2}, {0}, {0, 1, 2}]
     sender = IpcSender(Engine(), 0, "127.0.0.1")
     sender.layout(99)
-    assert sender.lend(0, tmp_path, {1}) is None
-    assert sender._lent is None
+    assert sender.export(0, tmp_path, {1}) is None
+    assert sender._exported is None
     assert not list(tmp_path.rglob("bucket"))
-    assert sender.lend(0, tmp_path, {0})
+    assert sender.export(0, tmp_path, {0})
 
 
 def test_a_server_that_joins_while_weights_are_gathered_waits_for_the_next_ones(tmp_path: Path):
@@ -204,7 +204,9 @@ def test_a_server_that_joins_while_weights_are_gathered_waits_for_the_next_ones(
                 return await transfers(step, *arguments, timeout_s=timeout_s)
 
             trainer.transfers = gathered
-            bound = make_sync("ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, lenders=[{0}, {1}]))
+            bound = make_sync(
+                "ipc", trainer, pool, SyncSpec(20, tmp_path, 1, "gloo", bucket_mb=1, exporters=[{0}, {1}])
+            )
             await bound.connect()
             await publish(bound, 0, 20)
             assert joining.requests == []

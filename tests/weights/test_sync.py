@@ -92,7 +92,7 @@ def test_weights_that_a_server_cannot_load_are_no_update(sglang_server, models, 
             await publish(bound, 1, HUNG_S)
 
     with pytest.raises(
-        WeightUpdateError, match=r"weights of version 1 over .*server 0 .*/update_weights_from_.*[Ff]ailed"
+        WeightUpdateError, match=r"weight update to version 1 failed: server 0 .*/update_weights_from_.*[Ff]ailed"
     ):
         asyncio.run(run())
 
@@ -182,7 +182,9 @@ def test_a_trainer_that_is_late_fails_the_update(models, tmp_path, monkeypatch):
         async with serving(FakeServer()) as urls, ServerPool(urls, "token", 600) as pool:
             await publish(sync_over("disk", Late(models[0]), pool, tmp_path, 0.2), 1, 0.2)
 
-    with pytest.raises(WeightUpdateError, match=r"version 1 over DiskSync: the trainer did not finish within 0\.2 s"):
+    with pytest.raises(
+        WeightUpdateError, match=r"update to version 1 failed: the trainer did not finish within 0\.2 s"
+    ):
         asyncio.run(update())
 
 

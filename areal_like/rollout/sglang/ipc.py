@@ -1,6 +1,6 @@
-"""Weights out of memory that a trainer rank lends to the server's rank on the same device, without a copy on the way.
+"""IPC handles: the server's rank reads weights from the memory of the trainer rank on the same device, without a copy.
 
-A loan is JSON: CUDA's handle of the memory (`cudaIpcGetMemHandle`, as torch 2.11 shares storages between processes), or
+A handle is JSON: CUDA's own handle (`cudaIpcGetMemHandle`, as torch 2.11 shares storages between processes), or
 on CPU the name of a file that both map. Nothing is unpickled, unlike in SGLang's `/update_weights_from_tensor`, and
 its `/update_weights_from_ipc` carries a text for each device, which is otherwise a socket of checkpoint-engine's.
 """
@@ -16,25 +16,25 @@ from torch import Tensor
 
 
 def device_name(device: torch.device) -> str:
-    """What trainer and server both call a device, whichever GPUs each of them sees."""
+    """Return a device's name that is the same in trainer and server, whichever GPUs each of them sees."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu"
 
 
-def lend(flat: Tensor, file: Path) -> str:
-    """A loan of `flat`, `[bytes]`; it has to live until all who borrow it are done. `file` is used on CPU alone."""
+def export_handle(flat: Tensor, file: Path) -> str:
+    """Return a handle of `flat`, `[bytes]`, which must live until every reader is done. `file` is used on CPU only."""
     if not flat.is_cuda:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.from_file(str(file), shared=True, size=len(flat), dtype=torch.uint8).copy_(flat)
         return json.dumps({"file": str(file), "bytes": len(flat)})
-    torch.cuda.synchronize(flat.device)  # so that who borrows needs no event of this process
+    torch.cuda.synchronize(flat.device)  # so that readers need no event of this process
     _, *shared = flat.untyped_storage()._share_cuda_()
     words = [base64.b64encode(part).decode() if isinstance(part, bytes) else part for part in shared]
     return json.dumps({"cuda": words, "bytes": len(flat)})
 
 
-def borrow(loan: str, device: torch.device) -> Tensor:
-    """The memory of a loan, `[bytes]`; it is given back when nothing refers to it any more."""
-    terms = json.loads(loan)
+def open_handle(handle: str, device: torch.device) -> Tensor:
+    """Open the memory of a handle, `[bytes]`; it is released with its last reference."""
+    terms = json.loads(handle)
     if "file" in terms:
         return torch.from_file(terms["file"], shared=True, size=terms["bytes"], dtype=torch.uint8)
     *parts, _ = [base64.b64decode(part) if isinstance(part, str) else part for part in terms["cuda"]]

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import COMPARE, LOAN_LAYOUT, WATCH
+from areal_like.rollout.sglang import COMPARE, EXPORT_LAYOUT, WATCH
 from areal_like.rollout.sglang.checksum import compare, watch
-from areal_like.rollout.sglang.ipc import borrow, device_name
+from areal_like.rollout.sglang.ipc import device_name, open_handle
 from areal_like.rollout.sglang.loading import Layout, addresses, load
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 
 
-def receive_loans(runner: Any, loans: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the bucket that is lent on its own device.
+def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tuple[bool, str]:
+    """Have every rank of a server (`group`) load the bucket exported on its device.
 
-    WATCH and COMPARE in place of loans enclose an update, whichever way it comes, whose checksums are compared.
+    WATCH and COMPARE instead of handles enclose an update over any transport whose checksums are compared.
     """
-    if WATCH in loans:
+    if WATCH in handles:
         return _on_each(group, lambda: watch(runner.model))
-    if COMPARE in loans:
-        return _on_each(group, lambda: compare(runner.model, json.loads(loans[COMPARE])))
-    return _on_each(group, lambda: _load_loan(runner, loans))
+    if COMPARE in handles:
+        return _on_each(group, lambda: compare(runner.model, json.loads(handles[COMPARE])))
+    return _on_each(group, lambda: _load_exported(runner, handles))
 
 
 def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]:
@@ -63,13 +63,13 @@ def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
     return not told, "; ".join(told) or "loaded"
 
 
-def _load_loan(runner: Any, loans: Mapping[str, str]) -> None:
+def _load_exported(runner: Any, handles: Mapping[str, str]) -> None:
     device = _device(runner)
     name = device_name(device)
-    if name not in loans:
-        raise LookupError(f"no trainer rank lends its weights on {name}")
-    load(runner.model, borrow(loans[name], device), json.loads(loans[LOAN_LAYOUT]), addresses(runner.model))
-    torch.get_device_module(device).synchronize()  # the lender may change its memory afterwards
+    if name not in handles:
+        raise LookupError(f"no trainer rank exports its weights on {name}")
+    load(runner.model, open_handle(handles[name], device), json.loads(handles[EXPORT_LAYOUT]), addresses(runner.model))
+    torch.get_device_module(device).synchronize()  # the exporting rank may change its memory afterwards
 
 
 def _load_buckets(runner: Any, request: Any) -> None:

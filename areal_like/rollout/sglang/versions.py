@@ -4,7 +4,7 @@ SGLang can pause between two passes (`/pause_generation`), take new weights and 
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
-- weights that one request brings, or that lie in memory that a trainer rank lends (`receiving.py`), and GPU memory that
+- weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
 - on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
 
@@ -113,7 +113,7 @@ def labelling_updater() -> type:
 
     from areal_like.rollout.sglang.loading import renew_copies
     from areal_like.rollout.sglang.memory import as_if_idle, keep
-    from areal_like.rollout.sglang.receiving import receive_broadcast, receive_checkpoint, receive_loans
+    from areal_like.rollout.sglang.receiving import receive_broadcast, receive_checkpoint, receive_exported
 
     class LabellingUpdater(SchedulerWeightUpdaterManager):
         bring_back: Any = None  # of `keep`, while the memory is given back
@@ -136,7 +136,7 @@ def labelling_updater() -> type:
             return io_struct.UpdateWeightFromDiskReqOutput(success=done, message=told, num_paused_requests=0)
 
         def update_weights_from_ipc(self, request: Any) -> Any:
-            done, told = receive_loans(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
+            done, told = receive_exported(self.tp_worker.model_runner, request.zmq_handles, self.tp_cpu_group)
             if done:
                 self.flush_cache_after_weight_update(request)
             return io_struct.UpdateWeightsFromIPCReqOutput(success=done, message=told)

@@ -92,7 +92,7 @@ class FSDPEngine:
                 step = self._step(self._spec.optimizer, learning_rate)
             return {**self._means(parts, count), **step}  # read before the step, they would leave the device idle
 
-    def rehearse(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:
         with unchanged([self._model], self.device):
             self.values(batch) if self._is_critic else self.log_probs(batch)
             if self._spec.optimizer is not None:

@@ -104,7 +104,7 @@ class MegatronEngine:
                 step = self._step(learning_rate, put_back)
             return {**means(parts, self.device), **step}  # read before the step, they would leave the device idle
 
-    def rehearse(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:
         with unchanged(self._models, self.device):
             self.values(batch) if self._is_critic else self.log_probs(batch)
             if self._spec.optimizer is not None:

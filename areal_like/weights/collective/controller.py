@@ -11,7 +11,7 @@ from areal_like.errors import ServerError, WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_left
+from areal_like.weights.sync import SyncSpec, TensorSpec, time_limit, with_those_left
 
 GROUP = "areal_like_weights"
 
@@ -35,7 +35,9 @@ class CollectiveSync:
 
     async def connect(self) -> None:
         """Form the process group: rank 0 is the trainer's, then the servers' ranks in order."""
-        async with limited(f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s) as limit:
+        async with time_limit(
+            f"connecting trainer and servers over {type(self).__name__}", self.spec.timeout_s
+        ) as limit:
             await with_those_left(self.pool, limit, lambda: self._connect(limit))
 
     async def _connect(self, limit: Deadline) -> None:

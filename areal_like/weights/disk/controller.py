@@ -18,17 +18,17 @@ NO_SPACE = os.strerror(errno.ENOSPC)  # Python and safetensors say it alike
 
 @dataclass(eq=False)
 class DiskSync:
-    """`weight_update.mode: disk`. Generation goes on while the checkpoint is written, below the spec's directory."""
+    """`weight_update.mode: disk`. Servers generate while the checkpoint is written to the spec's directory."""
 
     trainer: Trainer
     pool: ServerPool
     spec: SyncSpec
 
     async def connect(self) -> None:
-        """Nothing lasts longer than one update here."""
+        """Prepare nothing: each update stands alone."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Write, load everywhere, acknowledge; the checkpoint is removed however that ends."""
+        """Write the checkpoint, load it on every server, and remove it however that ends."""
         path = self.spec.directory / str(version)
         try:
             await self._write(path, version, deadline)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import LOAN_LAYOUT
+from areal_like.rollout.sglang import EXPORT_LAYOUT
 from areal_like.rollout.sglang.http import Deadline, Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec, TensorSpec, limited, with_those_left
+from areal_like.weights.sync import SyncSpec, TensorSpec, time_limit, with_those_left
 
 
 @dataclass(eq=False)
@@ -30,38 +30,38 @@ class IpcSync:
     async def connect(self) -> None:
         """Learn which tensors there are."""
         limit = self.spec.timeout_s
-        async with limited(f"the layout of the weights for {type(self).__name__}", limit):
+        async with time_limit("reading the layout of the weights (weight_update.mode=ipc)", limit):
             size = max(self.spec.bucket_mb, self.spec.prefetch_mb)
             self._buckets = await self.trainer.transfer("layout", size, timeout_s=limit)
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Lend one bucket after the other; the last one carries the version."""
+        """Export one bucket after the other; the last one carries the version."""
         await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
 
     async def _send(self, version: int, deadline: Deadline) -> None:
-        servers = self.pool.servers  # who joins from here on has no lender yet
-        body = await self._lend(0, version, servers, deadline)
+        servers = self.pool.servers  # a server that joins from here on has no exporting rank yet
+        body = await self._export(0, version, servers, deadline)
         async with self.pool.interrupted(version, deadline, servers):
             for following in range(1, len(self._buckets) + 1):
                 await asyncio.gather(
                     *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers)
                 )
                 if following < len(self._buckets):
-                    body = await self._lend(following, version, servers, deadline)
+                    body = await self._export(following, version, servers, deadline)
         await self.trainer.transfer("end", timeout_s=deadline.left)
 
-    async def _lend(self, number: int, version: int, servers: Sequence[Server], deadline: Deadline) -> dict[str, Any]:
-        """What tells servers of a bucket, which the trainer gathers and lends them from now on, and no other."""
-        ranks, directory = self._lenders(servers), self.spec.directory / "ipc"
-        loans = await self.trainer.transfers("lend", number, directory, ranks, timeout_s=deadline.left)
+    async def _export(self, number: int, version: int, servers: Sequence[Server], deadline: Deadline) -> dict[str, Any]:
+        """Gather and export one bucket, and no other; return the request that announces it to servers."""
+        ranks, directory = self._exporters(servers), self.spec.directory / "ipc"
+        handles = await self.trainer.transfers("export", number, directory, ranks, timeout_s=deadline.left)
         layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]]
-        handles = {LOAN_LAYOUT: json.dumps(layout), **dict(filter(None, loans))}
+        body = {EXPORT_LAYOUT: json.dumps(layout), **dict(filter(None, handles))}
         last = number + 1 == len(self._buckets)
-        return {"zmq_handles": handles, "flush_cache": False, "weight_version": str(version) if last else None}
+        return {"zmq_handles": body, "flush_cache": False, "weight_version": str(version) if last else None}
 
-    def _lenders(self, servers: Sequence[Server]) -> Collection[int] | None:
-        """The trainer's ranks beside a server that is there to borrow: memory that nobody takes is kept for ever."""
-        by_server = self.spec.lenders
+    def _exporters(self, servers: Sequence[Server]) -> Collection[int] | None:
+        """Return the trainer's ranks beside a present server; memory that nobody opens would never be released."""
+        by_server = self.spec.exporters
         if not by_server:
             return None
         return {rank for server in servers if server.rank is not None for rank in by_server[server.rank]}

@@ -1,4 +1,4 @@
-"""The trainer's end of weights that are handed over on the device; imported by trainer ranks only."""
+"""The trainer's side of weights that servers read on the same device; imported by trainer ranks only."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -6,23 +6,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang.ipc import device_name, lend
+from areal_like.rollout.sglang.ipc import device_name, export_handle
 from areal_like.trainer.engine import TrainEngine
 from areal_like.weights.buckets import Buckets
 
 
 class IpcSender(Buckets):
-    """Every rank gathers every bucket and lends it to the servers' ranks on its own GPU; on CPU rank 0 lends to all."""
+    """Exports every bucket to the servers' ranks on the same GPU; on CPU rank 0 exports to all of them."""
 
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
         super().__init__(engine, rank, on_each=True)
-        self._lent: Tensor | None = None
+        self._exported: Tensor | None = None
         self._file: Path | None = None
 
-    def lend(self, number: int, directory: Path, ranks: Collection[int] | None = None) -> tuple[str, str] | None:
-        """Lend this bucket, and no other any more, if this is one of the `ranks` that do; all do without them.
+    def export(self, number: int, directory: Path, ranks: Collection[int] | None = None) -> tuple[str, str] | None:
+        """Export this bucket, and no other, if this rank is one of `ranks`; without `ranks` every rank exports.
 
-        Returns the device's name and the loan, None where others lend.
+        Return the device's name and the handle, or None if other ranks export.
         """
         self.end()
         self.prepare(number)
@@ -31,12 +31,12 @@ class IpcSender(Buckets):
         bucket = self.ready.pop()
         if ranks is not None and self._rank not in ranks:
             return None
-        self._lent, self._file = bucket, directory / "bucket"
-        return device_name(self._lent.device), lend(self._lent, self._file)
+        self._exported, self._file = bucket, directory / "bucket"
+        return device_name(self._exported.device), export_handle(self._exported, self._file)
 
     def end(self) -> None:
-        """Nobody borrows any more."""
-        self._lent = None
+        """Release the exported bucket: every server has read it."""
+        self._exported = None
         if self._file:
             self._file.unlink(missing_ok=True)
         if torch.cuda.is_initialized():

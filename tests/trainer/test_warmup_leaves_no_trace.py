@@ -1,11 +1,11 @@
-"""A rehearsed step leaves no trace: the steps that follow are the same to the last bit."""
+"""A warm-up step leaves no trace: the steps that follow are the same to the last bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from trainer_jobs import Machine, Setting, rehearsed_steps
+from trainer_jobs import Machine, Setting, steps_after_warmup
 
 from allocation import ParallelSizes
 from areal_like.trainer.unchanged import unchanged
@@ -23,10 +23,10 @@ from areal_like.trainer.unchanged import unchanged
     ],
     ids=["two ranks", "interleaved", "experts", "a critic that rests in host memory", "FSDP", "overlapping"],
 )
-def test_steps_after_a_rehearsal_are_those_without(ranks, models, model, sizes, more):
+def test_steps_after_a_warmup_step_are_those_without(ranks, models, model, sizes, more):
     setting = Setting(models[model], sizes, **more)
-    without = ranks.run(rehearsed_steps, 2, setting, False)
-    for seen, expected in zip(ranks.run(rehearsed_steps, 2, setting, True), without, strict=True):
+    without = ranks.run(steps_after_warmup, 2, setting, False)
+    for seen, expected in zip(ranks.run(steps_after_warmup, 2, setting, True), without, strict=True):
         assert seen[0] == expected[0]
         for name, weight in seen[1].items():
             np.testing.assert_array_equal(weight, expected[1][name], err_msg=name)
