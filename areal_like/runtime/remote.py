@@ -12,6 +12,31 @@ from areal_like.runtime.marks import Marks
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How many workers there are, event loops in each, and what ends a worker."""
+
+    workers: int
+    loops: int
+    blocked_s: float
+    memory_mb: int | None = None
+
+
+class EndedWorker(Exception):
+    """A call has ended its worker, or blocked it: `cause` is a word that is counted, the message says more."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class Interrupted(Exception):
+    """The worker ended by the code of another call; `suspect` says that it may have been this one's."""
+
+    def __init__(self, suspect: bool) -> None:
+        self.suspect = suspect
+
+
+@dataclass(frozen=True)
 class Attempt:
     """A call as it is begun once: what the worker gets, and what answers its questions (method and body)."""
 

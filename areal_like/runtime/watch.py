@@ -1,22 +1,79 @@
 """Whether a worker still turns, whose code stands in its way, and how large it is; read from outside of its GIL."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from areal_like.runtime.descendants import descendants, resident_bytes
 from areal_like.runtime.remote import Lane, Worker
 from areal_like.runtime.worker import DUMP, PULSE
+from areal_like.runtime.workers import Workers
 
+START_S = 300.0  # for a worker to import what it runs
+TICK_S = 0.1
+LEFT_S = 30.0  # for the code of a call that is over to end
+LOG_BYTES = 64 << 20  # a larger log begins anew
 SAMPLE_S = 0.5  # in which a thread that computes uses processor time
 STOPPED_S = 0.5
 BUSY_SHARE = 0.5  # of what the busiest thread uses
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
 _NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workflows/")
+
+
+async def watch(workers: Workers) -> None:
+    """Look after every worker now and then; only time in which this process ran by itself counts."""
+    last = time.monotonic()
+    for ticks in itertools.count():
+        await asyncio.sleep(TICK_S)
+        now = time.monotonic()
+        passed, last = min(now - last, 2 * TICK_S), now
+        for worker in list(workers.all):
+            if not worker.ready:
+                if now - worker.began > START_S and not worker.over:
+                    workers.ended(worker, None, f"not ready after {START_S:g} s")
+                continue
+            note_beats(worker, passed)
+            await _judge(workers, worker, descendants=ticks % 10 == 0)
+        if workers.log.exists() and workers.log.stat().st_size > LOG_BYTES:
+            os.truncate(workers.log, 0)
+
+
+async def _judge(workers: Workers, worker: Worker, *, descendants: bool) -> None:
+    if workers.limits.memory_mb is not None and worker.pid is not None:
+        _judge_memory(workers, worker, worker.pid, workers.limits.memory_mb, descendants=descendants)
+    continue_stopped(worker)
+    if not worker.over and (stale := stands_still(worker, workers.limits.blocked_s)) is not None:
+        await _blocked(workers, worker, stale)
+    if worker.over:
+        return
+    now, calls = time.monotonic(), worker.calls
+    running = {call for call in worker.marks.running().values() if call not in calls}
+    worker.strays = {call: worker.strays.get(call, now) for call in running}
+    if any(now - since > LEFT_S for since in [*worker.left.values(), *worker.strays.values()]):
+        workers.retire(worker)
+
+
+def _judge_memory(workers: Workers, worker: Worker, pid: int, limit_mb: int, *, descendants: bool) -> None:
+    if resident_bytes([pid]) > limit_mb * MB:
+        marked = set(worker.marks.running().values())
+        message = f"its process has more than {limit_mb} MB (episode.memory_mb)"
+        workers.fault(worker, "memory", message, marked if len(marked) == 1 else set(), marked)
+    elif descendants and (killed := kill_large_descendants(pid, limit_mb)):
+        workers.say(f"a program that a workflow has started was killed: {killed} (episode.memory_mb: {limit_mb})")
+
+
+async def _blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> None:
+    """Find out whose code it is, have the stacks written, and replace the worker."""
+    guilty, suspects = await whose(worker, stale)
+    where = await dumped(worker, guilty, workers.log)
+    message = f"it blocked its event loop for more than {workers.limits.blocked_s:g} s (episode.blocked_s){where}"
+    workers.fault(worker, "blocked", message, guilty, suspects)
 
 
 def note_beats(worker: Worker, passed_s: float) -> None:
@@ -118,10 +175,3 @@ def user_line(dump: str, thread: int) -> str:
         if not any(part in file for part in _NOT_THE_USERS):
             return f"{file}:{line}"
     return ""
-
-
-def described(status: int | None) -> str:
-    """Return how a process ended, in words."""
-    if status is None:
-        return "it could not be started"
-    return f"exit code {status}" if status >= 0 else signal.Signals(-status).name

@@ -18,8 +18,8 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
 from areal_like.runtime.frames import NotPlain, plain
-from areal_like.runtime.processes import CancelledWithin, EndedWorker, TimeLimit, UserProcesses, in_loop
-from areal_like.runtime.remote import Attempt
+from areal_like.runtime.processes import CancelledWithin, TimeLimit, UserProcesses, in_loop
+from areal_like.runtime.remote import Attempt, EndedWorker
 from areal_like.runtime.user_code import Portable
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.openai_api import OpenSessions

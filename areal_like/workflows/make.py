@@ -15,8 +15,8 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.sglang.http import Unavailable
-from areal_like.runtime.processes import Limits as ProcessLimits
 from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.remote import Limits as ProcessLimits
 from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.conversation import parsed_arguments
 from areal_like.workflows.endpoint import Endpoint

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from areal_like.runtime.processes import Limits, UserProcesses
+from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.remote import Limits
 from areal_like.workflows.playing import ENTRY
 
 

@@ -18,6 +18,7 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.user_code import given
 from areal_like.types import Prompt, Reward
 from areal_like.workflows import make
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
@@ -568,3 +569,31 @@ def test_a_set_is_evaluated_with_its_own_workflow(write, tmp_path, processes):
             return {name: (await workflow(prompt, 7))[0].reward for name, workflow in made.items()}
 
     assert asyncio.run(main()) == {"valid_dataset": 0.25, "same": 1.0, "plain": 2.0, "train": 1.0}
+
+
+class Counting:
+    """A workflow that is an object with a state."""
+
+    def __init__(self) -> None:
+        self.played = 0
+
+    async def __call__(self, row: Any, client: Any) -> float:
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])
+        self.played += 1
+        return float(self.played)
+
+
+def test_an_object_given_from_python_is_one_in_each_process(write, processes):
+    """It travels by value; its state is that of a process."""
+    Counting.__module__ = "__main__"  # as in a notebook
+    own = tokenizer("plain")
+
+    async def main(name: str) -> list[float | None]:
+        config = load(write(), [f"workflow={name}"]).config
+        async with Workflows(config, Pool(), score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
+            workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 9)
+            return [item.reward for item in await workflow(Prompt(0, [7], row=ROW), 1)]
+
+    with given({"workflow": Counting()}) as references:
+        rewards = asyncio.run(main(references["workflow"]))
+    assert len(rewards) == 9 and 9 / 2 <= max(value or 0 for value in rewards) <= 9

@@ -22,7 +22,8 @@ from test_episodes import ASK, Pool, score
 
 from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
-from areal_like.runtime.processes import Limits, UserProcesses
+from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.remote import Limits
 from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
@@ -128,7 +129,7 @@ def play(write: Callable[..., Path], tmp_path: Path, hardened: Any) -> Callable[
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
     body, cause = HOSTILE[name]
-    limit = 8 if cause == "time_limit" else 600
+    limit = 5 if cause == "time_limit" else 600
     rewards, counts = play(body, f"episode.timeout_s={limit}")
     assert rewards == [1.0] * 100, (counts, hardened[1])
     assert counts == ({"done": 101} if cause == "done" else {"done": 100, cause: 1}), hardened[1]
@@ -153,8 +154,8 @@ def sleeping(seconds: str) -> list[int]:
 
 KILLED = """
 import asyncio, os, pickle, signal, sys
-from areal_like.runtime.processes import Limits, UserProcesses
-from areal_like.runtime.remote import Attempt
+from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.remote import Attempt, Limits
 from areal_like.runtime.user_code import Portable
 from areal_like.workflows.playing import ENTRY, Episode, sent
 
