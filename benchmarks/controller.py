@@ -5,9 +5,9 @@
 Everything that a response passes is the engine's own: admission, the pool's queue and HTTP, groups, the batch that the
 trainer gets. The servers are processes of their own that send SGLang's events, written beforehand, to all of their
 requests in turn, at most `--rate` tokens per second. As many groups run at once as hold `in_flight` samples; a batch
-is half of these groups, or `--batch`, at η = 1. `--tokens 16384 --batch 512 --in-flight 10000` is a batch of
-512 x 16 x 16k tokens. With `--clients` client processes read the answers (`rollout.client_processes`); each wants a
-core of its own, as each server and the controller do.
+is half of these groups, at η = 1, or `--batch`, with the η that so many groups need. `--tokens 16384 --batch 512
+--in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients` client processes read the answers
+(`rollout.client_processes`); each wants a core of its own, as each server and the controller do.
 
 Figures, for each number in flight: response tokens per second of the controller's CPU time (all of its threads, Ray's
 too, but not the client processes), and of wall time; the longest time between two turns of a task that asks for one
@@ -143,7 +143,7 @@ async def measure(
             prompts=PromptStream(prompts, shuffle=True, seed=0),
             groups=steps * size,
             workflow=SingleTurn(pool, no_reward, Sampling(tokens), N_SAMPLES),
-            admission=Admission(size, 1),
+            admission=Admission(size, max(1, math.ceil(groups / size))),
             max_groups=groups,
             tasks=tasks,
         )
