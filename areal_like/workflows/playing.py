@@ -5,6 +5,7 @@ The functions `request_of_...` make a call in the main process; `player` plays i
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ class _Player:
     """Plays calls, with what they have in common: clients, and the tokenizer."""
 
     def __init__(self) -> None:
+        self._loading = threading.Lock()
         self._asks: dict[str, Ask] = {}
         self._clients: dict[str | None, Clients] = {}
         self._tokenizers: dict[int, Tokenizer] = {}
@@ -88,7 +90,8 @@ class _Player:
         file = ""
         try:
             request: Episode | Group = pickle.loads(body)  # noqa: S301  # of the main process
-            function = request.function.load()
+            with self._loading:  # two loops would run its module twice
+                function = request.function.load()
             file = getattr(getattr(function, "__code__", None), "co_filename", "")
             play = self._group if isinstance(request, Group) else self._episode
             return pickle.dumps((True, await play(function, request, ask, ask_now)))  # type: ignore[arg-type]
