@@ -6,6 +6,7 @@
 4
 """
 
+import allocation.views  # noqa: F401  (registers the views of notebooks)
 from allocation.compiler import Result, RoleSettings, check, compile
 from allocation.diagnostics import AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid
@@ -14,7 +15,7 @@ from allocation.language.spelling import normalised, spell
 from allocation.language.syntax import Allocation
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
-from allocation.rules.registry import RULES
+from allocation.registry import RULES
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 

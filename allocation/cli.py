@@ -53,7 +53,7 @@ from allocation.arguments import (
 from allocation.cases import Case, UsageError, cases, no_files, one, texts
 from allocation.diagnostics import has_errors
 from allocation.hardware import GPUS
-from allocation.rules.registry import run_rules
+from allocation.registry import run_rules
 from allocation.settings import DEFAULT_TOKENS, Workload
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
+from allocation.registry import RULES, run_rules
 from allocation.resolve import SERVER, TRAINER, Engine, resolve
 from allocation.rules.memory import Planned
-from allocation.rules.registry import RULES, run_rules
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 ROLE_ORDER = ("rollout", "actor", "critic", "ref")

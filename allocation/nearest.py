@@ -14,8 +14,8 @@ from allocation.diagnostics import Finding, Severity, Source, has_errors
 from allocation.language.reading import parse, read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member
+from allocation.registry import RULES
 from allocation.resolve import BACKENDS, SIZE_OF, count
-from allocation.rules.registry import RULES
 
 OFFERED = 2
 MOST_CHECKS = 60

@@ -11,8 +11,8 @@ from allocation.diagnostics import Finding, Source, has_errors
 from allocation.gpus import Gpus, n_gpus, union
 from allocation.language.syntax import LARGEST
 from allocation.plan import Cluster
+from allocation.registry import UnknownSize, run_rules
 from allocation.resolve import Engine
-from allocation.rules.registry import UnknownSize, run_rules
 
 DEFAULT_GPUS_PER_NODE = 8
 

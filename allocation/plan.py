@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allocation.gpus import Gpus, n_gpus, union
 from allocation.grid import RankGrid
+from allocation.notebook import render_html
 from allocation.resolve import SERVER, TRAINER
 
 if TYPE_CHECKING:
@@ -181,9 +182,7 @@ class EnginePlan:
         return place
 
     def _repr_html_(self) -> str:
-        from allocation.views.html import engine_html
-
-        return engine_html(self)
+        return render_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The engine as JSON types; GPU ids as `[first, last]` pairs."""
@@ -220,9 +219,7 @@ class Plan:
         return n_gpus(union(engine.gpus for engine in self.engines))
 
     def _repr_html_(self) -> str:
-        from allocation.views.html import plan_html
-
-        return plan_html(self)
+        return render_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types, with the version of this form."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from allocation.diagnostics import Source, Span
 from allocation.language.spelling import spell
 from allocation.language.syntax import LARGEST, Dim, Member
-from allocation.rules.registry import UnknownSize
+from allocation.registry import UnknownSize
 
 TRAINER = "trainer"
 SERVER = "server"

@@ -11,7 +11,7 @@ two differ, so nothing is lost in silence.
 from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl
 from allocation.diagnostics import Finding, Source, has_errors
 from allocation.plan import Plan
-from allocation.rules.registry import run_rules
+from allocation.registry import run_rules
 
 _FIRST = (megatron.SYSTEM, sglang.SYSTEM, areal.SYSTEM, areal.LEGACY)
 _SYSTEMS = {s.name: s for s in (*_FIRST, verl.SYSTEM, roll.SYSTEM, siirl.SYSTEM, trinity.SYSTEM)}

@@ -15,8 +15,8 @@ from allocation.diagnostics import Finding, Source, Span
 from allocation.language.spelling import normalised, spell
 from allocation.language.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, Plan
+from allocation.registry import run_rules
 from allocation.resolve import BACKENDS, DEFAULT_ROLE, resolve
-from allocation.rules.registry import run_rules
 
 ROLES = ("rollout", "actor", "critic", "ref", "teacher")
 _VIRTUAL = "megatron.virtual_pipeline_parallel_size"

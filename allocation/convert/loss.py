@@ -2,14 +2,14 @@
 
 from dataclasses import asdict, replace
 
-import allocation.rules.convert as _rules  # noqa: F401  (registers the rules)
+import allocation.convert.rules as _rules  # noqa: F401  (registers the rules)
 from allocation.compiler import Context, judge
 from allocation.convert.drafts import pool
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span, has_errors
 from allocation.gpus import joined, union
 from allocation.plan import EnginePlan, Plan
-from allocation.rules.registry import run_rules
+from allocation.registry import run_rules
 
 SIZES = {
     "tp": "tensor parallelism",

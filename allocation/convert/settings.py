@@ -17,7 +17,7 @@ from allocation.convert.shell import calculated, with_names, words
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
 from allocation.plan import ParallelSizes
-from allocation.rules.registry import run_rules
+from allocation.registry import run_rules
 
 LONGEST = 200_000
 MOST_SETTINGS = 20_000

@@ -8,7 +8,7 @@ from allocation.diagnostics import AllocationError, Finding, Source, Span
 from allocation.language import parser
 from allocation.language.parser import Unexpected
 from allocation.language.syntax import Allocation, Group, Member
-from allocation.rules.registry import run_rules
+from allocation.registry import run_rules
 
 MOST_SYNTAX_FINDINGS = 20
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allocation.notebook import render_html
 from allocation.settings import MegatronSettings
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
@@ -103,9 +104,7 @@ class Estimate:
         return {"allocation": self.title, "gpu_bytes": self.gpu_bytes, "engines": engines}
 
     def _repr_html_(self) -> str:
-        from allocation.views.memory import html
-
-        return html(self)
+        return render_html(self)
 
 
 # What an item is offloaded by, by the first word of its name.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
+from allocation.registry import rule
 from allocation.resolve import Engine
-from allocation.rules.registry import rule
 from allocation.settings import BatchSpec, MegatronSettings
 
 _MICROBATCHES = "Megatron-LM core/num_microbatches_calculator.py"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Problem
 from allocation.grid import AXES
+from allocation.registry import STATE, rule
 from allocation.resolve import Engine
-from allocation.rules.registry import STATE, rule
 
 
 @rule("ALLOC-EP-DIVIDES", source=f"{STATE}:880", megatron="expert_model_parallel_size")

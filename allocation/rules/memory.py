@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from allocation.diagnostics import Problem, Severity
 from allocation.hardware import GIB
 from allocation.plan import EnginePlan
+from allocation.registry import rule
 from allocation.resolve import SERVER, Engine
-from allocation.rules.registry import rule
 from allocation.settings import Workload
 
 if TYPE_CHECKING:

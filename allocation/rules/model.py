@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from allocation.diagnostics import Problem, Severity
 from allocation.families import TRAINED
 from allocation.model_spec import ModelError, ModelSpec
+from allocation.registry import CONFIG, rule
 from allocation.resolve import Engine
-from allocation.rules.registry import CONFIG, rule
 
 _DIVIDE = "Megatron-LM core/utils.py, divide"
 SERVER_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of SGLang 0.5.17

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from allocation.diagnostics import Problem, Severity
 from allocation.model_spec import ModelSpec
 from allocation.pipeline import EVEN, pipeline_stages, split_words, uneven_ends
+from allocation.registry import CONFIG, STATE, rule
 from allocation.resolve import Engine
-from allocation.rules.registry import CONFIG, STATE, rule
 from allocation.settings import MegatronSettings
 
 _ARGUMENTS = "Megatron-LM training/arguments.py"

@@ -8,8 +8,8 @@ from allocation.language.spelling import gpu_ranges
 from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
 from allocation.plan import Cluster
+from allocation.registry import LANGUAGE, rule
 from allocation.resolve import SERVER, Engine
-from allocation.rules.registry import LANGUAGE, rule
 
 LARGEST_WORLD = 1 << 20
 

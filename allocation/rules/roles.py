@@ -5,8 +5,8 @@ from itertools import chain, count
 
 from allocation.diagnostics import Problem
 from allocation.language.syntax import Allocation, Word
+from allocation.registry import LANGUAGE, rule
 from allocation.resolve import SERVER, TRAINER, Engine
-from allocation.rules.registry import LANGUAGE, rule
 
 _USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward")}
 

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 
 from allocation.diagnostics import Problem
 from allocation.language.syntax import LARGEST, Dim
+from allocation.registry import LANGUAGE, STATE, rule
 from allocation.resolve import BACKENDS, RESERVED, UNKNOWN_BACKEND, Engine, count
-from allocation.rules.registry import LANGUAGE, STATE, rule
 
 DIMENSIONS = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert", "v": "virtual pipeline"}
 _LONG_NAMES = {

@@ -1,38 +1,38 @@
-"""Writes `docs/rules.md`, the list of all rules, from the code: `python docs/generate/rules.py`."""
+"""Write `docs/rules.md`, the list of all rules, from the code: `python docs/generate/rules.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import allocation.convert  # noqa: F401  (registers the rules of conversions, and with them all others)
-from allocation.rules.registry import RULES, Rule
+from allocation.registry import RULES, Rule
 
 PAGE = Path(__file__).parents[1] / "rules.md"
 
 CHAPTERS = {
-    "syntax": "Text and syntax",
-    "words": "Words",
-    "roles": "Names and roles",
-    "grid": "Grids of trainers and servers",
-    "placement": "Cluster, colocation and GPU ids",
-    "model": "Model",
-    "options": "Megatron options",
-    "batch": "Batch",
-    "memory": "Memory",
-    "convert": "Other systems' settings",
+    "rules.syntax": "Text and syntax",
+    "rules.words": "Words",
+    "rules.roles": "Names and roles",
+    "rules.grid": "Grids of trainers and servers",
+    "rules.placement": "Cluster, colocation and GPU ids",
+    "rules.model": "Model",
+    "rules.options": "Megatron options",
+    "rules.batch": "Batch",
+    "rules.memory": "Memory",
+    "convert.rules": "Other systems' settings",
 }
 
 
 def page() -> str:
-    """The page as Markdown, a chapter for each module of rules."""
+    """Return the page as Markdown, with a chapter for each module of rules."""
     lines = [
         "# Rules of the allocation compiler",
         "",
-        "Generated from `allocation/rules/` by `python docs/generate/rules.py`; do not edit.",
+        "Generated from the registered rules by `python docs/generate/rules.py`; do not edit.",
         "An error forbids a plan, a warning and a note do not.",
     ]
     for module, title in CHAPTERS.items():
-        rules = [rule for rule in RULES.values() if rule.check.__module__ == f"allocation.rules.{module}"]
+        rules = [rule for rule in RULES.values() if rule.check.__module__ == f"allocation.{module}"]
         lines += ["", f"## {title}", "", "| Code | Kind | Rule | Megatron's name | Source |", "|---|---|---|---|---|"]
         lines += map(_row, rules)
     return "\n".join(lines) + "\n"

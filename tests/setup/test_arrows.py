@@ -33,26 +33,62 @@ LAYERS = [
     {"interop", "run"},
     {TOP},
 ]
+COMPILER_TOP = "the package itself"  # `allocation/__init__.py`, the Python interface
+# Modules and folders of allocation/ from the bottom up: each imports only those before it.
+COMPILER_ORDER = [
+    "diagnostics",
+    "grid",
+    "gpus",
+    "hardware",
+    "efficiency",
+    "families",
+    "pipeline",
+    "notebook",
+    "registry",
+    "config_problems",
+    "model_spec",
+    "settings",
+    "language",
+    "resolve",
+    "plan",
+    "parameters",
+    "memory",
+    "placement",
+    "rules",
+    "nearest",
+    "compiler",
+    "convert",
+    "planner",
+    "views",
+    "readers",
+    COMPILER_TOP,
+    "cases",
+    "arguments",
+    "cli",
+    "__main__",
+]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 def level(module: str) -> int:
-    """Of a module of areal_like: that of its folder, of `types` and its like, or of the run itself."""
+    """Return the level of a module of areal_like: its folder's, its own (`types`, `job`), or the run's."""
     name = module.split(".")[1] if "." in module else TOP
     return LEVEL.get(name, LEVEL[TOP])
 
 
 def modules(package: str) -> dict[str, Path]:
-    """Every module of a package by its dotted name."""
+    """Return every module of a package by its dotted name."""
     files = sorted((ROOT / package).rglob("*.py"))
     return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
 OWN = modules("areal_like")
+COMPILER = modules("allocation")
+BOTH = OWN | COMPILER
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and name of every module that a file imports, within functions and for types alone too."""
+    """Yield line and name of every module that a file imports, also within functions and for types alone."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -60,7 +96,7 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
             assert not node.level, f"{file}:{node.lineno} imports relatively"
             for alias in node.names:
                 member = f"{node.module}.{alias.name}"
-                yield node.lineno, member if member in OWN else str(node.module)
+                yield node.lineno, member if member in BOTH else str(node.module)
 
 
 def test_no_folder_imports_what_lies_above_it():
@@ -73,8 +109,23 @@ def test_no_folder_imports_what_lies_above_it():
     assert wrong == []
 
 
+def test_each_part_of_the_compiler_imports_only_parts_below_it():
+    def part(module: str) -> str:
+        return module.split(".")[1] if "." in module else COMPILER_TOP
+
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for module, file in COMPILER.items()
+        for line, name in imports(file)
+        if name in COMPILER
+        and part(name) != part(module)
+        and COMPILER_ORDER.index(part(name)) > COMPILER_ORDER.index(part(module))
+    ]
+    assert wrong == []
+
+
 def test_modules_form_no_circle():
-    graph = {module: {name for _, name in imports(file) if name in OWN} for module, file in OWN.items()}
+    graph = {module: {name for _, name in imports(file) if name in BOTH} for module, file in BOTH.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

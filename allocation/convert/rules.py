@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from allocation.diagnostics import Finding, Problem, Severity
 from allocation.language.spelling import spell
 from allocation.plan import EnginePlan, Plan
+from allocation.registry import LANGUAGE, STATE, rule
 from allocation.resolve import BACKENDS
-from allocation.rules.registry import LANGUAGE, STATE, rule
 
 if TYPE_CHECKING:
     from allocation.convert.drafts import Draft
