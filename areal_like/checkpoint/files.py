@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from areal_like.errors import CheckpointError, writing
@@ -19,6 +19,20 @@ def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
         sync_directory(path.parent)
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Append a line; it is on disk when this returns. Of one that fails nothing stays. Raises RecordError."""
+    with writing(path), open(path, "ab", buffering=0) as file:
+        size, left = os.fstat(file.fileno()).st_size, memoryview(line.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def sync_directory(directory: Path) -> None:

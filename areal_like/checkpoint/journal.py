@@ -13,7 +13,6 @@ So the groups of the lines are disjoint, and with those that were dropped or wai
 """
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from areal_like.checkpoint.files import reading, size_of, write_durably
+from areal_like.checkpoint.files import append_durably, reading, size_of, write_durably
 from areal_like.errors import CheckpointError, writing
 
 
@@ -82,10 +81,7 @@ class Journal:
     def append(self, step: Step) -> None:
         """Add a step; it is on disk when this returns. Raises RecordError."""
         self._check()
-        with writing(self._path), self._path.open("a") as file:
-            file.write(json.dumps(vars(step)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_durably(self._path, json.dumps(vars(step)) + "\n")
 
 
 def read_header(path: Path) -> dict[str, str]:

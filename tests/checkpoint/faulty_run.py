@@ -122,7 +122,8 @@ def check_end(run: Path) -> None:
     assert sorted(row["step"] for row in rows if "train/loss" in row) == list(range(1, ALL + 1)), rows
     assert sorted(row["step"] for row in rows if "reward/held_out" in row) == list(range(1, ALL + 1)), rows
     assert json.loads((run / "summary.json").read_text())["steps"] == ALL
-    assert sorted((run / "samples").iterdir()) == [run / f"samples/step-{step:06}.jsonl" for step in range(1, ALL + 1)]
+    samples = {run / f"samples/step-{step:06}.jsonl" for step in range(1, ALL + 1)}
+    assert {*(run / "samples").iterdir()} <= samples  # a run does not end for what it does not need
     assert (run / "report.html").read_text().endswith("</script>\n")
     read_events(run)
 

@@ -216,3 +216,17 @@ def test_other_data_or_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_text("something")
     with pytest.raises(CheckpointError, match="is not a run's journal"):
         Journal(tmp_path / JOURNAL, "data")
+
+
+def test_a_line_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / JOURNAL, "data")
+    journal.append(Step(1, [2], [5]))
+    before = (tmp_path / JOURNAL).read_bytes()
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RecordError, match=rf"{JOURNAL} cannot be written: Input/output error"):
+        journal.append(Step(2, [3], [6]))
+    assert (tmp_path / JOURNAL).read_bytes() == before
