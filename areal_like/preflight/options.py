@@ -10,10 +10,18 @@ from areal_like.preflight.megatron import about, check_trainer_options
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
 
+NOT_ON_CPU = {
+    "exaone4": "has no attention for it",
+    "gemma2": "does not cap attention scores",
+    "glm": "has no code of its own for it",
+}
+
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """What SGLang and Megatron-core would refuse, and what they would not heed."""
     yield from _server(config.sglang, device)
+    if device == "cpu" and spec is not None:
+        yield from _on_cpu(config, spec)
     yield from _prefill(config)
     if plan is not None:
         yield from _router(config, len(plan.engine("rollout").servers))
@@ -32,6 +40,19 @@ def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
         yield finding("RUN-SGLANG", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
         yield about("RUN-SGLANG", "sglang.extra_args", problem)
+
+
+def _on_cpu(config: RunConfig, spec: ModelSpec) -> Iterator[Finding]:
+    """Models that SGLang's CPU server does not start, or computes otherwise (`tests/models/test_cpu_servers.py`)."""
+    longest, key, help = config.longest_sequence, "actor.path", "write device=cuda, or take another model"
+    if spec.family in NOT_ON_CPU:
+        message = f"the model is a {spec.family}, and SGLang's CPU server {NOT_ON_CPU[spec.family]}"
+        yield finding("RUN-CPU", key, message, help)
+    elif spec.sliding_layers and 0 < spec.window < longest:
+        message = (
+            f"SGLang's CPU server ignores the model's window of {spec.window} tokens; a sequence has up to {longest}"
+        )
+        yield finding("RUN-CPU", key, message, help)
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:

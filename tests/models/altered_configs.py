@@ -44,6 +44,8 @@ _VALUES: dict[str, list[Any]] = {
     "layer_types": [["sliding_attention", "full_attention"], ["chunked_attention"] * 2, ["full_attention"] * 2],
     "rope_parameters": _ROPE_TABLES,
     "mlp_only_layers": [[0], [1]],
+    "no_rope_layers": [[1, 1], [0, 0], [0, 1]],
+    "no_rope_layer_interval": [1, 2],
     "clip_qkv": [0.5],
     "num_experts_per_tok": [1, 2, 3, 4],
     "num_experts": [2, 8],

@@ -16,10 +16,11 @@ from trainer_jobs import Setting, make_batch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from allocation.model_spec import FAMILIES
-from areal_like.trainer.fsdp.support import WITHOUT_MODEL
+from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
 from areal_like.trainer.megatron.bridges import support
 
-DENSE = [family for family, shape in FAMILIES.items() if not shape.experts and family not in WITHOUT_MODEL]
+REFUSED = WITHOUT_MODEL | WITHOUT_SERVER
+DENSE = [family for family, shape in FAMILIES.items() if not shape.experts and family not in REFUSED]
 BASES = ("qwen3_moe-raw", "qwen2_moe-normalised", "glm4_moe-many-groups")  # where others' fields mean something else
 
 

@@ -59,6 +59,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "glm4": ({"head_dim": 16}, NONE),
     "olmo2": ({}, NONE),
     "phi3": ({}, NONE),
+    **dict.fromkeys(("olmo3", "smollm3", "seed_oss"), ({"head_dim": 16}, NONE)),
     "exaone4": ({"sliding_window": 8, "sliding_window_pattern": 2}, NONE),
     "qwen3_next": (
         {**_EXPERTS, **_LINEAR, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16},

@@ -85,6 +85,21 @@ def leave_out_other_models(architectures: Sequence[str]) -> None:
         os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(modules.keys() - needed))
 
 
+def add_shared_experts_without_triton() -> None:
+    """Have qwen2_moe weight its shared expert by PyTorch: SGLang does it by a Triton kernel on a CPU too."""
+    import torch
+    from sglang.kernels.ops.elementwise import elementwise
+
+    def add(hidden: torch.Tensor, weight: torch.Tensor, shared: torch.Tensor, total: torch.Tensor) -> None:
+        gate = torch.sigmoid((hidden.float() * weight.float()).sum(-1, keepdim=True))
+        total.copy_(total.float() + gate * shared.float())
+
+    named = "fused_gate_sigmoid_mul_add"
+    for module in (elementwise, sys.modules.get("sglang.srt.models.qwen2_moe")):
+        if hasattr(module, named):
+            setattr(module, named, add)
+
+
 def end_at_once() -> None:
     """Have a server end as soon as one of its processes has; a user's own values stay.
 
@@ -117,6 +132,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend
 
         register_attention_backend("torch_native")(BatchedTorchNativeBackend)  # the forked schedulers look it up
+        add_shared_experts_without_triton()
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))

@@ -1,0 +1,29 @@
+"""Models that SGLang's CPU server does not start or computes otherwise are refused where `device=cpu`."""
+
+from dataclasses import replace
+
+import pytest
+from test_preflight import check
+
+from areal_like.config.load import load
+from areal_like.preflight.options import check_options
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"family": "exaone4"}, "has no attention for it"),
+        ({"family": "gemma2"}, "does not cap attention scores"),
+        ({"family": "glm"}, "no code of its own"),
+        ({"sliding_layers": (0,), "window": 8}, "ignores the model's window of 8 tokens"),
+        ({"sliding_layers": (0,), "window": 4096}, None),
+        ({"family": "qwen2_moe"}, None),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_is_refused_on_a_cpu_alone(write, shape, words, device):
+    job = check(write()).job
+    spec = replace(job.models["actor"], **shape)
+    found = list(check_options(load(write()).config, device, spec, job.plan))
+    refused = [finding.message for finding in found if finding.code == "RUN-CPU"]
+    assert [words in message for message in refused] == ([True] if words and device == "cpu" else [])
