@@ -22,6 +22,7 @@ from test_episodes import ASK, Pool, score
 
 from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
+from areal_like.runtime import watch
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import Limits
 from areal_like.types import Prompt
@@ -133,6 +134,20 @@ def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
     rewards, counts = play(body, f"episode.timeout_s={limit}")
     assert rewards == [1.0] * 100, (counts, hardened[1])
     assert counts == ({"done": 101} if cause == "done" else {"done": 100, cause: 1}), hardened[1]
+
+
+def test_a_thread_that_outlives_its_episode_retires_its_worker(play, lonely, monkeypatch):
+    """Nothing can end a thread but its process."""
+    monkeypatch.setattr(watch, "LEFT_S", 0.5)
+    play("await asyncio.to_thread(spin)", "episode.timeout_s=600", hostile=0, ordinary=1)
+    before = lonely[0].pids
+    _, counts = play("await asyncio.to_thread(spin)", "episode.timeout_s=2", ordinary=0)
+    assert counts == {"time_limit": 1}
+    limit = time.monotonic() + HUNG_S
+    while psutil.pid_exists(before[0]) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(before[0])
+    assert play("", ordinary=9)[0] == [1.0] * 9
 
 
 def test_what_episodes_started_ends_with_their_worker(play, lonely):
