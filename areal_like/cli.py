@@ -22,14 +22,16 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 @app.command()
 def main(
-    config: Annotated[Path, typer.Option(help="The run's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...", help="Changes to it.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, start nothing.")] = False,
+    config: Annotated[Path, typer.Option(help="YAML file of the run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value ...", help="Overrides of the file.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
 ) -> None:
     """Train a model by asynchronous reinforcement learning.
 
-    Everything that can be known is checked before a process starts. Exit code 2: the configuration is wrong; 1: the
-    run failed; 130: interrupted.
+    The configuration is checked before any process starts. Exit code 2: the configuration is invalid; 1: the run
+    failed; 130: it was interrupted.
 
     Example: --config examples/math/gsm8k_grpo_cpu.yaml actor.backend=megatron:t2 total_train_steps=20
     """
@@ -45,7 +47,7 @@ def main(
     Console().print(_describe_plan(job))
     if job.sharing:
         typer.echo(job.sharing)
-    typer.echo("everything was checked: the run may start")
+    typer.echo("All checks passed.")
 
 
 def _describe_plan(job: Job) -> Table:
@@ -70,12 +72,12 @@ def _train(loaded: LoadedConfig) -> int:
     try:
         train(loaded)
     except KeyboardInterrupt:
-        complain(["interrupted; every process of the run has ended"])
+        complain(["Interrupted. Every process of the run has ended."])
         return INTERRUPTED
     except SystemExit:
-        complain(["terminated; every process of the run has ended"])
+        complain(["Terminated. Every process of the run has ended."])
         raise
     except RunError as error:
-        complain(["\n".join([f"the run failed: {error}", *getattr(error, "__notes__", ())])])
+        complain(["\n".join([f"The run failed: {error}", *getattr(error, "__notes__", ())])])
         return INVALID if isinstance(error, DirectoryTaken) else FAILED
     return 0

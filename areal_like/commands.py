@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Asynchronous reinforcement learning of language models.
 
-    Begin with check, which starts nothing; then run. What a run has left is shown by samples and report.
+    Start with check, which starts no process; then run. Inspect running or finished jobs with samples and report.
 
     \b
     Examples:
@@ -32,13 +32,13 @@ app = typer.Typer(
       areal-like report runs/gsm8k/first
     """,
 )
-Config = Annotated[Path, typer.Argument(metavar="FILE", help="The run's YAML.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...", help="Changes to it.")]
-Directory = Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory: fileroot/experiment/trial.")]
+Config = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the run.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...", help="Overrides of the file.")]
+Directory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run: fileroot/experiment/trial.")]
 
 
 def main() -> None:
-    """What `areal-like` starts; a package that is missing is named."""
+    """Run the command `areal-like`; report a missing package by name."""
     try:
         app()
     except ModuleNotFoundError as error:
@@ -50,9 +50,9 @@ def main() -> None:
 
 @app.command()
 def run(config: Config, overrides: Overrides = None) -> None:
-    """Train. Everything that can be known is checked before a process starts.
+    """Check a configuration and train.
 
-    Exit code 2: the configuration is wrong; 1: the run failed; 130: interrupted.
+    Exit code 2: the configuration is invalid; 1: the run failed; 130: it was interrupted.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def run(config: Config, overrides: Overrides = None) -> None:
 
 @app.command()
 def check(config: Config, overrides: Overrides = None) -> None:
-    """Check all that a run needs and print its configuration and layout; start and write nothing.
+    """Check everything that a run needs, and print its configuration and layout. Starts and writes nothing.
 
     \b
     Examples:
@@ -81,15 +81,15 @@ def check(config: Config, overrides: Overrides = None) -> None:
 @app.command()
 def samples(
     directory: Directory,
-    step: Annotated[int | None, typer.Option(help="The training step; by default the last one.")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="How many of the smallest rewards.")] = 0,
-    best: Annotated[int, typer.Option(min=0, help="How many of the largest rewards.")] = 0,
+    step: Annotated[int | None, typer.Option(help="Training step (default: the last one).")] = None,
+    worst: Annotated[int, typer.Option(min=0, help="Number of samples with the smallest rewards.")] = 0,
+    best: Annotated[int, typer.Option(min=0, help="Number of samples with the largest rewards.")] = 0,
     evaluation: Annotated[
-        str | None, typer.Option(help="Of this set of held-out prompts, such as valid_dataset.")
+        str | None, typer.Option(help="Samples of this evaluation set, such as valid_dataset.")
     ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="One line of JSON for each sample.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one line of JSON per sample.")] = False,
 ) -> None:
-    """Show what the model said: prompts, responses, rewards; five of a step, or as many as --worst and --best say.
+    """Show prompts, responses and rewards of a step: five of them, or as many as --worst and --best ask for.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def samples(
     step = there[-1] if step is None else step
     if step not in there:
         _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
-    with _refused():
+    with _exit_on_error():
         found = read_samples(directory, step, evaluation)
     chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
     chosen = chosen if worst or best else picked(found, 5)
@@ -116,21 +116,23 @@ def samples(
         return
     typer.echo(f"step {step}: {_summary(found)}")
     for sample in chosen:
-        typer.echo(_described(sample))
+        typer.echo(_describe(sample))
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Directories of runs; several are compared.")],
-    output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN ...", help="Directories of runs; several are compared in one page.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="File to write.")] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a Chrome trace (ui.perfetto.dev) of one run here too.")
+        Path | None, typer.Option(help="Also write a Chrome trace (ui.perfetto.dev) of one run to this file.")
     ] = None,
 ) -> None:
-    """Make the page that shows a run, or compares several: curves, timeline, samples, layout, configuration.
+    """Write a page that shows one run or compares several: curves, timeline, samples, layout, configuration.
 
-    A run writes its own report.html as it goes; this makes it anew from the run's files. The default is report.html in
-    the run's directory, and comparison.html here for several.
+    A run keeps its own report.html up to date; this command rewrites it from the run's files. The default output is
+    report.html in the run's directory, and comparison.html in the current directory for several runs.
 
     \b
     Examples:
@@ -141,7 +143,7 @@ def report(
     from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
 
     if trace is not None and len(runs) > 1:
-        _refuse("--trace is of one run")
+        _refuse("--trace needs exactly one run. Name one.")
     for run in runs:
         _is_run(run)
     output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
@@ -150,7 +152,7 @@ def report(
             _refuse(
                 f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory is not there'}"
             )
-    with _refused(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
+    with _exit_on_error(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
         if trace is not None:
             whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
         write_report(runs, output)
@@ -171,7 +173,7 @@ def _summary(samples: "list[Sample]") -> str:
     return f"{len(samples)} samples, {mean}{missing}"
 
 
-def _described(sample: "Sample") -> str:
+def _describe(sample: "Sample") -> str:
     from areal_like.metrics.samples import reward_of, shown
 
     versions = ", ".join(str(version) for version, _ in sample["versions"])
@@ -186,8 +188,8 @@ def _number(value: float | None) -> str:
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
-    """Ends the command, and says why, where the body cannot read or write what a run has left."""
+def _exit_on_error() -> Iterator[None]:
+    """Exit with a message if the body cannot read or write the files of a run."""
     from areal_like.errors import RunError
 
     try:
@@ -209,30 +211,34 @@ def _refuse(message: str) -> NoReturn:
 def convert_checkpoint(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="Hugging Face or Megatron checkpoint, a run, or a run's recover/step-N."),
+        typer.Argument(
+            metavar="SOURCE", help="Hugging Face or Megatron checkpoint, a run's directory, or its recover/step-N."
+        ),
     ],
     target: Annotated[
-        Path | None, typer.Argument(metavar="TARGET", help="The directory to make; not with --audit.")
+        Path | None, typer.Argument(metavar="TARGET", help="Directory to create; not with --audit.")
     ] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="Say whether it can be converted; write nothing.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Report whether it can be converted; write nothing.")] = False,
     bridge: Annotated[
-        Literal["mbridge", "megatron-bridge"] | None, typer.Option(help="By default the first that holds the model.")
+        Literal["mbridge", "megatron-bridge"] | None,
+        typer.Option(help="Bridge to use (default: the first that supports the model)."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Config and tokenizer of a Megatron checkpoint that has none.")
+        Path | None, typer.Option(help="Directory with config and tokenizer, for a Megatron checkpoint without them.")
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16"] | None, typer.Option(help="Of the Megatron weights; by default the source's.")
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Data type of the converted Megatron weights (default: as in SOURCE)."),
     ] = None,
     leave_out: Annotated[
         list[str] | None,
-        typer.Option(help="Hugging Face tensors that are not converted: names, * stands for any text."),
+        typer.Option(help="Hugging Face tensors to leave out: names, where * matches any text."),
     ] = None,
 ) -> None:
-    """Convert Hugging Face weights to a Megatron distributed checkpoint, or that, or a run's, to Hugging Face.
+    """Convert Hugging Face weights to a Megatron distributed checkpoint, or the other way round.
 
-    One process on the CPU does it, for any layout. Every tensor is mapped exactly once, or the names of those that
-    are not are said and nothing is written (exit code 2).
+    One CPU process converts any layout. Every tensor is mapped exactly once; otherwise the command lists the unmapped
+    names, writes nothing and exits with code 2.
 
     \b
     Examples:
@@ -242,8 +248,8 @@ def convert_checkpoint(
     from areal_like.interop.convert_checkpoint import convert
 
     if (target is None) != audit:
-        _refuse("name a TARGET, or write --audit")
-    with _refused():
+        _refuse("Name a TARGET, or use --audit.")
+    with _exit_on_error():
         said = convert(source, target, bridge=bridge, model=model, dtype=dtype, leave_out=leave_out or ())
     typer.echo(said if target is None else f"{said}\n{target}")
 

@@ -1,11 +1,11 @@
-"""One run of asynchronous reinforcement learning.
+"""The loop of asynchronous reinforcement learning.
 
-Prompts are admitted while their samples may still be fresh when they are used; servers generate all the while. A
-training step takes the oldest finished groups, moves the policy from version v to v + 1, and brings the new weights to
-every server before the next one.
+Prompts are admitted while their samples can still be fresh when they are trained; servers generate all the time. A
+training step takes the oldest finished groups, moves the policy from version v to v + 1, and sends the new weights to
+every server before the next step.
 
-Held-out prompts are evaluated beside that, with the version that was just published; the next one waits for the last
-answer, so that all answers are of one version.
+Evaluation prompts are answered meanwhile with the published version; the next version waits for the last answer, so
+that all answers come from one version.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from areal_like.weights.sync import WeightSync, publish
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of, ready to be used."""
+    """The parts of a run, ready to be used."""
 
     algorithm: Algorithm
     trainer: Trainer
@@ -46,9 +46,9 @@ class Parts:
     rewards: Rewards
     reference: Reference | None = None
     critic: Trainer | None = None
-    episodes: Callable[[], Mapping[str, float]] = dict  # how a workflow's episodes ended since the last call
-    tokens: Callable[[], Mapping[str, float]] = dict  # where those are that servers have generated
-    servers: Callable[[], Mapping[str, float]] = dict  # how the servers fared since the last call
+    episodes: Callable[[], Mapping[str, float]] = dict  # episodes of a workflow by outcome, since the last call
+    tokens: Callable[[], Mapping[str, float]] = dict  # the token ledger
+    servers: Callable[[], Mapping[str, float]] = dict  # server statistics since the last call
     recovery: Recovery | None = None
     sharing: Sharing = RESIDENT
 
@@ -56,11 +56,11 @@ class Parts:
 async def reinforce(
     config: RunConfig, parts: Parts, steps: int, record: Record, resumed: RunState | None = None
 ) -> None:
-    """Train up to version `steps`, from 0 or where a resumed run stands; the servers hold that version before.
+    """Train up to version `steps`, from version 0 or that of a resumed run, which the servers already hold.
 
-    A batch without any reward is a step without an optimizer step: its version is published with the weights of the one
-    before, so that what was admitted stays as fresh as it was promised. Raises RewardsMissing where there are more of
-    them in a row than `reward.max_missing_batches`, and LogprobMismatch before the first step.
+    A batch without any reward skips the optimizer: its version is published with unchanged weights, so that admitted
+    samples stay within the staleness bound. Raises RewardsMissing after more than `reward.max_missing_batches` such
+    batches in a row, and LogprobMismatch before the first step.
     """
     async with asyncio.TaskGroup() as tasks:
 
@@ -106,7 +106,7 @@ async def reinforce(
 
 
 async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[None] | None) -> list[Trajectory]:
-    """The servers' turn, which ends when a batch is finished; then it is the trainer's."""
+    """Return the next batch of trajectories; it ends the servers' time slice and starts the trainer's."""
     await parts.sharing.to_servers()
     with record.phase("wait for rollouts"):
         trajectories = await parts.collector.next_batch()
@@ -117,7 +117,7 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
 async def _publish(
     config: RunConfig, parts: Parts, record: Record, done: int, evaluating: asyncio.Task[None] | None
 ) -> None:
-    """Bring the new weights to the servers, once an evaluation of those before has its answers."""
+    """Send the new weights to the servers after a running evaluation has its answers."""
     if evaluating:
         with record.phase("evaluation"):
             await evaluating
@@ -127,14 +127,14 @@ async def _publish(
 
 
 def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:
-    """The step that was just made, and where it leaves the run."""
+    """Return the completed step, and the state of the run after it."""
     step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
     untrained = tuple(collector.untrained)
     return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
 
 async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
-    """The policy's checkpoint, or its adapters and what they make of it, and the critic's, each in its directory."""
+    """Save the policy, or its adapters and the merged model, and the critic, each in its directory."""
     path = record.checkpoint(done)
     with record.phase("saving"):
         if config.actor.use_lora:
@@ -150,7 +150,7 @@ async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> N
 async def _statistics(
     config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int
 ) -> dict[str, float]:
-    """What a step's record gets beside the training's own statistics."""
+    """Return the statistics of a step beside those of the trainer."""
     described = await asyncio.to_thread(describe, trajectories, version)
     if parts.algorithm.keeps or config.rollout.oversampling:
         described["dropped_groups"] = float(parts.collector.newly_dropped())
@@ -168,9 +168,9 @@ async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
 async def train_step(
     config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
 ) -> dict[str, float]:
-    """Move the policy from `version` to the next: one optimizer step per mini-batch, the critic's too if there is one.
+    """Move the policy from `version` to the next: one optimizer step per mini-batch, also of a critic.
 
-    Returns their statistics, or {} where no trajectory has a reward. While the critic warms up, it alone is trained.
+    Returns their statistics, or {} if no trajectory has a reward. During its warm-up only the critic is trained.
     """
     algorithm, temperature = parts.algorithm, config.gconfig.temperature
     with record.phase("batch"):
@@ -186,7 +186,7 @@ async def train_step(
         batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
     stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))}
     if parts.critic and algorithm.critic:
-        with record.phase("training of the critic"):
+        with record.phase("training the critic"):
             of_critic = [await parts.critic.train(batch, algorithm.critic, temperature) for batch in batches]
         stats |= {f"critic_{name}": value for name, value in mean(of_critic).items()}
         if config.critic and version < config.critic.warmup_steps:
@@ -213,12 +213,12 @@ _PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and ph
 
 
 async def _pass(parts: Parts, need: Need, batch: Batch, temperature: float) -> Floats:
-    """What an algorithm needs of one of the models; preflight has seen to it that this is there."""
+    """Return values or log-probs that an algorithm needs from a model; preflight has checked that the run has it."""
     if need == "values" and parts.critic:
         return await parts.critic.values(batch)
     model = parts.reference if need == "reference" else parts.trainer
     if model is None or need == "values":
-        raise RunError(f"the algorithm needs {need}, which this run has no model for: set ref or critic")
+        raise RunError(f"The algorithm needs {need}, but the run has no model for it. Set ref={{}} or critic={{}}.")
     return await model.log_probs(batch, temperature)
 
 
@@ -228,10 +228,10 @@ async def _with_proximal(trainer: Trainer, batch: Batch, temperature: float) -> 
 
 
 def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the optimizer steps' statistics: over their tokens, or over steps for what is a step's; where it came.
+    """Return means of the optimizer steps' statistics, weighted by tokens, or by steps for statistics of a whole step.
 
-    Their tokens, `loss_tokens`, are added up. The servers' log-probs are compared where both sides used the same
-    weights; a step may have no such token.
+    `loss_tokens` are summed. Log-probs of servers and trainer are compared where both used the same weights; a step may
+    have no such token.
     """
     result: dict[str, float] = {}
     for name in dict.fromkeys(name for part in stats for name in part):
@@ -244,9 +244,9 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """What a batch of trajectories looks like when it is trained at `version`; `reward` only where one is known.
+    """Return statistics of a batch trained at `version`; `reward` only if one is known.
 
-    A reward is that of a sample, which may have several trajectories: it counts once.
+    A reward belongs to a sample, which may have several trajectories: it counts once.
     """
     if not trajectories:  # every episode failed before it had generated anything
         return {"reward_missing": 0.0, "skipped_batches": 1.0}
@@ -271,7 +271,7 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
 
 
 def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:
-    """The rewards of each sample's trajectories, of those that have any."""
+    """Return the rewards of each sample's trajectories, for samples with rewards."""
     rewards: dict[tuple[int, int], list[float]] = {}
     for item in trajectories:
         if item.reward is not None:

@@ -46,10 +46,10 @@ async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerR
 
 async def local_directory(path: str, key: str) -> Path:
     """Where a model lies, downloaded if it is a name on the hub. Raises PreparationError, which names the key."""
-    return Path(path).absolute() if is_local(path) else await _downloaded(path, key)
+    return Path(path).absolute() if is_local(path) else await _download_to_cache(path, key)
 
 
-async def _downloaded(name: str, key: str) -> Path:
+async def _download_to_cache(name: str, key: str) -> Path:
     """Where the hub's cache holds a model; the process that fills it ends with this one, and when it is cancelled."""
     python_path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     process = await asyncio.create_subprocess_exec(

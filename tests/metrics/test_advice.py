@@ -9,7 +9,7 @@ import pytest
 
 from allocation import check, compile
 from areal_like.metrics.advice import STEPS, Advice, Layout, better
-from areal_like.run.assemble import advice
+from areal_like.run.recording import advice
 
 SERVERS, ACTOR, CRITIC = "sglang[rollout]", "megatron[actor]", "megatron[critic]"
 EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)

@@ -153,5 +153,5 @@ def test_the_command_line_tells_it_in_one_line(
     with pytest.raises(typer.Exit) as ended:
         cli.main(CONFIG, ["trial_name=t"])
     assert ended.value.exit_code == cli.FAILED
-    message = "the run failed: runs/e/t/summary.json cannot be written: No space left on device\n"
+    message = "The run failed: runs/e/t/summary.json cannot be written: No space left on device\n"
     assert capsys.readouterr() == ("", message)

@@ -43,7 +43,7 @@ def test_a_run_whose_servers_read_the_config_differently(tmp_path: Path) -> None
         assert started.steps() == []
         assert started.remains() == []
     message = re.search(
-        r"^the run failed: trainer and servers .* before the first step: (\S+) apart on average, where "
+        r"^The run failed: trainer and servers .* before the first step: (\S+) apart on average, where "
         r"rollout.max_logprob_diff allows 0.001; likely causes:\n  - .*rope.*\n  - .*temperature.*\n  - .*weights.*\n$",
         started.errors,
         re.MULTILINE,

@@ -42,7 +42,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
         timeout=900,
     )
     assert result.returncode == 1
-    assert result.stderr.startswith("the run failed: ")
+    assert result.stderr.startswith("The run failed: ")
     assert message in result.stderr
     assert "File too large" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -175,7 +175,7 @@ def test_a_dry_run_prints_plan_and_configuration() -> None:
     printed, plan = result.stdout.split("\n\n")[0], result.stdout.split("\n\n")[1]
     assert yaml.safe_load(printed) == load(CONFIG, overrides).config.model_dump()
     assert "sglang[rollout]:d1+megatron[actor]:t2 on cpu, 7 steps" in plan
-    assert "everything was checked: the run may start" in result.stdout
+    assert "All checks passed." in result.stdout
 
 
 def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

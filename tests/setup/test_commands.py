@@ -73,7 +73,7 @@ def test_the_first_help_names_what_to_begin_with() -> None:
         ("samples run", "run holds the samples of no training step; see stats_logger.samples"),
         ("report none", "none is not the directory of a run: none/run.json is not there"),
         ("report folder --output page.html --trace trace.json", "folder is not the directory of a run"),
-        ("report folder folder --trace trace.json", "--trace is of one run"),
+        ("report folder folder --trace trace.json", "--trace needs exactly one run"),
         ("nosuch", "No such command 'nosuch'"),
     ],
 )

@@ -1,0 +1,82 @@
+"""The record of a run: what it says of the run before the start, and how the run ended."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from allocation import render
+from allocation.views.svg import plan_svg
+from areal_like.config.load import dump
+from areal_like.job import Job
+from areal_like.metrics.advice import Advice, Layout
+from areal_like.metrics.console import View
+from areal_like.metrics.record import Record
+from areal_like.metrics.sinks import make_sinks
+from areal_like.run.logprob_check import allowed_logprob_diff
+
+MOST_DRAWN = 512  # devices in the report's picture of the plan
+
+
+def make_record(job: Job, view: View, void_from: int | None) -> Record:
+    """Return the record of a run; with `void_from` it continues before that step."""
+    config, stats, directory = job.config, job.config.stats_logger, job.config.run_dir
+    return Record(
+        directory,
+        f"{config.experiment_name} / {config.trial_name}",
+        view,
+        [*make_sinks(config, directory, void_from), *advice(job, view)],
+        about=_describe(job),
+        report=stats.report,
+        decode=partial(job.tokenizer.decode, special=True),
+        n_samples=stats.samples,
+        n_shown=stats.console_samples,
+    )
+
+
+@contextmanager
+def recording(record: Record) -> Iterator[None]:
+    """Record what the body does and how it ends."""
+    try:
+        with record.recording():
+            yield
+        record.ended("finished")
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
+        record.ended("interrupted" if stopped else f"failed: {error}")
+        raise
+    finally:
+        record.close()
+
+
+def advice(job: Job, view: View) -> list[Advice]:
+    """Return the advice on asynchrony, if trainer and servers are on separate GPUs that stay the same."""
+    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
+    if job.device == "cpu" or job.further_servers or set(actor.devices) & set(rollout.devices):
+        return []
+    together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
+    layout = Layout(
+        servers=len(rollout.devices),
+        trainer=len(actor.devices),
+        server_unit=len(rollout.devices) // rollout.sizes.dp,
+        trainer_unit=math.lcm(*(engine.sizes.smallest_world for engine in together)),
+        staleness=job.config.rollout.max_head_offpolicyness,
+    )
+    return [Advice(layout, view.say)]
+
+
+def _describe(job: Job) -> dict[str, Any]:
+    """Return what the report says about a run before its start."""
+    return {
+        "steps": job.steps,
+        "layout": str(job),
+        "staleness": job.config.rollout.max_head_offpolicyness,
+        "max_logprob_diff": allowed_logprob_diff(job.config),
+        "plan": plan_svg(job.plan) if len(job.plan.devices) <= MOST_DRAWN else "",
+        "findings": [render(found) for found in job.warnings],
+        "config": dump(job.config),
+    }

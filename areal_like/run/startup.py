@@ -1,0 +1,106 @@
+"""Starts the processes of a run side by side: trainers with their weights, reference, and servers."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from areal_like.cluster.run import Cluster
+from areal_like.cluster.workers import WorkerGroup
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.events import span
+from areal_like.job import Job
+from areal_like.metrics.console import View
+from areal_like.run.directory import RunDirectory
+from areal_like.run.start import carry_user_code, make_reference, start_servers, start_trainer
+from areal_like.run.warm_start import warm_start
+from areal_like.run.warmup_step import run_warmup_step, warmup_roles
+from areal_like.trainer.reference import Reference
+from areal_like.trainer.remote import Trainer
+
+
+class _StartupTimes:
+    """Seconds until each part of the run was ready; parts that start side by side overlap."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def note(self, part: str) -> None:
+        """Note that a part is ready, once."""
+        self._seconds.setdefault(part, time.monotonic() - self._began)
+
+    def __str__(self) -> str:
+        return "ready: " + ", ".join(f"{part} after {seconds:.0f} s" for part, seconds in self._seconds.items())
+
+
+async def start_all(
+    cluster: Cluster,
+    job: Job,
+    models: Mapping[TrainerRole, Path],
+    opened: RunDirectory,
+    view: View,
+    tasks: asyncio.TaskGroup,
+) -> tuple[dict[TrainerRole, Trainer], Reference | None, WorkerGroup, list[str]]:
+    """Start trainers, reference and servers; return them ready, with the servers' URLs."""
+    record, ready = opened.record, _StartupTimes()
+    start = partial(start_servers, cluster, job, models["actor"])
+    starting = None if job.config.rollout.alternates else tasks.create_task(start())
+    if starting:
+        starting.add_done_callback(lambda _: ready.note("servers"))
+    trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
+    if warmup_roles(job):
+        with record.doing("running a warm-up step"):
+            await run_warmup_step(job, trainers)
+        ready.note("warm-up step")
+    with record.doing("starting the servers"):
+        if starting is None:  # servers take all free memory
+            await asyncio.gather(*(each.offload() for each in trainers.values()))
+        servers, urls = await (starting or start())
+    ready.note("servers")
+    view.say(str(ready))
+    return trainers, reference, servers, urls
+
+
+async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
+    """Start the trainers of all roles side by side."""
+    carry_user_code(job.algorithm)
+    async with asyncio.TaskGroup() as tasks:
+        starting = {
+            role: tasks.create_task(start_trainer(cluster, job, models[role], role)) for role in job.config.roles
+        }
+    return {role: task.result() for role, task in starting.items()}
+
+
+async def _ready_trainers(
+    cluster: Cluster,
+    job: Job,
+    models: Mapping[TrainerRole, Path],
+    opened: RunDirectory,
+    view: View,
+    ready: _StartupTimes,
+) -> tuple[dict[TrainerRole, Trainer], Reference | None]:
+    """Return all trainers with the weights that the run starts or resumes from."""
+    config, checkpoint, record = job.config, opened.checkpoint, opened.record
+    with record.doing("starting the trainer"):
+        trainers = await _trainers(cluster, job, models)
+    ready.note("trainer")
+    reference = make_reference(cluster, job, trainers)
+    if checkpoint:
+        with record.doing("loading the checkpoint"):
+            kept = saved_trainers(config, trainers)
+            await asyncio.gather(*(each.load(checkpoint.path / role) for role, each in kept.items()))
+        return trainers, reference
+    with span("controller", "warm start"):
+        await warm_start(job, trainers["actor"], view)
+    if reference and config.warm_start and config.ref and config.ref.path is None:
+        await reference.update(decay=0.0)  # the policy that reinforcement learning begins with
+    return trainers, reference
+
+
+def saved_trainers(config: RunConfig, trainers: Mapping[TrainerRole, Trainer]) -> dict[TrainerRole, Trainer]:
+    """Return the trainers that a checkpoint contains; a reference that never changes is loaded from its path."""
+    ref = config.ref
+    moves = ref is not None and (ref.update_every_steps is not None or (config.warm_start and ref.path is None))
+    return {role: trainer for role, trainer in trainers.items() if role != "ref" or moves}
