@@ -14,7 +14,7 @@ from areal_like.types import Floats, Ints
 type Reals = NDArray[np.floating]
 
 
-def normalised(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | None = None) -> Floats:
+def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | None = None) -> Floats:
     """A value's distance from a mean, in standard deviations, each of the value's group or of all values.
 
     `values` and `groups` have the same shape; a group is named by its id, never by position, so groups may be
@@ -61,7 +61,7 @@ def _means(
 def _deviation(
     values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64], *, unbiased: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
-    """Of each set; False where it is rounding of the values' own size, not a preference."""
+    """Return the deviation of each set; False where it is only rounding of the values."""
     size, mean = _means(values, member, weight)
     freedom = np.maximum(size - 1, 1) if unbiased else size
     deviation = np.sqrt(np.bincount(member, weight * (values - mean[member]) ** 2) / freedom)
@@ -69,7 +69,7 @@ def _deviation(
 
 
 def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, factor: float) -> NDArray[np.float64]:
-    """What a response of that many tokens loses: 0 up to `longest - tail`, then linearly up to `factor` at `longest`.
+    """Return the penalty by response length: 0 up to `longest - tail`, then linear up to `factor` at `longest`.
 
     Source: DAPO (arXiv 2503.14476), eq. 13.
     """
@@ -81,7 +81,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
 
     The reward of a trajectory, shaped and normalised, is that of its last generated token; each token's loses
     `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the critic's values or 0.
-    Tokens that no model generated are no steps: what follows a tool's output is what follows the call.
+    Tokens that no model generated do not count as steps: the token after a tool's output follows the call.
 
     Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2.
     """
@@ -95,7 +95,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     shaped = (shaped + settings.reward_bias) * settings.reward_scaling
     if settings.reward_clip is not None:
         shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
-    rewards = normalised(shaped, experience.groups, settings.reward_norm, experience.samples)
+    rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
     values = batch.fields.get("values") if settings.critic else None
     if values is None and not settings.kl_ctl and settings.discount == 1 and settings.adv_norm == NormConfig():
         return {"advantages": rewards}  # the same for all tokens of a trajectory
@@ -106,10 +106,10 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
         _token_rewards(experience, rewards, counts, settings), own_values, counts, settings.discount, decay
     )
     groups = np.repeat(experience.groups, counts)
-    fields = {"advantages": normalised(advantages, groups, settings.adv_norm)}
+    fields = {"advantages": normalise(advantages, groups, settings.adv_norm)}
     if values is not None:
         fields["returns"] = (advantages + own_values).astype(np.float32)
-    return {name: _at(generated, own) for name, own in fields.items()}
+    return {name: _fill_places(generated, own) for name, own in fields.items()}
 
 
 def _token_rewards(
@@ -152,7 +152,7 @@ def gae(
     return result
 
 
-def _at(places: NDArray[np.bool], values: Floats) -> Floats:
+def _fill_places(places: NDArray[np.bool], values: Floats) -> Floats:
     """The values at their places, `[tokens]`, 0 elsewhere."""
     result = np.zeros(len(places), np.float32)
     result[places] = values

@@ -59,7 +59,7 @@ def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> 
         fields[name] = (per_token * mask).astype(np.float32)
     wanted = np.flatnonzero(_per_sequence(fields["loss_mask"], batch.lengths))
     turns = [wanted[i::n] for i in range(min(n, len(wanted)))]
-    batches = [_weighted(algorithm, _part(replace(batch, fields=fields), turn)) for turn in turns]
+    batches = [_add_weights(algorithm, _part(replace(batch, fields=fields), turn)) for turn in turns]
     return [_without_zero_advantages(part) for part in batches] if algorithm.skips_zero_advantages else batches
 
 
@@ -83,7 +83,7 @@ def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:
     return Batch(batch.lengths[chosen], batch.tokens[tokens], fields)
 
 
-def _weighted(algorithm: Algorithm, batch: Batch) -> Batch:
+def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:
     if algorithm.weights is None:
         return batch
     mask = batch.fields["loss_mask"]

@@ -61,7 +61,7 @@ class LossInputs:
 
 
 def of_tokens(loss: LossSpec, inputs: LossInputs) -> TokenLoss:
-    """What a loss makes of a micro-batch. Raises ValueError, which names it, unless all of it is of every token."""
+    """Apply a loss to a micro-batch; raise ValueError, which names it, unless each result has one value per token."""
     per_token, statistics = loss.function(inputs, loss.parameters)
     shape = (inputs.logprobs if inputs.values is None else inputs.values).shape
     for name, value in {

@@ -18,7 +18,7 @@ from areal_like.types import Floats, Ints, LossSpec, Trajectory
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
-    """What the key `algorithm` names: an Algorithm, or what a function makes of the configuration.
+    """Return the Algorithm that the key `algorithm` names, or that a user's function builds from the configuration.
 
     Raises UserCodeError.
     """
@@ -88,10 +88,10 @@ def imitation(config: RunConfig) -> Algorithm:
 
     Source: RAFT (arXiv 2304.06767), alg. 1, where the model has generated them.
     """
-    return Algorithm(targets=rewarded, loss=LossSpec(sft), temperature=1.0)
+    return Algorithm(targets=keep_rewarded, loss=LossSpec(sft), temperature=1.0)
 
 
-def rewarded(experience: Experience) -> Mapping[str, Floats]:
+def keep_rewarded(experience: Experience) -> Mapping[str, Floats]:
     """`loss_mask` `[trajectories]`: 1 where the reward is positive."""
     return {"loss_mask": (experience.rewards > 0).astype(np.float32)}
 

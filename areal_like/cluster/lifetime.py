@@ -61,12 +61,12 @@ def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None) -> It
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        with uninterrupted():
+        with ignore_interrupts():
             _wait_for(keeper, directory)
 
 
 def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
-    """What a run has achieved does not depend on how long its clean-up takes."""
+    """Wait for the janitor, and report if it needs longer than its limits."""
     for limit_s, what in ((SLOW_JANITOR_S, "still busy; waiting for it"), (JANITOR_LIMIT_S, "left to end by itself")):
         try:
             keeper.communicate(timeout=limit_s)
@@ -82,7 +82,7 @@ def temporary_directory(run_id: str) -> Path:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def ignore_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C while something short has to be finished; it counts in the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -113,7 +113,7 @@ def join_run(run_id: str) -> None:
 
 
 def _variables(run_id: str) -> dict[str, str]:
-    """What every process of a run gets; the user's own word counts more where the run needs none of its own."""
+    """Return the environment of every process of a run; variables set by the user win where the run allows it."""
     return {name: os.environ.get(name, str(value)) for name, (_, value) in _MALLOC.items()} | {
         RUN_VARIABLE: run_id,
         "TMPDIR": str(temporary_directory(run_id)),

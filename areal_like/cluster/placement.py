@@ -58,12 +58,12 @@ async def place(
 
     asked = bundles(plan, uses_gpus=uses_gpus)
     if not elastic and not fits(asked, [ray.cluster_resources()], spread=False):
-        raise ClusterError(_refused(asked, "this machine has too little"))
-    with told():
+        raise ClusterError(_describe_refusal(asked, "this machine has too little"))
+    with ray_errors():
         group = placement_group(asked, strategy="STRICT_SPREAD" if names_gpus(plan) and uses_gpus else "SPREAD")
         try:
             deadline = time.monotonic() + timeout_s
-            await _granted(group, asked, timeout_s, say)
+            await _wait_for_grant(group, asked, timeout_s, say)
             granted = await _granted_gpus(group, dict(enumerate(asked)), deadline) if uses_gpus else None
             yield Placement(group, _slots(plan, group, granted))
         finally:
@@ -72,8 +72,8 @@ async def place(
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Tell what Ray raises, as where it does not answer, as a ClusterError."""
+def ray_errors() -> Iterator[None]:
+    """Raise errors of Ray, for instance when it does not answer, as ClusterError."""
     from ray.exceptions import RayError
 
     try:
@@ -82,14 +82,16 @@ def told() -> Iterator[None]:
         raise ClusterError(f"Ray failed: {str(error).strip() or type(error).__name__}") from error
 
 
-async def _granted(
+async def _wait_for_grant(
     group: PlacementGroup, asked: Sequence[Mapping[str, float]], timeout_s: float, say: Callable[[str], None] | None
 ) -> None:
-    """Wait until all is granted; raises ClusterError where it is not in time."""
+    """Wait until everything is granted; raise ClusterError after the limit."""
     start, pause_s = time.monotonic(), 0.0
     while not await asyncio.to_thread(group.wait, 0.5):
         if time.monotonic() > start + timeout_s:
-            raise ClusterError(_refused(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)"))
+            raise ClusterError(
+                _describe_refusal(asked, f"not granted within {timeout_s:g} s (scheduler.startup_timeout_s)")
+            )
         if say and time.monotonic() > start + SOON_S:
             say(shortage(asked, cluster_resources(), "it"))
             say, pause_s = None, SELDOM_S
@@ -134,7 +136,7 @@ async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_g
     Raises ClusterError.
     """
     lost = placement.slots[devices[0]]
-    with told():
+    with ray_errors():
         while (node := await asyncio.to_thread(_node_of, placement.group, lost.bundle)) is None:
             await asyncio.sleep(SOON_S)
         part = sorted(device for device, slot in placement.slots.items() if slot.bundle == lost.bundle)
@@ -201,5 +203,5 @@ async def _granted_gpus(
         raise ClusterError(f"a node of the plan did not say which of its GPUs are granted: {error}") from error
 
 
-def _refused(asked: Sequence[Mapping[str, float]], reason: str) -> str:
+def _describe_refusal(asked: Sequence[Mapping[str, float]], reason: str) -> str:
     return f"the plan's resources were refused, {reason}\n  {shortage(asked, cluster_resources())}"

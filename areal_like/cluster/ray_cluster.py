@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_like.cluster.lifetime import uninterrupted
+from areal_like.cluster.lifetime import ignore_interrupts
 from areal_like.errors import ClusterError
 
 if TYPE_CHECKING:  # every worker imports this module
@@ -66,13 +66,13 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 _temp_dir=str(directory / "ray"),
             )
         else:
-            ray.init(_named(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(_resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this very class where its node is not up within 30 s
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
         yield
     finally:
-        with uninterrupted():
+        with ignore_interrupts():
             ray.shutdown()
 
 
@@ -83,11 +83,11 @@ def _configure(settings: dict[str, str]) -> None:
 
 
 def address_problem(address: str) -> tuple[str, str] | None:
-    """What is wrong with the `address` of an existing cluster and what would do, if something is; connects to it.
+    """Connect to the `address` of an existing cluster; return what is wrong with it and a fix, or None.
 
     Ray itself would look for minutes, or start a cluster.
     """
-    named, source = _named(address)
+    named, source = _resolve_address(address)
     if named == "auto":
         return None
     name = f"{named} (`auto`, from {source})" if source else named
@@ -102,7 +102,7 @@ def address_problem(address: str) -> tuple[str, str] | None:
     return None
 
 
-def _named(address: str) -> tuple[str, str]:
+def _resolve_address(address: str) -> tuple[str, str]:
     """The address that is meant, and what says so if it is not this text. Ray asks the same two.
 
     `ray start` writes the file, and it stays when that cluster is killed (Ray 2.60 `_common/utils.py`,

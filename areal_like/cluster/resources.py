@@ -40,7 +40,7 @@ def node_devices(plan: Plan) -> list[list[Device]]:
 
 
 def bundles(plan: Plan, *, uses_gpus: bool) -> list[dict[str, float]]:
-    """What to reserve on each node: a CPU and a GPU for every device.
+    """Return what to reserve on each node: a CPU and a GPU for every device.
 
     Ray grants GPUs from a node's first one on, so that `@` needs all up to the last that it names.
     """
@@ -72,7 +72,7 @@ def cluster_resources() -> dict[str, Any]:
 
 
 def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the plan") -> str:
-    """What was asked and what there is, for a message."""
+    """Describe what was requested and what is available, for a message."""
 
     def show(resources: Amounts) -> str:
         return ", ".join(f"{resources.get(name, 0):g} {name}" for name in asked[0])

@@ -82,7 +82,7 @@ class Cluster:
         return await node_lives(self.placement.slots[devices[0]].node_id)
 
     @asynccontextmanager
-    async def enlarged(
+    async def enlarge(
         self, plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
     ) -> AsyncIterator[Cluster]:
         """The devices of a further plan of the run, as soon as an existing cluster has them free, however late that is.
@@ -96,7 +96,7 @@ class Cluster:
             yield cluster
 
     @asynccontextmanager
-    async def moved(
+    async def relocate(
         self,
         devices: Sequence[Device],
         plan: Plan,
@@ -120,7 +120,7 @@ class Cluster:
                 else:
                     placement, there = elsewhere.result(), plan.devices
             finally:
-                await cancelled(elsewhere, whole)
+                await cancel_all(elsewhere, whole)
             if placement.group is self.placement.group:
                 await held.aclose()  # what the smaller plan was granted at the same moment
             async with self._part(placement) as cluster:
@@ -159,7 +159,7 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
-    `shared_dir` is removed then; it is made by who writes into it, and has to be on a file system that all hosts share.
+    `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
     The descriptor `lock` stays open until that is done.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if there is no cluster, not enough in it, or a node that does not see `log_dir`.
@@ -207,8 +207,8 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
             group.kill()
 
 
-async def cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
+async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

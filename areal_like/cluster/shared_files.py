@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from areal_like.cluster.placement import Placement, told
+from areal_like.cluster.placement import Placement, ray_errors
 from areal_like.errors import ClusterError, writing
 
 SHOWN_S = 10.0  # that a network file system has for showing a new file to other hosts
@@ -33,7 +33,7 @@ async def check_shared(placement: Placement, directory: Path) -> None:
 
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     probe = directory / f".probe-{token_hex(6)}"
-    with told(), writing(directory):
+    with ray_errors(), writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         probe.touch()
         try:

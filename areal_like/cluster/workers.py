@@ -164,11 +164,11 @@ class WorkerGroup:
         """Note when each member was done with a call that begins now."""
         start = time.time()
 
-        def done(member: Member, _: asyncio.Future[Any]) -> None:
+        def note_end(member: Member, _: asyncio.Future[Any]) -> None:
             note(f"{self.role} {member.rank}", phase, start)
 
         for member, wait in waits.items():
-            wait.add_done_callback(functools.partial(done, member))
+            wait.add_done_callback(functools.partial(note_end, member))
 
     def _explain(self, first: Failures, later: Failures, phase: str) -> WorkerError:
         """The failure that explains the others: a death, else the earliest exception."""
@@ -194,6 +194,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _death(error: BaseException) -> str:
-    """What Ray knows about the end of a process, without its advice on Ray."""
+    """Describe the end of a process as Ray reports it, without Ray's advice."""
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
     return f"the process died ({detail[1].strip() if detail else str(error).strip().splitlines()[0]})"

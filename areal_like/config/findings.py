@@ -14,8 +14,8 @@ class Origins:
 
     places: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, key: str) -> str:
-        """The place of a key or of the section around it; `default` where nobody set it."""
+    def place_of(self, key: str) -> str:
+        """Return the place of a key or of its section, or `default` if it was not set."""
         while key:
             if key in self.places:
                 return self.places[key]
@@ -23,10 +23,10 @@ class Origins:
         return "default"
 
     def locate(self, finding: Finding) -> Finding:
-        """A finding about a key, or about several joined by ` + `, with the place of each."""
+        """Return a finding with the place of its key, or of each key joined by ` + `."""
         if finding.key is None:
             return finding
-        places = tuple(map(self.of, finding.key.split(" + ")))
+        places = tuple(map(self.place_of, finding.key.split(" + ")))
         return replace(finding, source=replace(finding.source, places=places))
 
 
@@ -39,22 +39,22 @@ def finding(
     nearest: Iterable[str] = (),
     severity: Severity = Severity.ERROR,
 ) -> Finding:
-    """A finding about a key of the configuration; `Origins.locate` adds where that was set."""
+    """Return a finding about a key; `Origins.locate` adds where the key was set."""
     return Finding(code, severity, message, Source("", key), help=help, nearest=tuple(nearest))
 
 
-def unused(key: str, why: str, help: str | None = None) -> Finding:
-    """A key that is accepted and that nothing reads."""
+def warn_ignored(key: str, why: str, help: str | None = None) -> Finding:
+    """Return the warning that a key has no effect."""
     return finding("RUN-UNUSED", key, f"ignored: {why}", help, severity=Severity.WARNING)
 
 
 def missing_package(key: str, package: str | None) -> Finding:
-    """What a key asks for cannot be done without a package that is not there."""
+    """Return the finding of a key that needs a missing package."""
     return finding("RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it")
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `findings` holds everything that is wrong with it."""
+    """An invalid configuration; `findings` holds everything that is wrong with it."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -62,7 +62,7 @@ class ConfigError(Exception):
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Known dotted keys that `key` may have meant: misspelt, or right but in another section."""
+    """Return known dotted keys that `key` may mean: misspelt, or correct but in another section."""
     known = list(known)
     section, leaf = key.partition(".")[0], key.rpartition(".")[2]
     same_depth = [other for other in known if other.count(".") == key.count(".")]
@@ -76,5 +76,5 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest_words(word: Any, known: Iterable[str]) -> list[str]:
-    """The known word that is most like `word`, if any is."""
+    """Return the known word closest to `word`, if one is close."""
     return difflib.get_close_matches(str(word), list(known), n=1)

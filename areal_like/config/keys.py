@@ -25,7 +25,7 @@ def entries_of(annotation: Any) -> type[Section] | None:
 
 
 def annotation_of(key: str) -> Any | None:
-    """The type behind a dotted key, None where there is no such key."""
+    """Return the type of a dotted key, or None if the key is unknown."""
     annotation: Any = RunConfig
     for part in key.split("."):
         section = section_of(annotation)

@@ -17,7 +17,7 @@ from areal_like.config.findings import ConfigError, Origins, finding
 from areal_like.config.keys import annotation_of, is_below, members, takes_text, value_at
 from areal_like.config.renamed import RENAMED, rename_keys
 from areal_like.config.schema import RunConfig
-from areal_like.config.secrets import MASK, masked, masked_keys
+from areal_like.config.secrets import MASK, find_masked_keys, mask
 from areal_like.config.validate import first_causes, unknown_key, validate, wrong_keys
 
 COMMAND_LINE = "command line"
@@ -62,7 +62,7 @@ def load(
     findings += wrong_keys(data)
     values = _resolve(data, findings)
     findings += wrong_keys(values)  # of sections that were referred to
-    findings += [finding("CONFIG-SECRET", key, _MASKED, _UNMASKED) for key in masked_keys(values)]
+    findings += [finding("CONFIG-SECRET", key, _MASKED, _UNMASKED) for key in find_masked_keys(values)]
     if not values.get("trial_name"):
         values["trial_name"], places["trial_name"] = time.strftime("%Y%m%d-%H%M%S"), THE_TIME
     config, objections = validate(values)
@@ -77,7 +77,7 @@ def dump(config: RunConfig) -> str:
 
     `load` gives the same configuration back where there are none.
     """
-    return yaml.dump(masked(config.model_dump()), Dumper=_Dumper, sort_keys=False, width=120)
+    return yaml.dump(mask(config.model_dump()), Dumper=_Dumper, sort_keys=False, width=120)
 
 
 class _Dumper(yaml.SafeDumper):

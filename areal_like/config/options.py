@@ -37,8 +37,8 @@ class Option:
     types: tuple[str, ...] = ()
     choices: tuple[Any, ...] = ()
 
-    def expected(self, value: Any) -> str | None:
-        """What the option's value should be; None where `value` is that."""
+    def mismatch(self, value: Any) -> str | None:
+        """Return what the value should be, or None if `value` fits."""
         chosen = any(value == choice and type(value) is type(choice) for choice in self.choices)
         if chosen or any(_is_of(kind, value) for kind in self.types):
             return None
@@ -46,7 +46,7 @@ class Option:
         return " or ".join([*choices, *self.types])
 
     def nearest(self, value: Any) -> tuple[str, ...]:
-        """The choice that is most like `value`."""
+        """Return the choice closest to `value`."""
         return tuple(nearest_words(value, map(str, self.choices)))
 
 
@@ -71,7 +71,7 @@ class OptionProblem:
 
 @functools.cache
 def read_options(table: Path) -> Mapping[str, Option]:
-    """The options of a table, by name."""
+    """Return the options of a table by name."""
     rows: dict[str, dict[str, Any]] = json.loads(table.read_text(encoding="utf-8"))
     return {
         name: Option(row.get("field", name), tuple(row.get("types", ())), tuple(row.get("choices", ())))

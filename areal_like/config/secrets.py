@@ -10,19 +10,19 @@ _KEY = re.compile(r"(^|[_-])(api[_-]?key|token|secret|password|passwd)$", re.IGN
 _PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]*@")
 
 
-def masked(values: Any, name: str = "") -> Any:
+def mask(values: Any, name: str = "") -> Any:
     """Return nested values with `***` in the place of what may be secret; `name` is the key that they have."""
     if isinstance(values, Mapping):
         everything = bool(_ALL_BELOW.search(name))
-        return {key: MASK if everything else masked(value, str(key)) for key, value in values.items()}
+        return {key: MASK if everything else mask(value, str(key)) for key, value in values.items()}
     if isinstance(values, list):
-        return [masked(value) for value in values]
+        return [mask(value) for value in values]
     if not isinstance(values, str):
         return values
-    return MASK if _KEY.search(name) else masked_urls(values)
+    return MASK if _KEY.search(name) else mask_urls(values)
 
 
-def masked_urls(text: str) -> str:
+def mask_urls(text: str) -> str:
     """Return a text whose URLs have `***` in the place of passwords."""
     return _PASSWORD.sub(rf"\1:{MASK}@", text)
 
@@ -33,10 +33,10 @@ def is_secret(key: str) -> bool:
     return bool(_ALL_BELOW.search(section) or _KEY.search(name))
 
 
-def masked_keys(values: Any, key: str = "") -> Iterator[str]:
+def find_masked_keys(values: Any, key: str = "") -> Iterator[str]:
     """Return the dotted keys whose values were masked, as they are where a run's own `config.yaml` is read."""
     if isinstance(values, Mapping):
         for name, value in values.items():
-            yield from masked_keys(value, f"{key}.{name}" if key else str(name))
+            yield from find_masked_keys(value, f"{key}.{name}" if key else str(name))
     elif isinstance(values, str) and ((values == MASK and is_secret(key)) or f":{MASK}@" in values):
         yield key

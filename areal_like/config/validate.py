@@ -80,8 +80,8 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
 
 
 def unknown_key(key: str, *, dotted: bool = False) -> Finding:
-    """There is no such key, or a file has it `dotted`; the finding's `nearest` are keys that may have been meant."""
-    message, help = "there is no such key", None
+    """Return the finding of an unknown key, or of one `dotted` in a file; `nearest` are keys that may be meant."""
+    message, help = "unknown key", None
     if key in _REPLACED:
         new, help = _REPLACED[key]
         return finding(_UNKNOWN_KEY, key, f"this key became {new}", help)
@@ -93,10 +93,10 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
         )
     if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
         return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
-    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_beside(key), *all_keys()]))
+    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
 
 
-def _beside(key: str) -> Iterator[str]:
+def _siblings(key: str) -> Iterator[str]:
     """The keys of the section that `key` would be in, which may be an entry of a user's name."""
     place = key.rpartition(".")[0]
     section = section_of(annotation_of(place)) if place else None

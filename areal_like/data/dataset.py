@@ -27,22 +27,22 @@ def load_prompts(
     train_on_answers: bool = False,
     note: Note = lambda field, text: None,
 ) -> list[Prompt]:
-    """All prompts of a dataset and of the sets mixed with it, tokenised; raises DatasetError.
+    """Return all prompts of a dataset and of the sets mixed with it, tokenised; raise DatasetError.
 
-    Without a tokenizer the rows are only checked, and there are no prompts. `check_answer` is the reward's, None if
+    Without a tokenizer the rows are only checked and the result is empty. `check_answer` is the reward's, None if
     that does without answers. With `train_on_answers` the tokenizer has to know the words of the reference answers too.
-    `note` is told of prompts that are too long and of missing columns.
+    `note` receives prompts that are too long and missing columns.
     """
     prompts = []
     for name, source in _sources(config):
         try:
-            records = _checked(config, source, check_answer, train_on_answers)
+            records = _check_rows(config, source, check_answer, train_on_answers)
             if tokenizer is None:
                 continue
             if check_answer is None:  # code of the user's reads the row
                 _note_mixed_columns(source, records, note)
             made = [_prompt(source, name, tokenizer, row, it, train_on_answers) for row, it in enumerate(records)]
-            prompts += _within_length(config, source, made, note)
+            prompts += _limit_length(config, source, made, note)
         except DatasetError as error:
             field = (
                 f"mixture.{name}.{error.field}" if name and error.field in SourceConfig.model_fields else error.field
@@ -98,7 +98,7 @@ def _sources(config: DatasetConfig) -> Iterator[tuple[str, SourceConfig]]:
         yield from config.mixture.items()
 
 
-def _checked(
+def _check_rows(
     config: DatasetConfig, source: SourceConfig, check_answer: AnswerCheck | None, answers_needed: bool
 ) -> Sequence[Record]:
     """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError."""
@@ -172,7 +172,7 @@ def _prompt(
 ) -> Prompt:
     answer = _answer(source, record) or ""
     try:
-        tokens = _encoded(source, tokenizer, record)
+        tokens = _encode(source, tokenizer, record)
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except (TokenizerError, ValueError, TypeError) as error:  # the latter are of a row's tools
         remedy = "correct the row or the chat template"
@@ -185,7 +185,7 @@ def _prompt(
     return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages)
 
 
-def _encoded(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list[int]:
+def _encode(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list[int]:
     """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
     if isinstance(given, str) and source.system_prompt is None and not tools and not source.chat_template_kwargs:
@@ -193,8 +193,8 @@ def _encoded(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list
     return tokenizer.encode_chat(messages_of(source, record), tools or None, **source.chat_template_kwargs)
 
 
-def _within_length(config: DatasetConfig, source: SourceConfig, prompts: list[Prompt], note: Note) -> list[Prompt]:
-    """What `overlong_prompts` leaves; raises DatasetError where it refuses, or leaves nothing."""
+def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Prompt], note: Note) -> list[Prompt]:
+    """Apply `overlong_prompts`; raise DatasetError if it refuses a prompt or drops all."""
     most = config.max_prompt_length
     too_long = [prompt for prompt in prompts if len(prompt.tokens) > most]
     if not too_long:

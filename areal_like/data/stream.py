@@ -38,10 +38,10 @@ class PromptStream:
 
     def _order(self, epoch: int) -> Sequence[int]:
         if self._sets:
-            return self._mixed(epoch)
+            return self._mix(epoch)
         return self._pass(len(self._prompts), [self._seed, epoch]).tolist()
 
-    def _mixed(self, epoch: int) -> Sequence[int]:
+    def _mix(self, epoch: int) -> Sequence[int]:
         which = np.repeat(np.arange(len(self._sets)), self._shares)
         if self._shuffle:
             which = which[self._pass(len(which), [self._seed, epoch])]

@@ -176,7 +176,7 @@ def _download(name: str) -> Path:
 
 
 def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """End tokens in the order of precedence that generation uses; raises TokenizerError for one that is no token."""
+    """End tokens in the order of precedence that generation uses; raise TokenizerError for one that is not a token."""
     known = set(backend.get_vocab().values())
     for file in (directory / "generation_config.json", directory / "config.json"):
         ids = _read_json(file).get("eos_token_id")
@@ -184,7 +184,7 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
             raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
         for token in ids if isinstance(ids, list) else () if ids is None else (ids,):
             if type(token) is not int or token not in known:
-                raise TokenizerError(f"{file} has an eos_token_id that is no token's id in tokenizer.json: {token!r}")
+                raise TokenizerError(f"{file} has an eos_token_id that tokenizer.json does not contain: {token!r}")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     token = backend.token_to_id(special.get("eos_token", ""))
@@ -214,5 +214,5 @@ def _text(token: Any) -> str | None:
     """A special token is written as its text or as a mapping that holds it."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str | None):
-        raise TokenizerError(f"tokenizer_config.json has a special token that is no text: {text!r}")
+        raise TokenizerError(f"tokenizer_config.json has a special token that is not text: {text!r}")
     return text

@@ -10,7 +10,7 @@ from allocation.diagnostics import Severity
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
-from areal_like.config.findings import finding, nearest_words, unused
+from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
 from areal_like.types import Batch
@@ -95,9 +95,9 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
         yield finding(_CODE, "ref", message, "write ref={} to give it the model that the run starts from")
     if "reference" not in algorithm.needs and config.ref is not None:
         why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) asks a reference"
-        yield unused("ref", why, "write ref=null")
+        yield warn_ignored("ref", why, "write ref=null")
     if "values" not in algorithm.needs and algorithm.critic is None and config.critic is not None:
-        yield unused("critic", f"algorithm={config.algorithm} asks no critic", "write critic=null")
+        yield warn_ignored("critic", f"algorithm={config.algorithm} asks no critic", "write critic=null")
 
 
 def _combinations(config: RunConfig) -> Iterator[Finding]:

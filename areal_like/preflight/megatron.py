@@ -7,7 +7,7 @@ from typing import Any
 
 from allocation import Finding, ParallelSizes, Plan, Severity
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding, unused
+from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.options import OptionProblem
 from areal_like.config.schema import PRECISIONS, MegatronConfig, RunConfig
 from areal_like.trainer.environment import attention_environment
@@ -201,4 +201,4 @@ def _attention(config: RunConfig) -> Iterator[Finding]:
 
 
 def _idle(name: str, why: str, section: str = _MEGATRON) -> Finding:
-    return unused(f"{section}.{name}", why, f"leave out {name}")
+    return warn_ignored(f"{section}.{name}", why, f"leave out {name}")

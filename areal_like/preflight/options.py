@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from allocation import Finding, Plan, Severity
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding, unused
+from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import RunConfig, SGLangConfig
 from areal_like.preflight.megatron import about, check_trainer_options
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
@@ -78,7 +78,7 @@ def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
         return
     if most == servers:
         has = f"the layout has {servers} {'servers' if servers > 1 else 'server'} already"
-        yield unused(key, has, f"write {stay} or more")
+        yield warn_ignored(key, has, f"write {stay} or more")
         return
     if most < servers:
         yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", f"write {stay} or more")

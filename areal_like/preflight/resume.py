@@ -18,7 +18,7 @@ from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
 from areal_like.config.load import THE_TIME, LoadedConfig
 from areal_like.config.schema import EngineConfig, RunConfig
-from areal_like.config.secrets import masked
+from areal_like.config.secrets import mask
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
 from areal_like.metrics.report import SUMMARY_FILE
@@ -52,7 +52,7 @@ _MUST_STAY = (  # of megatron
 
 def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
     """A run that is to be gone on with has a name by which the same command finds it."""
-    if loaded.config.recover.mode != "off" and loaded.origins.of("trial_name") == THE_TIME:
+    if loaded.config.recover.mode != "off" and loaded.origins.place_of("trial_name") == THE_TIME:
         message = "it is another one at each start, so that the same command goes on with nothing (recover.mode)"
         help = "write trial_name=first, for example"
         yield finding("RUN-RESUME", "trial_name", message, help, severity=Severity.WARNING)
@@ -81,7 +81,7 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
     if prompts and data not in fingerprints(prompts):
         message = f"{path} is of a run over other training prompts"
         yield finding("RUN-RESUME", "train_dataset", message, f"give it the same data, or {help}")
-    yield from _changes(masked(before), masked(config.model_dump(mode="json")), path)
+    yield from _changes(mask(before), mask(config.model_dump(mode="json")), path)
     if found and plan is not None:
         yield from _backends(config, plan, found.path, before)
     if found and prompts:

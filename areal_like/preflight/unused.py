@@ -7,7 +7,7 @@ from typing import Any
 from allocation import Plan
 from allocation.diagnostics import Finding
 from areal_like.algorithms.settings import PRESETS, settings_of
-from areal_like.config.findings import unused
+from areal_like.config.findings import warn_ignored
 from areal_like.config.schema import Ignored, Place, RunConfig, Section
 from areal_like.types import Device
 
@@ -34,7 +34,7 @@ def _ignored(place: Place, outer: tuple[Ignored, ...]) -> Iterator[Finding]:
             for inner, section in sections.items():
                 yield from _ignored(replace(place, section=section, key=inner), (*outer, *below))
         elif reason and value != field.default:
-            yield unused(key, reason)
+            yield warn_ignored(key, reason)
 
 
 def _sections(value: Any, key: str) -> Iterator[tuple[str, Section]]:
@@ -51,4 +51,4 @@ def _hidden_gpus(config: RunConfig) -> Iterator[Finding]:
     for role, variables in {"actor": config.actor.env_vars, **own}.items():
         if "CUDA_VISIBLE_DEVICES" in variables:
             why = "a rank uses the GPU of its place in the layout"
-            yield unused(f"{role}.env_vars.CUDA_VISIBLE_DEVICES", why, "name GPUs with `@` in the layout")
+            yield warn_ignored(f"{role}.env_vars.CUDA_VISIBLE_DEVICES", why, "name GPUs with `@` in the layout")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from allocation import Finding
-from areal_like.config.findings import finding, nearest_words, unused
+from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.runtime.user_code import Portable, UserCodeError, load_object
@@ -25,7 +25,7 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
         return
     single = any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
     if levels.get("workflow") == "episode" and not single and config.reward != RewardConfig():
-        yield unused("reward", "the workflow returns the reward of an episode itself")
+        yield warn_ignored("reward", "the workflow returns the reward of an episode itself")
     name, known = config.episode.tool_call_parser, tool_call_parsers()
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"

@@ -45,7 +45,7 @@ class RunDirectory:
         return self.checkpoint.state if self.checkpoint else RunState()
 
     def recovery(self, config: RunConfig, trained: Mapping[TrainerRole, Saves]) -> Recovery | None:
-        """What keeps the run's place, None with `recover.mode: off`."""
+        """Return the recovery that saves checkpoints of the run, or None with `recover.mode: off`."""
         if self.store is None or self.journal is None:
             return None
         return Recovery(
@@ -75,7 +75,7 @@ async def run_directory(
             else:
                 owner = await _take(path / DIRECTORY, view)
                 leaving.callback(owner.release)
-                opened = _resumed(job, path, view, owner, open_record)
+                opened = _open(job, path, view, owner, open_record)
         except OSError as error:
             where, reason = error.filename or path, error.strerror or error
             raise PreparationError(f"{where} (in cluster.fileroot) cannot be used: {reason}") from error
@@ -103,7 +103,7 @@ def _new(config: RunConfig, path: Path) -> None:
         raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
 
 
-def _resumed(
+def _open(
     job: Job, path: Path, view: View, owner: Ownership, open_record: Callable[[int | None], Record]
 ) -> RunDirectory:
     """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
@@ -146,7 +146,7 @@ async def _take(directory: Path, view: View) -> Ownership:
         with view.doing("waiting for the end of the run's last processes"):
             while (owner := take_over(directory, lock, silence)) is None:
                 if time.monotonic() > deadline:
-                    raise DirectoryTaken(_taken(directory))
+                    raise DirectoryTaken(_describe_owner(directory))
                 await asyncio.sleep(0.2)
             return owner
     except BaseException:
@@ -154,7 +154,7 @@ async def _take(directory: Path, view: View) -> Ownership:
         raise
 
 
-def _taken(directory: Path) -> str:
+def _describe_owner(directory: Path) -> str:
     """The message about a run that has not ended, with those that have its lock, or the last that had it."""
     last = last_owner(directory)
     who = "; ".join(holders(directory / "lock")) or named(last[1] if last else None)

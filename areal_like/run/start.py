@@ -45,7 +45,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
 
 
 def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
-    """What every rank of a role is told."""
+    """Return the specification that every rank of a role receives."""
     plan = job.plan.engine(role)
     return EngineSpec(
         role=role,
@@ -108,7 +108,7 @@ async def start_client(cluster: Cluster, rollout: EnginePlan, rank: int) -> Work
 def make_supervisor(
     cluster: Cluster, job: Job, model: Path, servers: WorkerGroup, pool: ServerPool, say: Callable[[str], None]
 ) -> ServerSupervisor:
-    """Who restarts servers, but not where these have no memory in the trainer's turn, and has further ones."""
+    """Return the server supervisor; with time-shared GPUs it never restarts a server, which would find no memory."""
     rollout = job.config.rollout
     return ServerSupervisor(
         servers,
@@ -136,7 +136,7 @@ async def _replaced_server(
         return
     waits = f"server {rank} was lost with its node, and is restarted once the cluster has room for it: "
     plan, uses_gpus = _one_server(job), job.device == "cuda"
-    async with cluster.moved(devices, plan, uses_gpus=uses_gpus, say=lambda why: say(waits + why)) as (room, there):
+    async with cluster.relocate(devices, plan, uses_gpus=uses_gpus, say=lambda why: say(waits + why)) as (room, there):
         yield await _server_actors(room, job, model, [there], rank)
 
 
@@ -154,7 +154,7 @@ async def _further_server(
     """The actor of one more server of the plan's size, as soon as the cluster has room for it."""
     plan = _one_server(job)
     waits = f"server {rank} is started once the cluster has room for it (rollout.max_servers): "
-    async with cluster.enlarged(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
+    async with cluster.enlarge(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
         yield await _server_actors(room, job, model, [plan.devices], rank)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.algorithms.advantages import estimate, gae, normalised, overlong_penalty
+from areal_like.algorithms.advantages import estimate, gae, normalise, overlong_penalty
 from areal_like.algorithms.kl import divergence
 from areal_like.algorithms.settings import FROM_GROUP_MEAN, IN_BATCH, IN_GROUP, LEFT_OUT, NOTHING, PRESETS, Settings
 from areal_like.algorithms.types import Experience
@@ -15,39 +15,39 @@ from areal_like.config.schema import NormConfig
 from areal_like.types import Batch
 
 
-def normalise(rewards, groups, norm=IN_GROUP):
-    return normalised(np.asarray(rewards, np.float32), np.asarray(groups, np.int32), norm)
+def norm_of(rewards, groups, norm=IN_GROUP):
+    return normalise(np.asarray(rewards, np.float32), np.asarray(groups, np.int32), norm)
 
 
 def test_a_group_is_normalised_by_its_own_mean_and_deviation():
-    np.testing.assert_allclose(normalise([1, 0, 1, 0], [7, 7, 7, 7]), [1, -1, 1, -1])
-    np.testing.assert_allclose(normalise([1, 0, 5, 3], [0, 0, 1, 1]), [1, -1, 1, -1])
+    np.testing.assert_allclose(norm_of([1, 0, 1, 0], [7, 7, 7, 7]), [1, -1, 1, -1])
+    np.testing.assert_allclose(norm_of([1, 0, 5, 3], [0, 0, 1, 1]), [1, -1, 1, -1])
 
 
 def test_groups_are_found_by_id_not_by_position():
-    np.testing.assert_allclose(normalise([1, 5, 0, 3], [0, 1, 0, 1]), [1, 1, -1, -1])
+    np.testing.assert_allclose(norm_of([1, 5, 0, 3], [0, 1, 0, 1]), [1, 1, -1, -1])
 
 
 def test_dr_grpo_does_not_divide():
     """Group 0 has mean 0.25, group 1 mean 4."""
     np.testing.assert_allclose(
-        normalise([1, 0, 0, 0, 5, 3], [0, 0, 0, 0, 1, 1], FROM_GROUP_MEAN), [0.75, -0.25, -0.25, -0.25, 1, -1]
+        norm_of([1, 0, 0, 0, 5, 3], [0, 0, 0, 0, 1, 1], FROM_GROUP_MEAN), [0.75, -0.25, -0.25, -0.25, 1, -1]
     )
 
 
 def test_rloo_compares_with_the_mean_of_the_others():
     """1 - mean(0, 0.5) = 0.75, 0 - mean(1, 0.5) = -0.75, 0.5 - mean(1, 0) = 0; a lone one has no others."""
-    np.testing.assert_allclose(normalise([1, 0, 0.5, 9], [0, 0, 0, 1], LEFT_OUT), [0.75, -0.75, 0, 0])
+    np.testing.assert_allclose(norm_of([1, 0, 0.5, 9], [0, 0, 0, 1], LEFT_OUT), [0.75, -0.75, 0, 0])
 
 
 def test_the_levels_of_mean_and_deviation_may_differ():
     """Distances from the groups' means are 1, -1, 3, -3; the rewards' own deviation is that of 2, 0, 6, 0: sqrt(6)."""
     levels = NormConfig(mean_level="group", std_level="batch")
     np.testing.assert_allclose(
-        normalise([2, 0, 6, 0], [0, 0, 1, 1], levels), np.array([1, -1, 3, -3]) / np.sqrt(6), rtol=1e-6
+        norm_of([2, 0, 6, 0], [0, 0, 1, 1], levels), np.array([1, -1, 3, -3]) / np.sqrt(6), rtol=1e-6
     )
-    np.testing.assert_allclose(normalise([1, 2, 3, 6], [0, 0, 1, 1], NormConfig(mean_level="batch")), [-2, -1, 0, 3])
-    np.testing.assert_allclose(normalise([1, 2], [0, 0], NOTHING), [1, 2])
+    np.testing.assert_allclose(norm_of([1, 2, 3, 6], [0, 0, 1, 1], NormConfig(mean_level="batch")), [-2, -1, 0, 3])
+    np.testing.assert_allclose(norm_of([1, 2], [0, 0], NOTHING), [1, 2])
 
 
 def test_an_episode_counts_once_however_many_conversations_it_has():
@@ -61,7 +61,7 @@ def test_an_episode_counts_once_however_many_conversations_it_has():
         (unbiased, 1.5, -0.5),
         (IN_BATCH, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)),
     ):
-        values = normalised(np.array(rewards), np.array(groups), norm, np.array(samples))
+        values = normalise(np.array(rewards), np.array(groups), norm, np.array(samples))
         np.testing.assert_allclose(values, [right] * 20 + [wrong] * 3, rtol=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_a_sample_of_several_rewards_counts_by_their_mean():
     """Two agents of one episode have 1 and 0, the other episode's one has 0: the episodes' means are 1/2 and 0."""
     rewards, samples = np.array([1.0, 0.0, 0.0]), np.array([4, 4, 9])
     for norm, expected in ((FROM_GROUP_MEAN, [0.75, -0.25, -0.25]), (LEFT_OUT, [1, 0, -0.5])):
-        np.testing.assert_allclose(normalised(rewards, np.zeros(3, np.int32), norm, samples), expected)
+        np.testing.assert_allclose(normalise(rewards, np.zeros(3, np.int32), norm, samples), expected)
 
 
 @given(
@@ -79,21 +79,21 @@ def test_a_sample_of_several_rewards_counts_by_their_mean():
 def test_conversations_of_equal_reward_change_no_value(episodes, norm):
     rewards, groups, times = (np.array(column) for column in zip(*episodes, strict=True))
     samples = np.repeat(np.arange(len(rewards)), times)
-    several = normalised(np.repeat(rewards, times), np.repeat(groups, times), norm, samples)
-    np.testing.assert_allclose(several, np.repeat(normalised(rewards, groups, norm), times), rtol=1e-4, atol=1e-4)
+    several = normalise(np.repeat(rewards, times), np.repeat(groups, times), norm, samples)
+    np.testing.assert_allclose(several, np.repeat(normalise(rewards, groups, norm), times), rtol=1e-4, atol=1e-4)
 
 
 def test_an_unbiased_deviation_divides_by_one_less():
     """Of 1, 0, 0, 0 the squared distances add up to 0.75: the deviation is 0.5, not sqrt(0.75) / 2."""
     unbiased = IN_GROUP.model_copy(update={"std_unbiased": True})
-    np.testing.assert_allclose(normalise([1, 0, 0, 0], [0] * 4, unbiased), [1.5, -0.5, -0.5, -0.5])
-    assert not normalise([1.0], [0], unbiased).any()
+    np.testing.assert_allclose(norm_of([1, 0, 0, 0], [0] * 4, unbiased), [1.5, -0.5, -0.5, -0.5])
+    assert not norm_of([1.0], [0], unbiased).any()
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 3)), min_size=1, max_size=20))
 def test_incomplete_groups_never_blow_values_up(pairs):
     rewards, groups = zip(*pairs, strict=True)
-    result = normalise(rewards, groups)
+    result = norm_of(rewards, groups)
     for group in set(groups):
         member = np.asarray(groups) == group
         assert np.abs(result[member]).max() <= np.sqrt(max(member.sum() - 1, 0)) + 1e-3
@@ -107,14 +107,12 @@ def test_incomplete_groups_never_blow_values_up(pairs):
 def test_a_baseline_takes_away_what_all_rewards_have_in_common(pairs, shift):
     rewards, groups = (np.asarray(column) for column in zip(*pairs, strict=True))
     for norm in (FROM_GROUP_MEAN, LEFT_OUT):
-        np.testing.assert_allclose(
-            normalise(rewards + shift, groups, norm), normalise(rewards, groups, norm), atol=1e-4
-        )
+        np.testing.assert_allclose(norm_of(rewards + shift, groups, norm), norm_of(rewards, groups, norm), atol=1e-4)
 
 
 def test_a_lone_or_unanimous_group_teaches_nothing():
-    assert not normalise([1.0], [0]).any()
-    assert not normalise([0.1, 0.1, 0.1], [0, 0, 0]).any()
+    assert not norm_of([1.0], [0]).any()
+    assert not norm_of([0.1, 0.1, 0.1], [0, 0, 0]).any()
 
 
 def test_gae_by_hand():

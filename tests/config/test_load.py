@@ -66,7 +66,7 @@ def test_sections_are_made_where_there_were_none(write):
 
 def test_a_section_that_is_overridden_is_the_command_lines(write):
     loaded = load(write(), ["gconfig={n_samples: 4}"])
-    assert loaded.origins.of("gconfig.max_new_tokens") == "command line"
+    assert loaded.origins.place_of("gconfig.max_new_tokens") == "command line"
     assert loaded.config.gconfig.max_new_tokens == 512
 
 

@@ -164,7 +164,11 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
         ("tokenizer_config.json", "{", "not JSON"),
         ("generation_config.json", "{", "not JSON"),
         *(
-            (file, f'{{"eos_token_id": {value}}}', rf"{file} has an eos_token_id that is no token's id.*: {words}")
+            (
+                file,
+                f'{{"eos_token_id": {value}}}',
+                rf"{file} has an eos_token_id that tokenizer.json does not contain: {words}",
+            )
             for file in ("generation_config.json", "config.json")
             for value, words in [
                 ('"</s>"', "'</s>'"),
@@ -175,7 +179,7 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
             ]
         ),
         ("generation_config.json", '{"eos_token_id": []}', "generation_config.json names no end token"),
-        ("tokenizer_config.json", '{"eos_token": 5}', "special token that is no text: 5"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "special token that is not text: 5"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
     ],
 )

@@ -36,7 +36,7 @@ def unused(file, *overrides, device="cpu"):
     """The keys that do nothing, of those on the command line."""
     loaded = load(file, overrides)
     keys = (f.key for f in check_unused(loaded.config, device, find_plan(loaded.config, None)[0]))
-    return [key for key in keys if loaded.origins.of(key) == "command line"]
+    return [key for key in keys if loaded.origins.place_of(key) == "command line"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from areal_like.run.model_files import model_directory
 
 @pytest.mark.parametrize(
     ("largest_file", "message"),
-    [(100, r"runs/e/t (cluster.fileroot) cannot be written"), (1 << 16, "runs/e/t/initial_model: ")],
+    [(100, r"runs/e/t (in cluster.fileroot) cannot be used"), (1 << 16, "runs/e/t/initial_model: ")],
     ids=["configuration", "model"],
 )
 def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from areal_like.config.schema import RunConfig
-from areal_like.config.secrets import masked
+from areal_like.config.secrets import mask
 from areal_like.metrics.sinks.mlflow import MLflow
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.metrics.sinks.swanlab import SwanLab
@@ -32,7 +32,7 @@ def make_sinks(config: RunConfig, directory: Path, void_from: int | None = None)
         config.stats_logger,
         config.experiment_name,
         config.trial_name,
-        masked(config.model_dump()),
+        mask(config.model_dump()),
     )
     sinks: list[StatsSink] = [Scalars(directory / "metrics.jsonl")]
     if stats.tensorboard:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_like.config.schema import MLflowConfig
-from areal_like.config.secrets import masked_urls
+from areal_like.config.secrets import mask_urls
 from areal_like.errors import RecordError
 
 _REFUSED = re.compile(r"[^/\w.\- ]")  # mlflow/utils/validation.py; one such name, and a step's numbers are all lost
@@ -24,7 +24,7 @@ class MLflow:
             mlflow.start_run(run_name=trial)
             mlflow.log_dict(dict(about), "config.json")
         except (mlflow.exceptions.MlflowException, OSError) as error:
-            raise RecordError(f"MLflow (stats_logger.mlflow) cannot be used: {masked_urls(str(error))}") from None
+            raise RecordError(f"MLflow (stats_logger.mlflow) cannot be used: {mask_urls(str(error))}") from None
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """See StatsSink; a thread of mlflow's own sends it."""

@@ -103,7 +103,7 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
         elif option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
             help = f"write sglang.extra_args.{name}=1 or more"
             yield OptionProblem(name, f"{value!r} should be positive", help, values=option.nearest(value))
-        elif expected := option.expected(value):
+        elif expected := option.mismatch(value):
             yield OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
 
 

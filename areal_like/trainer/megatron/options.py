@@ -128,7 +128,7 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     for kind, why in {"a function": "which the trainer sets", "a Python object": "which no YAML holds"}.items():
         if kind in option.types:
             return OptionProblem(name, f"{name} is {kind}, {why}", f"leave out {name}")
-    if expected := option.expected(value):
+    if expected := option.mismatch(value):
         return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
         return OptionProblem(name, f"{name} needs a GPU", f"leave out {name}, or write device=cuda")
