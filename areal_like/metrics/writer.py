@@ -15,6 +15,7 @@ class Writer:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
+        self._closed = False
         threading.Thread(target=self._work, name="record", daemon=True).start()
 
     def do(self, call: Callable[[], None]) -> None:
@@ -26,13 +27,14 @@ class Writer:
         """Return when everything so far is written; blocks, so that a thread has to call it. Raises RecordError."""
         done = threading.Event()
         self._calls.put(done.set)
-        if not done.wait(WAIT_S):
+        if not self._closed and not done.wait(WAIT_S):
             raise RecordError(f"the run's record was not written within {WAIT_S:g} s: its file system hangs")
         self._raise()
 
     def close(self) -> None:
         """End the thread when everything so far is written, which `wait` waits for."""
         self._calls.put(None)
+        self._closed = True
 
     def _raise(self) -> None:
         if self._error is not None:
