@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
 	@echo "make soak    kill runs at random moments and go on with them, for an hour"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy, codespell and the prose lint"
 	@echo "make docs    build the pages of docs/ as a site in docs/site"
 	@echo "make pages   write the pages of docs/ that come from the code anew"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
@@ -53,7 +53,7 @@ pages: $(VENV)/.dev-installed
 	@for page in docs/generate/*.py; do $(RUN) PYTHONPATH=$(CURDIR) python $$page || exit 1; done
 
 lint: $(VENV)/.dev-installed
-	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy; do $(RUN) $$tool || failed=1; done; exit $$failed
+	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy codespell; do $(RUN) $$tool || failed=1; done; exit $$failed
 
 format: $(VENV)/.dev-installed
 	@$(RUN) ruff check --fix
