@@ -99,7 +99,7 @@ def _contents(
     try:
         data = OmegaConf.to_container(OmegaConf.create(dict(values)))
     except OmegaConfBaseException as error:
-        raise _error(PYTHON, f"not a configuration: {_first_line(error)}", "correct it") from error
+        raise _error("CONFIG-CONTENT", PYTHON, f"not a configuration: {_first_line(error)}", "correct it") from error
     return _with_text_keys(data), {str(key): PYTHON for key in values}
 
 
@@ -112,15 +112,17 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise _error(name, f"{name} cannot be read: {reason}", "name a YAML file") from error
+        raise _error("CONFIG-FILE", name, f"{name} cannot be read: {reason}", "name a YAML file") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
-        raise _error(place, f"not YAML: {getattr(error, 'problem', None) or error}", "correct this line") from error
+        problem = getattr(error, "problem", None) or error
+        raise _error("CONFIG-YAML", place, f"not YAML: {problem}", "correct this line") from error
     except OmegaConfBaseException as error:
-        raise _error(name, f"not a configuration: {_first_line(error)}", "correct it") from error
+        raise _error("CONFIG-CONTENT", name, f"not a configuration: {_first_line(error)}", "correct it") from error
     if not isinstance(tree, DictConfig):
-        raise _error(name, "not a mapping of keys to values", "begin with a line such as `experiment_name: demo`")
+        help = "begin with a line such as `experiment_name: demo`"
+        raise _error("CONFIG-MAPPING", name, "not a mapping of keys to values", help)
     return _with_text_keys(OmegaConf.to_container(tree)), dict(_lines(node, "", name))
 
 
@@ -154,8 +156,8 @@ def _resolve(data: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
     return values_of(OmegaConf.create(data), "")
 
 
-def _error(place: str, message: str, help: str) -> ConfigError:
-    return ConfigError([Finding("CONFIG-YAML", Severity.ERROR, message, Source("", place), help=help)])
+def _error(code: str, place: str, message: str, help: str) -> ConfigError:
+    return ConfigError([Finding(code, Severity.ERROR, message, Source("", place), help=help)])
 
 
 def _lines(node: yaml.Node | None, prefix: str, file: str) -> Iterator[tuple[str, str]]:
@@ -183,7 +185,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         parsed = _parse(value, annotation)
         OmegaConf.create({key: parsed})  # raises where a reference has no end
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        return finding("CONFIG-OVERRIDE", key, f"{value} is not a YAML value: {_first_line(error)}")
+        return finding("CONFIG-OVERRIDE-VALUE", key, f"{value} is not a YAML value: {_first_line(error)}")
     node = data
     *sections, leaf = key.split(".")
     for section in sections:

@@ -20,7 +20,8 @@ def rename_keys(data: dict[str, Any], places: dict[str, str]) -> Iterator[Findin
             continue
         renamed = new.rpartition(".")[2]
         if renamed in values:
-            yield finding("CONFIG-RENAMED", old, f"{new} is set too, and is the new name of this key", f"remove {old}")
+            message = f"{old} is the old name of {new}, which is set too"
+            yield finding("CONFIG-RENAMED-TWICE", old, message, f"remove {old}")
             continue
         values[renamed] = values.pop(leaf)
         places[new] = places.pop(old, places.get(section, ""))

@@ -25,6 +25,7 @@ from areal_like.config.secrets import MASK, is_secret
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
+_UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY")
 _REPLACED = {  # keys of earlier versions, what has their place, and what to write there
     "rollout.partial_rollout": (
         "weight_update.requests",
@@ -65,7 +66,7 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
     A key is not missing that a misspelt one may have meant or that was refused, and what refers with `${...}` to a key
     of another finding is not wrong by itself.
     """
-    meant = {key for found in findings if found.code == _UNKNOWN_KEY for key in found.nearest}
+    meant = {key for found in findings if found.code in _UNKNOWN_KEYS for key in found.nearest}
     wrong = meant | {str(found.key) for found in findings}
     others = [str(found.key) for found in findings if found.code != _MISSING_KEY]
 
@@ -81,19 +82,17 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
 
 def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     """Return the finding of an unknown key, or of one `dotted` in a file; `nearest` are keys that may be meant."""
-    message, help = "unknown key", None
+    code, message, help = _UNKNOWN_KEY, "unknown key", None
     if key in _REPLACED:
         new, help = _REPLACED[key]
-        return finding(_UNKNOWN_KEY, key, f"this key became {new}", help)
+        return finding("CONFIG-REPLACED-KEY", key, f"this key became {new}", help)
     if dotted:
         section, _, leaf = key.rpartition(".")
-        message, help = (
-            "a file's keys are nested, not dotted",
-            f"write `{leaf}: ...` in the section {section}, indented",
-        )
+        code, message = "CONFIG-DOTTED-KEY", "a file's keys are nested, not dotted"
+        help = f"write `{leaf}: ...` in the section {section}, indented"
     if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
-        return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
-    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
+        return finding(code, key, message, known[0], nearest=[known[1]] if known[1] else ())
+    return finding(code, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
 
 
 def _siblings(key: str) -> Iterator[str]:

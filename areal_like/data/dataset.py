@@ -47,7 +47,7 @@ def load_prompts(
             field = (
                 f"mixture.{name}.{error.field}" if name and error.field in SourceConfig.model_fields else error.field
             )
-            raise DatasetError(field, error.problem, error.remedy) from error
+            raise DatasetError(error.code, field, error.problem, error.remedy) from error
     return prompts
 
 
@@ -108,7 +108,7 @@ def _check_rows(
     field = source.tools_field
     if field is not None and all(value_at(record, field) is None for record in records):
         empty = f"{source.path} has no row with anything in field {field!r}"
-        raise DatasetError("tools_field", empty, "correct the name, or leave it null")
+        raise DatasetError("RUN-DATASET-TOOLS", "tools_field", empty, "correct the name, or leave it null")
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
         if problem := _prompt_problem(value_at(record, source.prompt_field)):
@@ -176,11 +176,11 @@ def _prompt(
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except (TokenizerError, ValueError, TypeError) as error:  # the latter are of a row's tools
         remedy = "correct the row or the chat template"
-        raise _row_error(source, row, "path", f"cannot be tokenised: {error}", remedy) from error
+        raise _row_error("RUN-DATASET-TOKENS", source, row, "path", f"cannot be tokenised: {error}", remedy) from error
     for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
-            raise _row_error(source, row, "path", problem, f"{remedy}, such as `bytes`")
+            raise _row_error("RUN-DATASET-WORDS", source, row, "path", problem, f"{remedy}, such as `bytes`")
     messages = partial(messages_of, source, record)
     return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages)
 
@@ -209,12 +209,13 @@ def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Pro
     first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
     problem = f"has {len(first.tokens)} tokens, more than {most} ({share})"
     remedy = f"set max_prompt_length to {longest}, or overlong_prompts to drop or truncate"
-    raise _row_error(source, first.sample_id, "max_prompt_length", problem, remedy)
+    raise _row_error("RUN-DATASET-LENGTH", source, first.sample_id, "max_prompt_length", problem, remedy)
 
 
 def _field_error(source: SourceConfig, row: int, field: str, there: str, remedy: str) -> DatasetError:
-    return _row_error(source, row, field, f"has {there} in field {getattr(source, field)!r}", remedy)
+    code = "RUN-DATASET-PROMPT" if field == "prompt_field" else "RUN-DATASET-ANSWER"
+    return _row_error(code, source, row, field, f"has {there} in field {getattr(source, field)!r}", remedy)
 
 
-def _row_error(source: SourceConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
-    return DatasetError(field, f"{source.path}, row {row + 1} {problem}", remedy)
+def _row_error(code: str, source: SourceConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
+    return DatasetError(code, field, f"{source.path}, row {row + 1} {problem}", remedy)

@@ -20,12 +20,13 @@ _REFERENCE = re.compile(r".+:[\w.]+")
 class DatasetError(Exception):
     """A dataset that cannot be used.
 
-    `field` is the field of its config at fault, `problem` names file and row, `remedy` says what would do.
+    `code` is the finding's, `field` the field of its config at fault, `problem` names file and row, `remedy` says what
+    would do.
     """
 
-    def __init__(self, field: str, problem: str, remedy: str) -> None:
+    def __init__(self, code: str, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}; {remedy}")
-        self.field, self.problem, self.remedy = field, problem, remedy
+        self.code, self.field, self.problem, self.remedy = code, field, problem, remedy
 
 
 def read_records(config: SourceConfig) -> Sequence[Record]:
@@ -37,10 +38,10 @@ def read_records(config: SourceConfig) -> Sequence[Record]:
         return _read_object(path)
     if problem := _path_problem(path):
         remedy = "name a JSONL or Parquet file, a dataset of the hub as owner/name, or my_data.py:rows"
-        raise DatasetError("path", f"{path} {problem}", remedy)
+        raise DatasetError("RUN-DATASET-PATH", "path", f"{path} {problem}", remedy)
     read = {"jsonl": _read_jsonl, "parquet": _read_parquet}.get(path.rpartition(".")[2])
     if not (records := read(path) if read else _read_hub(config)):
-        raise DatasetError("path", f"{path} has no rows", "give it at least one problem")
+        raise DatasetError("RUN-DATASET-EMPTY", "path", f"{path} has no rows", "give it at least one problem")
     return records
 
 
@@ -69,11 +70,12 @@ def _rows_of(rows: Any, name: str) -> list[Record]:
         remedy = (
             "give it __len__ and __getitem__(index), which returns a dict, or a function that returns such an object"
         )
-        raise DatasetError("path", f"{name}, row {len(records) + 1} cannot be had: {reason}", remedy) from error
+        problem = f"{name}, row {len(records) + 1} cannot be had: {reason}"
+        raise DatasetError("RUN-DATASET-CODE", "path", problem, remedy) from error
     for row, record in enumerate(records, 1):
         if not isinstance(record, Mapping):
             problem = f"{name}, row {row} is {type(record).__name__}, not a dict of columns"
-            raise DatasetError("path", problem, "have __getitem__ return a dict")
+            raise DatasetError("RUN-DATASET-CODE", "path", problem, "have __getitem__ return a dict")
     return records
 
 
@@ -81,9 +83,9 @@ def _read_object(reference: str) -> list[Record]:
     try:
         found = load_object(reference)
     except UserCodeError as error:
-        raise DatasetError("path", str(error), "correct it") from error
+        raise DatasetError("RUN-DATASET-CODE", "path", str(error), "correct it") from error
     if not (records := _rows_of(found, reference)):
-        raise DatasetError("path", f"{reference} has no rows", "give it at least one problem")
+        raise DatasetError("RUN-DATASET-EMPTY", "path", f"{reference} has no rows", "give it at least one problem")
     return records
 
 
@@ -102,7 +104,8 @@ def _path_problem(path: str) -> str | None:
 
 def _read_arithmetic(config: SourceConfig) -> list[dict[str, str]]:
     if config.split not in arithmetic.SPLITS:
-        raise DatasetError("split", f"arithmetic has no split {config.split}", "write train or test")
+        problem = f"arithmetic has no split {config.split}"
+        raise DatasetError("RUN-DATASET-SPLIT", "split", problem, "write train or test")
     settings = config.arithmetic
     return arithmetic.generate(settings.size, settings.max_number, settings.seed, config.split)
 
@@ -112,15 +115,16 @@ def _read_jsonl(path: str) -> list[Record]:
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
-        raise DatasetError("path", f"{path} cannot be read: {error}", "make it readable") from error
+        raise DatasetError("RUN-DATASET-FILE", "path", f"{path} cannot be read: {error}", "make it readable") from error
     for number, line in enumerate(lines, 1):
         try:
             records += [json.loads(line)] if line.strip() else []
         except ValueError as error:  # not JSON, or not UTF-8
             problem = f"{path}, line {number} is not JSON: {error}"
-            raise DatasetError("path", problem, "write one object per line") from error
+            raise DatasetError("RUN-DATASET-FILE", "path", problem, "write one object per line") from error
         if records and not isinstance(records[-1], dict):
-            raise DatasetError("path", f"{path}, line {number} is not an object", "write one object per line")
+            problem = f"{path}, line {number} is not an object"
+            raise DatasetError("RUN-DATASET-FILE", "path", problem, "write one object per line")
     return records
 
 
@@ -131,7 +135,8 @@ def _read_parquet(path: str) -> list[Record]:
     try:
         return parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DatasetError("path", f"{path} cannot be read as Parquet: {error}", "write it again") from error
+        problem = f"{path} cannot be read as Parquet: {error}"
+        raise DatasetError("RUN-DATASET-FILE", "path", problem, "write it again") from error
 
 
 def _read_hub(config: SourceConfig) -> Sequence[Record]:
@@ -143,6 +148,5 @@ def _read_hub(config: SourceConfig) -> Sequence[Record]:
     except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         problem = f"is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
-        raise DatasetError(
-            "path", f"{config.path} {problem}", "check the name, `name` and `split`, or prepare a Parquet file"
-        ) from error
+        remedy = "check the name, `name` and `split`, or prepare a Parquet file"
+        raise DatasetError("RUN-DATASET-HUB", "path", f"{config.path} {problem}", remedy) from error

@@ -15,21 +15,21 @@ from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
 from areal_like.types import Batch
 
-_CODE = "RUN-ALGORITHM"
-
 
 def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
     """The algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
     name = config.algorithm
     if name not in ALGORITHMS and ":" not in name:
         message = f"there is no algorithm {name!r}; a function of yours is written {FORM}"
-        return None, [finding(_CODE, "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])]
+        return None, [
+            finding("RUN-ALGORITHM-NAME", "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])
+        ]
     try:
         algorithm = make_algorithm(config)
         _try_targets(algorithm, name)
         _try_sending(algorithm, name)
     except UserCodeError as error:
-        return None, [finding(_CODE, "algorithm", str(error))]
+        return None, [finding("RUN-ALGORITHM-CODE", "algorithm", str(error))]
     return algorithm, [*_models(config, algorithm), *_combinations(config)]
 
 
@@ -87,12 +87,14 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
     """The models that it asks."""
     if "values" in algorithm.needs and config.critic is None:
         message = f"algorithm={config.algorithm} needs values, and the run has no critic"
-        yield finding(_CODE, "critic", message, "write critic={} to give it one, or algorithm=grpo")
+        yield finding("RUN-ALGORITHM-CRITIC", "critic", message, "write critic={} to give it one, or algorithm=grpo")
     if "reference" in algorithm.needs and config.ref is None:
         actor = config.actor
         why = next((f"actor.{key}" for key in ("kl_ctl", "kl_loss_coef") if getattr(actor, key)), "algorithm")
         message = f"{why} asks for the log-probs of a reference policy, and the run has none"
-        yield finding(_CODE, "ref", message, "write ref={} to give it the model that the run starts from")
+        yield finding(
+            "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to give it the model that the run starts from"
+        )
     if "reference" not in algorithm.needs and config.ref is not None:
         why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) asks a reference"
         yield warn_ignored("ref", why, "write ref=null")
@@ -105,42 +107,48 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
     preset, actor, longest = PRESETS.get(config.algorithm), config.actor, config.gconfig.max_new_tokens
     if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
         message = "a pair's loss is known at the weights that the step starts from: dpo takes one optimizer step"
-        yield finding(_CODE, "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1")
+        yield finding(
+            "RUN-ALGORITHM-DPO-MINIBATCHES", "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1"
+        )
     settings = settings_of(preset, actor) if preset else None
     compares = _compares(settings) if settings else config.algorithm == "dpo"
     if config.gconfig.n_samples < 2 and compares:
         message = f"one sample per prompt teaches nothing: algorithm={config.algorithm} compares it with its group"
-        yield finding("RUN-BATCH", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
+        yield finding("RUN-BATCH-GROUP", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if settings is None:
         return
     if settings.kl_loss_coef and settings.kl_estimator == "k1":
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
-        yield finding(_CODE, "actor.kl_estimator", message, nearest=["k3", "k2"])
+        yield finding("RUN-ALGORITHM-KL-LOSS", "actor.kl_estimator", message, nearest=["k3", "k2"])
     if settings.kl_ctl and settings.kl_estimator in ("k2", "k3"):
         message = (
             f"{settings.kl_estimator} in the reward (actor.kl_ctl) has another gradient than the divergence; k1 has its"
         )
         help = "write actor.kl_estimator=null, which is k1 in the reward and k3 in the loss, or use actor.kl_loss_coef alone"
-        yield finding(_CODE, "actor.kl_estimator", message, help)
+        yield finding("RUN-ALGORITHM-KL-REWARD", "actor.kl_estimator", message, help)
     if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
         keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
         message = (
             f"algorithm={config.algorithm} clips ratios to {_range(preset)}, and this replaces it by {_range(settings)}"
         )
         help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
-        yield finding(_CODE, f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
+        yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
     if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
         message = f"the penalty's {settings.overlong_tokens} tokens are more than a response has (max_new_tokens)"
-        yield finding(_CODE, "actor.overlong_tokens", message, f"write actor.overlong_tokens={longest} or less")
+        help = f"write actor.overlong_tokens={longest} or less"
+        yield finding("RUN-ALGORITHM-OVERLONG-TOKENS", "actor.overlong_tokens", message, help)
     if settings.overlong_penalty_factor and "workflow" in config.workflows:
         key = "actor.overlong_penalty_factor"
         message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
-        yield finding(_CODE, key, message, f"write {key}=0 where episodes have several", severity=Severity.WARNING)
+        help = f"write {key}=0 where episodes have several"
+        yield finding("RUN-ALGORITHM-OVERLONG-EPISODES", key, message, help, severity=Severity.WARNING)
     for key in ("reward_norm", "adv_norm"):
         norm = getattr(settings, key)
         if norm.mean_leave1out and norm.mean_level is None:
             message = "there is no mean that a value could be left out of"
-            yield finding(_CODE, f"actor.{key}.mean_leave1out", message, f"write actor.{key}.mean_level=group")
+            owner = f"actor.{key}"
+            help = f"write {owner}.mean_level=group"
+            yield finding("RUN-ALGORITHM-LEAVE-ONE-OUT", f"{owner}.mean_leave1out", message, help)
 
 
 def _clip(settings: Settings) -> tuple[float, float]:

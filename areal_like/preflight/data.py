@@ -26,7 +26,8 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     findings = []
 
     def note(key: str, field: str, text: str) -> None:
-        findings.append(finding("RUN-DATASET", f"{key}.{field}", text, severity=Severity.WARNING))
+        code = "RUN-DATASET-OVERLONG" if field == "overlong_prompts" else "RUN-DATASET-COLUMNS"
+        findings.append(finding(code, f"{key}.{field}", text, severity=Severity.WARNING))
 
     played = {"train_dataset": config.workflow} | {
         _section(name): it.workflow for name, it in config.evaluations.items()
@@ -40,7 +41,7 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
                     dataset, tokenizer, check, train_on_answers=key in imitated, note=partial(note, key)
                 )
         except DatasetError as error:
-            findings.append(finding("RUN-DATASET", f"{key}.{error.field}", error.problem, error.remedy))
+            findings.append(finding(error.code, f"{key}.{error.field}", error.problem, error.remedy))
         except ModuleNotFoundError as error:
             findings.append(missing_package(f"{key}.path", error.name))
     return prompts, findings
@@ -67,11 +68,11 @@ def _samples(config: RunConfig) -> Iterator[Finding]:
     samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
     if config.gconfig.top_p != 1:  # sglang/srt/layers/sampler.py
         message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
-        yield finding("RUN-SAMPLING", "gconfig.top_p", message, "write gconfig.top_p=1.0")
+        yield finding("RUN-SAMPLING-TOP-P", "gconfig.top_p", message, "write gconfig.top_p=1.0")
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
         key = "rollout.max_concurrent_rollouts"
-        yield finding("RUN-BATCH", key, message, f"write {key}={samples} or more")
+        yield finding("RUN-BATCH-IN-FLIGHT", key, message, f"write {key}={samples} or more")
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
@@ -82,17 +83,19 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
         ("evaluator.freq_steps", freq_steps, some),
     ):
         if not there and value is not None:
-            yield finding("RUN-HELD-OUT", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null")
+            yield finding(
+                "RUN-HELD-OUT-MISSING", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null"
+            )
     if config.valid_dataset is not None and "valid_dataset" in config.evaluator.datasets:
         key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset has this name already"
-        yield finding("RUN-HELD-OUT", key, message, "choose another name for the set")
+        yield finding("RUN-HELD-OUT-NAME", key, message, "choose another name for the set")
     for name, data in config.evaluations.items():
         if data.n_samples != 1 and data.temperature == 0:
             own = config.evaluator.datasets.get(name)
             key = "evaluator" if own is None or own.n_samples is None else f"evaluator.datasets.{name}"
             message = f"{data.n_samples} greedy responses to a prompt are the same response"
             help = f"write {key}.temperature=1.0, or {key}.n_samples=1"
-            yield finding("RUN-HELD-OUT", f"{key}.n_samples", message, help)
+            yield finding("RUN-HELD-OUT-GREEDY", f"{key}.n_samples", message, help)
 
 
 def _warm_start(
@@ -105,13 +108,13 @@ def _warm_start(
     try:
         longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
     except TokenizerError as error:
-        yield finding("RUN-WARM-START", f"{key}.path", f"an answer is no text to imitate: {error}")
+        yield finding("RUN-WARM-START-ANSWER", f"{key}.path", f"an answer is no text to imitate: {error}")
         return
     longest = -(-longest // alignment) * alignment
     if longest > limit:
         message = f"{key}, row {row + 1} has {longest} tokens with its answer; a micro-batch holds {limit}"
         help = f"write actor.mb_spec.max_tokens_per_mb={longest} or more, or leave that row out"
-        yield finding("RUN-WARM-START", "actor.mb_spec.max_tokens_per_mb", message, help)
+        yield finding("RUN-WARM-START-LENGTH", "actor.mb_spec.max_tokens_per_mb", message, help)
 
 
 def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
@@ -121,18 +124,18 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
     if context < needed <= positions:
         message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
         help = f"write sglang.context_length={needed} or more: SGLang keeps {SERVER_RESERVE}"
-        yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
+        yield finding("RUN-CONTEXT-SHORT", "sglang.context_length", message, help)
     if max(context, needed) <= positions or config.longest_sequence > positions:  # that, the layout's checks say
         return
     exceeds = "a server's context of {} tokens exceeds the model's {} positions"
     if config.sglang.context_length is not None and context > positions:
         message = exceeds.format(context, positions)
-        yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
+        yield finding("RUN-CONTEXT-POSITIONS", "sglang.context_length", message, "write sglang.context_length=null")
     excess = needed - positions
     if excess > 0:
         _, key, value = max(_lengths(config), key=lambda each: each[0])
         message, fitting = exceeds.format(positions + excess, positions), value - excess
-        yield finding("RUN-CONTEXT", key, message, f"write {key}={fitting} or less" if fitting > 0 else None)
+        yield finding("RUN-CONTEXT-LENGTHS", key, message, f"write {key}={fitting} or less" if fitting > 0 else None)
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
@@ -164,13 +167,17 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
     steps, batch = training_steps(config, n_prompts), "train_dataset.batch_size"
     if steps < 1:
         message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
-        yield finding("RUN-STEPS", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs")
+        yield finding(
+            "RUN-STEPS-NONE", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs"
+        )
     elif config.total_train_steps is not None and steps < config.total_train_steps:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
-        yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
+        yield finding("RUN-STEPS-EPOCHS", "total_train_steps", message, severity=Severity.WARNING)
     if config.critic and 0 < steps <= config.critic.warmup_steps:
         message = f"the run has {steps} steps, so that the actor would not be trained"
-        yield finding("RUN-STEPS", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less")
+        yield finding(
+            "RUN-STEPS-CRITIC-WARMUP", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less"
+        )
     trained: Sequence[tuple[TrainerRole, ActorConfig | CriticConfig | None]]
     trained = ("actor", config.actor), ("critic", config.critic)
     for role, section in trained:
@@ -178,4 +185,4 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
             key = f"{role}.optimizer.warmup_steps"
             message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
-            yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")
+            yield finding("RUN-STEPS-WARMUP", key, message, f"write {key}={updates - 1} or less")

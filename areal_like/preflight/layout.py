@@ -183,7 +183,7 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         return TypeAdapter(MegatronSettings).validate_python(settings), []
     except ValidationError as error:
         problems = {str(problem["loc"][0]): problem["msg"] for problem in error.errors()}
-        findings = [finding("RUN-MEGATRON", f"{section}.{key}", why) for key, why in problems.items()]
+        findings = [finding("RUN-MEGATRON-SETTING-TYPE", f"{section}.{key}", why) for key, why in problems.items()]
         return MegatronSettings(), findings
 
 
@@ -262,14 +262,14 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
     whole, backends = config.allocation_mode is not None, _backends(config)
     for role in backends if whole else ():
         key, message = _backend_key(role), "allocation_mode gives the layout already"
-        yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
+        yield finding("RUN-LAYOUT-TWICE", key, message, f"write {key}=null, or allocation_mode=null")
     for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
         if not whole and role not in backends:
             key, message = f"{role}.backend", "no layout is given, and no allocation_mode either"
-            yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
+            yield finding("RUN-LAYOUT-MISSING", key, message, f"write for example {key}={example}")
     if not whole and config.reward.model is not None and "reward" not in backends:
         key, message = _backend_key("reward"), "no layout is given for the reward model"
-        yield finding("RUN-LAYOUT", key, message, f"write for example {key}=sglang:d1")
+        yield finding("RUN-LAYOUT-REWARD", key, message, f"write for example {key}=sglang:d1")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
@@ -280,29 +280,35 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     for role, name in named.items():
         if role not in present:
             kind = _KINDS[role]
-            yield about(role, f"the allocation has no {kind} for the {name}", f"add {_BACKENDS[kind][0]}[{role}]:…")
+            message = f"the allocation has no {kind} for the {name}"
+            yield about("RUN-ROLE-MISSING", role, message, f"add {_BACKENDS[kind][0]}[{role}]:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
-            yield about(role, f"this run has no {role}: the section {role} is missing", f"add `{role}: {{}}`")
+            message = f"this run has no {role}: the section {role} is missing"
+            yield about("RUN-ROLE-SECTION", role, message, f"add `{role}: {{}}`")
         elif role == "reward" and config.reward.model is None:
-            yield about(role, "this run has no reward model: reward.model is missing", "leave it out")
+            message = "this run has no reward model: reward.model is missing"
+            yield about("RUN-ROLE-REWARD-MODEL", role, message, "leave it out")
         elif role not in _KINDS:
             roles = "actor, rollout, ref, critic and reward"
-            yield about(role, f"no part of a run is called {role}; the roles are {roles}", "leave it out")
+            message = f"no part of a run is called {role}; the roles are {roles}"
+            yield about("RUN-ROLE-UNKNOWN", role, message, "leave it out")
         elif engine.backend not in (able := _BACKENDS[_KINDS[role]]):
+            code = "RUN-ROLE-BACKEND"
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {' or '.join(able)}"
             if engine.kind != _KINDS[role]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
-                message = f"{engine.backend} cannot be the {role}: {kinds}"
-            yield about(role, message, f"write {able[0]}:…")
+                code, message = "RUN-ROLE-KIND", f"{engine.backend} cannot be the {role}: {kinds}"
+            yield about(code, role, message, f"write {able[0]}:…")
         elif engine.backend == "fsdp" and engine.sizes.tp > 1:
             d, c = engine.sizes.dp * engine.sizes.tp, engine.sizes.cp
             layout = f"fsdp:d{d}" + (f"c{c}" if c > 1 else "")
             message = "the FSDP trainer has no tensor parallelism"
-            yield about(role, message, f"write {layout}, or megatron:… for other dimensions")
+            yield about("RUN-ROLE-FSDP-TENSOR", role, message, f"write {layout}, or megatron:… for other dimensions")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang does not bring new weights to all pipeline stages of a server"
-            yield about(role, message, f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example")
+            help = f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example"
+            yield about("RUN-ROLE-SERVER-PIPELINE", role, message, help)
 
 
 def _spanning(plan: Plan) -> Iterator[EnginePlan]:
@@ -315,7 +321,7 @@ def _spanning(plan: Plan) -> Iterator[EnginePlan]:
 def _spread(config: RunConfig, engine: EnginePlan, compile: Compile) -> Finding:
     gpus = len(engine.servers[0].devices)
     message = f"a server of {gpus} GPUs would span nodes, and every server runs on one"
-    found = _about(config, engine.role, message, "make more servers of fewer GPUs")
+    found = _about(config, "RUN-ROLE-SERVER-NODES", engine.role, message, "make more servers of fewer GPUs")
     return replace(found, nearest=tuple(_narrower(config, engine, compile)))
 
 
@@ -339,7 +345,8 @@ def _beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding
     """A reward model's servers take what memory a GPU has left, whatever other engines need there."""
     if device_of(config.device) == "cuda" and (others := _with_reward(plan)):
         message = f"the reward model's servers share GPUs with {' and '.join(others)}, and take the memory there"
-        found = _about(config, "reward", message, "give them GPUs of their own; other layouts may have to be smaller")
+        help = "give them GPUs of their own; other layouts may have to be smaller"
+        found = _about(config, "RUN-ROLE-REWARD-GPUS", "reward", message, help)
         moved = compile(apart := _apart(config)).plan
         offered = apart if isinstance(apart, str) else apart["reward"]
         yield replace(found, nearest=(offered,) if moved and not _with_reward(moved) else ())
@@ -366,9 +373,9 @@ def _name(member: Member) -> str | None:
     return member.name.text if member.name else None
 
 
-def _about(config: RunConfig, role: str, message: str, help: str) -> Finding:
+def _about(config: RunConfig, code: str, role: str, message: str, help: str) -> Finding:
     key = "allocation_mode" if config.allocation_mode else _backend_key(role)
-    return finding("RUN-ROLE", key, message, help)
+    return finding(code, key, message, help)
 
 
 def _backend_key(role: str) -> str:

@@ -85,17 +85,17 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
         above = next(parent for parent in (directory, *directory.parents) if parent.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
             message = f"{directory} cannot be made: {above} is not a directory that may be written to"
-            yield finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
+            yield finding("RUN-DIRECTORY-UNWRITABLE", "cluster.fileroot", message, "choose another fileroot")
         return
     if (directory / CONFIG_FILE).exists():
         if config.recover.mode != "off":
             return  # check_resume's
-        message = f"{directory} holds the results of another run"
+        code, message = "RUN-DIRECTORY-TAKEN", f"{directory} holds the results of another run"
     elif any(path.name != DIRECTORY and path.name[0] != "." for path in directory.iterdir()):
-        message = f"{directory} holds files that are no run's"
+        code, message = "RUN-DIRECTORY-FILES", f"{directory} is not empty and was not created by a run"
     else:
         return
-    yield finding("RUN-DIRECTORY", "trial_name", message, "choose another trial_name")
+    yield finding(code, "trial_name", message, "choose another trial_name")
 
 
 def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -107,11 +107,11 @@ def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     servers = max(plan.engine("rollout").sizes.dp, config.rollout.max_servers or 0)
     if (last := first + servers - 1) > LARGEST_PORT:
         message = f"port {last} cannot be used: the largest is {LARGEST_PORT}"
-        yield finding("RUN-PORT", "sglang.port", message, help)
+        yield finding("RUN-PORT-RANGE", "sglang.port", message, help)
     elif config.scheduler.type == "local":
         for port in range(first, last + 1):
             if problem := _port_problem(port):
-                yield finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
+                yield finding("RUN-PORT-TAKEN", "sglang.port", f"port {port} cannot be used here: {problem}", help)
 
 
 def _port_problem(port: int) -> str | None:
@@ -127,10 +127,10 @@ def _port_problem(port: int) -> str | None:
 def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
     """An existing cluster answers and holds the plan."""
     guessed = config.device == "auto"
-    for key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
+    for code, key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
         elsewhere = dry_run and key == "scheduler.address" and config.scheduler.address == "auto"
         severity = Severity.WARNING if elsewhere else Severity.ERROR
-        yield finding("RUN-MACHINE", key, message, help, severity=severity)
+        yield finding(code, key, message, help, severity=severity)
 
 
 def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
@@ -138,7 +138,7 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
     if config.cluster.n_nodes > 1:
         message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
-        yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
+        yield finding("RUN-MACHINE-NODES", "cluster.n_nodes", message, help)
     elif device == "cuda" and plan is not None:
         asked, present = max(int(bundle["GPU"]) for bundle in bundles(plan, uses_gpus=True)), gpu_count()
         if asked <= present:
@@ -149,4 +149,4 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
         message = f"{asked} GPUs are asked for{counted}, this host has {present}"
         help = f"use a smaller layout{lower}" if present else "write device=cpu"
-        yield finding("RUN-MACHINE", key, message, help)
+        yield finding("RUN-MACHINE-GPUS", key, message, help)

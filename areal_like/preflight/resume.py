@@ -55,7 +55,7 @@ def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
     if loaded.config.recover.mode != "off" and loaded.origins.place_of("trial_name") == THE_TIME:
         message = "it is another one at each start, so that the same command goes on with nothing (recover.mode)"
         help = "write trial_name=first, for example"
-        yield finding("RUN-RESUME", "trial_name", message, help, severity=Severity.WARNING)
+        yield finding("RUN-RESUME-NAME", "trial_name", message, help, severity=Severity.WARNING)
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
     directory = path / DIRECTORY
     if not (directory / JOURNAL).exists():
         message = f"{path} holds the results of a run that wrote no checkpoints (recover.mode: off)"
-        yield finding("RUN-DIRECTORY", "trial_name", message, help)
+        yield finding("RUN-RESUME-NO-CHECKPOINT", "trial_name", message, help)
         return
     try:
         found, incomplete = newest(directory)
@@ -74,13 +74,13 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
         before = yaml.safe_load((path / CONFIG_FILE).read_text())
         lost = "" if found or config.recover.restart else lost_by_restart(directory, incomplete)
     except (CheckpointError, OSError, ValueError, yaml.YAMLError) as error:
-        yield finding("RUN-RESUME", "trial_name", f"{path} cannot be gone on with: {error}", help)
+        yield finding("RUN-RESUME-UNREADABLE", "trial_name", f"the run in {path} cannot be resumed: {error}", help)
         return
     if lost and not is_taken(directory):
-        yield finding("RUN-RESUME", "recover.restart", lost, f"{RESTART}, or {help}")
+        yield finding("RUN-RESUME-LOST", "recover.restart", lost, f"{RESTART}, or {help}")
     if prompts and data not in fingerprints(prompts):
         message = f"{path} is of a run over other training prompts"
-        yield finding("RUN-RESUME", "train_dataset", message, f"give it the same data, or {help}")
+        yield finding("RUN-RESUME-DATA", "train_dataset", message, f"give it the same data, or {help}")
     yield from _changes(mask(before), mask(config.model_dump(mode="json")), path)
     if found and plan is not None:
         yield from _backends(config, plan, found.path, before)
@@ -94,7 +94,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> I
         may = key.endswith(_LIMITS) or (not stays and any(is_below([key], allowed) for allowed in MAY_CHANGE))
         if not may:
             message = f"{_text(new)} is not what the run in {path} began with, {_text(old)}"
-            yield finding("RUN-RESUME", key, message, f"{_back(key, old, path)}, or choose another trial_name")
+            yield finding("RUN-RESUME-CHANGED", key, message, f"{_back(key, old, path)}, or choose another trial_name")
 
 
 def _with_actors(values: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,7 +139,7 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
             old = value_at(before, key)
             message = f"{path} is {backend}'s, which {now} does not read"
             again = f"write {key}={old}" if old else f"give the layout as in {checkpoint.parents[1] / CONFIG_FILE}"
-            yield finding("RUN-RESUME", key, message, f"{again}, or choose another trial_name")
+            yield finding("RUN-RESUME-BACKEND", key, message, f"{again}, or choose another trial_name")
 
 
 def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
@@ -148,11 +148,11 @@ def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iter
     if version >= steps and ended:
         message = f"{directory.parent} has all of its {steps} steps"
         longer = "raise total_train_steps" + (" and write recover.mode=auto" if only_failures else "")
-        yield finding("RUN-RESUME", "recover.mode", message, f"{longer}, or choose another trial_name")
+        yield finding("RUN-RESUME-FINISHED", "recover.mode", message, f"{longer}, or choose another trial_name")
     elif only_failures and (ended or (directory / INTERRUPTED).exists()):
         how = "ended by itself, which is no" if ended else "was interrupted by hand, which is not a"
         message = f"the run in {directory.parent} {how} failure"
-        yield finding("RUN-RESUME", "recover.mode", message, "write recover.mode=auto to go on with it")
+        yield finding("RUN-RESUME-STOPPED", "recover.mode", message, "write recover.mode=auto to resume it")
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,6 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RewardModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.model import is_local
-from areal_like.preflight.rewards import CODE
 from areal_like.rollout.sglang.classifier import CLASSES
 from areal_like.types import Prompt
 
@@ -23,12 +22,13 @@ def check_reward_model(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator
     if model is None:
         for key in asked:
             message = "the reward is that of a model, and the run has none"
-            yield finding(CODE, f"{key}.type", message, "write reward.model.path=… and reward.model.backend=sglang:d1")
+            help = "write reward.model.path=… and reward.model.backend=sglang:d1"
+            yield finding("RUN-REWARD-MODEL-MISSING", f"{key}.type", message, help)
         return
     if not asked:
         message = "nothing asks this model"
         help = "write reward.type=model, or `type: model` for one of reward.parts"
-        yield finding(CODE, "reward.model", message, help)
+        yield finding("RUN-REWARD-MODEL-UNUSED", "reward.model", message, help)
     if is_local(model.path):  # a name on the hub is looked at once it is downloaded
         yield from _files(model, prompts)
 
@@ -38,22 +38,25 @@ def _files(model: RewardModelConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         described = json.loads(Path(model.path, "config.json").read_text())
         tokenizer = Tokenizer.load(model.path)
     except (OSError, ValueError) as error:
-        yield finding(CODE, _PATH, f"config.json cannot be read: {error}", "name the directory of a classifier")
+        message = f"config.json cannot be read: {error}"
+        yield finding("RUN-REWARD-MODEL-FILES", _PATH, message, "name the directory of a classifier")
         return
     except TokenizerError as error:
-        yield finding(CODE, _PATH, str(error), "put the files of its tokenizer beside the model")
+        help = "put the files of its tokenizer beside the model"
+        yield finding("RUN-REWARD-MODEL-TOKENIZER", _PATH, str(error), help)
         return
     names, labels = described.get("architectures") or ["nothing"], len(described.get("id2label") or {0: "", 1: ""})
     if names[0] not in CLASSES:
         message = f"it is {names[0]}, which is none of the classifiers that are scored with: {', '.join(CLASSES)}"
-        yield finding(CODE, _PATH, message, "name one of these, or score with a function of yours (reward.function)")
+        help = "name one of these, or score with a function of yours (reward.function)"
+        yield finding("RUN-REWARD-MODEL-CLASS", _PATH, message, help)
     elif labels != 1:
-        yield finding(
-            CODE, _PATH, f"it has {labels} labels: which of them is the reward?", "name a model with one label"
-        )
+        message = f"it has {labels} labels: which of them is the reward?"
+        yield finding("RUN-REWARD-MODEL-LABELS", _PATH, message, "name a model with one label")
     for prompt in prompts[:1]:
         try:
             tokenizer.encode_chat([*prompt.messages(), {"role": "assistant", "content": "x"}])
         except TokenizerError as error:
             message = f"row {prompt.sample_id + 1} and a response: {error}"
-            yield finding(CODE, _PATH, message, "correct chat_template.jinja beside the reward model")
+            help = "correct chat_template.jinja beside the reward model"
+            yield finding("RUN-REWARD-MODEL-TEMPLATE", _PATH, message, help)

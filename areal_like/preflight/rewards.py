@@ -12,7 +12,6 @@ from areal_like.rewards.verifiers import REWARDS
 from areal_like.runtime.user_code import Portable, UserCodeError
 from areal_like.types import AnswerCheck, Prompt
 
-CODE = "RUN-REWARD"
 _RESPONSE = "The answer is 42."  # to a row without a reference answer
 
 
@@ -26,15 +25,16 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
     """Each function is imported, its parameters are looked at, and it scores the first row, if there is one."""
     if config.reward.parts and "reward" in config.reward.parts:
         message = "`reward` is the name of their sum"
-        yield finding(CODE, "reward.parts.reward", message, "give this part another name")
+        yield finding("RUN-REWARD-PART-NAME", "reward.parts.reward", message, "give this part another name")
     own = {key: judge.function for key, judge in config.reward.judges.items() if judge.function is not None}
     if not own:
         return
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:
         for key, reference in own.items():
-            if problem := _problem(pool, reference, prompts, _compared(config)):
+            if found := _problem(pool, reference, prompts, _compared(config)):
+                code, problem = found
                 help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"
-                yield finding(CODE, f"{key}.function", problem, help)
+                yield finding(code, f"{key}.function", problem, help)
 
 
 def _compared(config: RunConfig) -> Sequence[int]:
@@ -44,16 +44,21 @@ def _compared(config: RunConfig) -> Sequence[int]:
     return list(dict.fromkeys([config.gconfig.n_samples, *evaluated]))
 
 
-def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]) -> str | None:
-    """What is wrong with a function, in one line; one that compares is tried with each number of responses."""
+def _problem(
+    pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]
+) -> tuple[str, str] | None:
+    """Return the code and a line about what is wrong with a function.
+
+    A function that compares is tried with each number of responses.
+    """
     try:
         function = Portable.of(reference)
     except UserCodeError as error:
-        return str(error)
+        return "RUN-REWARD-IMPORT", str(error)
     compares = pool.call_and_wait(functools.partial(functions.group_test, function))
     if isinstance(compares, Failure):
         limit = f"it cannot be imported within {IMPORT_LIMIT_S:g} s"
-        return limit if compares.cause is Cause.TIMED_OUT else compares.message
+        return "RUN-REWARD-IMPORT", limit if compares.cause is Cause.TIMED_OUT else compares.message
     if not prompts:
         return None
     first = prompts[0]
@@ -62,5 +67,5 @@ def _problem(pool: RewardPool, reference: str, prompts: Sequence[Prompt], compar
         outcome = pool.call_and_wait(functools.partial(functions.judge, function), responses, dict(first.row))
         if isinstance(outcome, Failure):
             of_them = f", {number} of its responses" if compares else ""
-            return f"row {first.sample_id + 1}{of_them}: {outcome.message}"
+            return "RUN-REWARD-FUNCTION", f"row {first.sample_id + 1}{of_them}: {outcome.message}"
     return None

@@ -38,24 +38,24 @@ def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
             f"no rank of the actor is on {len(devices)} of the GPUs of server {server}, to export its weights there"
         )
         help = "write weight_update.mode=collective, or a layout in which servers and actor share all GPUs, such as "
-        yield finding("RUN-SHARING", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
+        yield finding("RUN-SHARING-IPC", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
 
 
 def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if device == "cpu":
-        yield finding("RUN-SHARING", _KEY, "memory that processes could take turns on is that of GPUs", _STAY)
+        yield finding("RUN-SHARING-CPU", _KEY, "memory that processes could take turns on is that of GPUs", _STAY)
     elif gpu_count() and importlib.util.find_spec("torch_memory_saver") is None:
         yield missing_package(_KEY, "torch-memory-saver")
     if set(actor.devices) != set(rollout.devices):
         message = f"{actor.text} and {rollout.text} are not on the same GPUs, so that some would do nothing in a turn"
-        yield finding("RUN-SHARING", _KEY, message, f"{_STAY}, or have both on all GPUs: sglang:…|megatron:…")
+        yield finding("RUN-SHARING-GPUS", _KEY, message, f"{_STAY}, or have both on all GPUs: sglang:…|megatron:…")
     if config.workflows:
         message = "the time that an episode waits for the trainer's turns counts for it"
-        yield finding("RUN-SHARING", "episode.timeout_s", message, severity=Severity.WARNING)
+        yield finding("RUN-SHARING-EPISODES", "episode.timeout_s", message, severity=Severity.WARNING)
     if config.weight_update.requests == "drain":
         message = "a turn of the trainer begins while requests run, and drain waits for these"
-        yield finding("RUN-SHARING", "weight_update.requests", message, nearest=["in_place", "recompute"])
+        yield finding("RUN-SHARING-DRAIN", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
 def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:

@@ -22,20 +22,22 @@ def check_start(megatron: MegatronConfig, model: ModelSpec, backend: str) -> Ite
         return
     if backend == "fsdp":
         message = "the FSDP trainer starts from Hugging Face weights (actor.path)"
-        yield finding("RUN-START", _SWITCH, message, f"write {_SWITCH}=false; areal-like convert-checkpoint makes them")
+        yield finding(
+            "RUN-START-FSDP", _SWITCH, message, f"write {_SWITCH}=false; areal-like convert-checkpoint makes them"
+        )
         return
     if megatron.dist_checkpointing_path is None:
         message = "use_dist_checkpointing is true, and no checkpoint is named"
-        yield finding("RUN-START", _KEY, message, f"name its directory, or write {_SWITCH}=false")
+        yield finding("RUN-START-PATH", _KEY, message, f"name its directory, or write {_SWITCH}=false")
         return
     path = Path(megatron.dist_checkpointing_path)
     try:
         tensors = read_weights(path).tensors
     except CheckpointError as error:
-        yield finding("RUN-START", _KEY, str(error), _HELP)
+        yield finding("RUN-START-UNREADABLE", _KEY, str(error), _HELP)
         return
     for difference in [*_of_config(path, model), *_of_tensors(tensors, model)][:1]:
-        yield finding("RUN-START", _KEY, f"{path} is of another model: {difference}", _HELP)
+        yield finding("RUN-START-MODEL", _KEY, f"{path} is of another model: {difference}", _HELP)
 
 
 def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:

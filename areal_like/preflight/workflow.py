@@ -18,9 +18,9 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
             levels[key] = level_of(load_object(reference))
             Portable.of(reference)
         except UserCodeError as error:
-            yield finding("RUN-WORKFLOW", key, str(error))
+            yield finding("RUN-WORKFLOW-LOAD", key, str(error))
         except WorkflowError as error:
-            yield finding("RUN-WORKFLOW", key, f"{reference} cannot be called: {error}")
+            yield finding("RUN-WORKFLOW-FORM", key, f"{reference} cannot be called: {error}")
     if not config.workflows:
         return
     single = any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
@@ -30,4 +30,6 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"
         message = f"SGLang has no tool-call parser {name!r}"
-        yield finding("RUN-WORKFLOW", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known))
+        yield finding(
+            "RUN-WORKFLOW-TOOL-PARSER", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known)
+        )

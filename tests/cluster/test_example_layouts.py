@@ -170,7 +170,7 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
     ((key, message, _),) = check(four_nodes, plan, RAY_AUTH_TOKEN="0" * 64)
     assert key == "scheduler.address" and "its authentication token is not this process's" in message
     nobody = SchedulerConfig(type="ray", address="127.0.0.1:1")
-    ((key, message, _),) = check_existing(nobody, plan, uses_gpus=True)
+    ((_, key, message, _),) = check_existing(nobody, plan, uses_gpus=True)
     assert key == "scheduler.address" and "nothing answers at 127.0.0.1:1" in message
     monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
     ((key, message, _),) = check(four_nodes, plan)

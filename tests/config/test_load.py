@@ -150,13 +150,18 @@ def test_a_missing_key_is_named(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
-    [("seed: [1\n", ":2"), ("seed: 1\nseed: 2\n", ":2"), ("- 1\n", ""), ("a: {b: 1\n\n\n", ":4")],
+    ("text", "code", "place"),
+    [
+        ("seed: [1\n", "CONFIG-YAML", ":2"),
+        ("seed: 1\nseed: 2\n", "CONFIG-YAML", ":2"),
+        ("- 1\n", "CONFIG-MAPPING", ""),
+        ("a: {b: 1\n\n\n", "CONFIG-YAML", ":4"),
+    ],
 )
-def test_broken_yaml_is_located(write, text, place):
+def test_broken_yaml_is_located(write, text, code, place):
     file = write(text)
     (finding,) = findings(file)
-    assert (finding.code, finding.key) == ("CONFIG-YAML", f"{file}{place}")
+    assert (finding.code, finding.key) == (code, f"{file}{place}")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -30,7 +30,7 @@ def test_it_may_start(write, layout):
 def test_it_has_no_tensor_parallelism(write, layout, n_gpus, instead):
     gpus = f"cluster.n_gpus_per_node={n_gpus + 1}"
     ((code, key, help),) = said(write, f"actor.backend={layout}", gpus)
-    assert (code, key) == ("RUN-ROLE", "actor.backend")
+    assert (code, key) == ("RUN-ROLE-FSDP-TENSOR", "actor.backend")
     assert help.startswith(f"write {instead},")
     assert said(write, f"actor.backend={instead}", gpus) == []
 

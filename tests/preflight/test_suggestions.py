@@ -185,8 +185,8 @@ def test_a_reward_model_has_gpus_of_its_own(write, monkeypatch, layout):
     where = ["actor.backend=null", "rollout.backend=null", "cluster.n_gpus_per_node=5"]
     overrides = ["reward.type=model", "reward.model.path=/nowhere", *where, *layout]
     key = REWARD if "allocation_mode=null" in layout else "allocation_mode"
-    assert (key, "RUN-ROLE") in try_all(write, ["device=cuda", *overrides], elsewhere=True)
-    assert (key, "RUN-ROLE") not in errors(write(), overrides)  # a slot on CPU takes what memory it needs
+    assert (key, "RUN-ROLE-REWARD-GPUS") in try_all(write, ["device=cuda", *overrides], elsewhere=True)
+    assert (key, "RUN-ROLE-REWARD-GPUS") not in errors(write(), overrides)  # a slot on CPU takes what memory it needs
 
 
 def try_all(write, overrides, *, elsewhere=False):
