@@ -60,8 +60,12 @@ def _is_of(kind: str, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class OptionProblem:
-    """Why option `name` cannot be set as it is; `names` are options and `values` values that may have been meant."""
+    """Why option `name` cannot be set as it is; `code` is the finding's.
 
+    `names` are options and `values` values that may have been meant.
+    """
+
+    code: str
     name: str
     message: str
     help: str | None = None

@@ -47,7 +47,7 @@ def load_prompts(
             field = (
                 f"mixture.{name}.{error.field}" if name and error.field in SourceConfig.model_fields else error.field
             )
-            raise DatasetError(error.code, field, error.problem, error.remedy) from error
+            raise DatasetError(field, error.problem, error.remedy, code=error.code) from error
     return prompts
 
 
@@ -108,7 +108,7 @@ def _check_rows(
     field = source.tools_field
     if field is not None and all(value_at(record, field) is None for record in records):
         empty = f"{source.path} has no row with anything in field {field!r}"
-        raise DatasetError("RUN-DATASET-TOOLS", "tools_field", empty, "correct the name, or leave it null")
+        raise DatasetError("tools_field", empty, "correct the name, or leave it null", code="RUN-DATASET-TOOLS")
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
         if problem := _prompt_problem(value_at(record, source.prompt_field)):
@@ -218,4 +218,4 @@ def _field_error(source: SourceConfig, row: int, field: str, there: str, remedy:
 
 
 def _row_error(code: str, source: SourceConfig, row: int, field: str, problem: str, remedy: str) -> DatasetError:
-    return DatasetError(code, field, f"{source.path}, row {row + 1} {problem}", remedy)
+    return DatasetError(field, f"{source.path}, row {row + 1} {problem}", remedy, code=code)

@@ -24,7 +24,7 @@ class DatasetError(Exception):
     would do.
     """
 
-    def __init__(self, code: str, field: str, problem: str, remedy: str) -> None:
+    def __init__(self, field: str, problem: str, remedy: str, *, code: str = "RUN-DATASET-FILE") -> None:
         super().__init__(f"{problem}; {remedy}")
         self.code, self.field, self.problem, self.remedy = code, field, problem, remedy
 
@@ -38,10 +38,10 @@ def read_records(config: SourceConfig) -> Sequence[Record]:
         return _read_object(path)
     if problem := _path_problem(path):
         remedy = "name a JSONL or Parquet file, a dataset of the hub as owner/name, or my_data.py:rows"
-        raise DatasetError("RUN-DATASET-PATH", "path", f"{path} {problem}", remedy)
+        raise DatasetError("path", f"{path} {problem}", remedy, code="RUN-DATASET-PATH")
     read = {"jsonl": _read_jsonl, "parquet": _read_parquet}.get(path.rpartition(".")[2])
     if not (records := read(path) if read else _read_hub(config)):
-        raise DatasetError("RUN-DATASET-EMPTY", "path", f"{path} has no rows", "give it at least one problem")
+        raise DatasetError("path", f"{path} has no rows", "give it at least one problem", code="RUN-DATASET-EMPTY")
     return records
 
 
@@ -71,11 +71,11 @@ def _rows_of(rows: Any, name: str) -> list[Record]:
             "give it __len__ and __getitem__(index), which returns a dict, or a function that returns such an object"
         )
         problem = f"{name}, row {len(records) + 1} cannot be had: {reason}"
-        raise DatasetError("RUN-DATASET-CODE", "path", problem, remedy) from error
+        raise DatasetError("path", problem, remedy, code="RUN-DATASET-CODE") from error
     for row, record in enumerate(records, 1):
         if not isinstance(record, Mapping):
             problem = f"{name}, row {row} is {type(record).__name__}, not a dict of columns"
-            raise DatasetError("RUN-DATASET-CODE", "path", problem, "have __getitem__ return a dict")
+            raise DatasetError("path", problem, "have __getitem__ return a dict", code="RUN-DATASET-CODE")
     return records
 
 
@@ -83,9 +83,9 @@ def _read_object(reference: str) -> list[Record]:
     try:
         found = load_object(reference)
     except UserCodeError as error:
-        raise DatasetError("RUN-DATASET-CODE", "path", str(error), "correct it") from error
+        raise DatasetError("path", str(error), "correct it", code="RUN-DATASET-CODE") from error
     if not (records := _rows_of(found, reference)):
-        raise DatasetError("RUN-DATASET-EMPTY", "path", f"{reference} has no rows", "give it at least one problem")
+        raise DatasetError("path", f"{reference} has no rows", "give it at least one problem", code="RUN-DATASET-EMPTY")
     return records
 
 
@@ -105,7 +105,7 @@ def _path_problem(path: str) -> str | None:
 def _read_arithmetic(config: SourceConfig) -> list[dict[str, str]]:
     if config.split not in arithmetic.SPLITS:
         problem = f"arithmetic has no split {config.split}"
-        raise DatasetError("RUN-DATASET-SPLIT", "split", problem, "write train or test")
+        raise DatasetError("split", problem, "write train or test", code="RUN-DATASET-SPLIT")
     settings = config.arithmetic
     return arithmetic.generate(settings.size, settings.max_number, settings.seed, config.split)
 
@@ -115,16 +115,18 @@ def _read_jsonl(path: str) -> list[Record]:
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
-        raise DatasetError("RUN-DATASET-FILE", "path", f"{path} cannot be read: {error}", "make it readable") from error
+        raise DatasetError(
+            "path", f"{path} cannot be read: {error}", "make it readable", code="RUN-DATASET-FILE"
+        ) from error
     for number, line in enumerate(lines, 1):
         try:
             records += [json.loads(line)] if line.strip() else []
         except ValueError as error:  # not JSON, or not UTF-8
             problem = f"{path}, line {number} is not JSON: {error}"
-            raise DatasetError("RUN-DATASET-FILE", "path", problem, "write one object per line") from error
+            raise DatasetError("path", problem, "write one object per line", code="RUN-DATASET-FILE") from error
         if records and not isinstance(records[-1], dict):
             problem = f"{path}, line {number} is not an object"
-            raise DatasetError("RUN-DATASET-FILE", "path", problem, "write one object per line")
+            raise DatasetError("path", problem, "write one object per line", code="RUN-DATASET-FILE")
     return records
 
 
@@ -136,7 +138,7 @@ def _read_parquet(path: str) -> list[Record]:
         return parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         problem = f"{path} cannot be read as Parquet: {error}"
-        raise DatasetError("RUN-DATASET-FILE", "path", problem, "write it again") from error
+        raise DatasetError("path", problem, "write it again", code="RUN-DATASET-FILE") from error
 
 
 def _read_hub(config: SourceConfig) -> Sequence[Record]:
@@ -149,4 +151,4 @@ def _read_hub(config: SourceConfig) -> Sequence[Record]:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         problem = f"is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
         remedy = "check the name, `name` and `split`, or prepare a Parquet file"
-        raise DatasetError("RUN-DATASET-HUB", "path", f"{config.path} {problem}", remedy) from error
+        raise DatasetError("path", f"{config.path} {problem}", remedy, code="RUN-DATASET-HUB") from error

@@ -31,7 +31,7 @@ def check_trainer_options(
     megatron = config.actor.megatron
     overrides = megatron.override_transformer_config
     for problem in check_overrides(overrides, device=device):
-        yield about("RUN-MEGATRON", _OVERRIDES, problem)
+        yield about(_OVERRIDES, problem)
     if plan is not None and plan.engine("actor").backend != "megatron":
         yield from _fsdp(config, device)
         return  # `unused` says that these keys do nothing
@@ -64,10 +64,10 @@ def _fsdp(config: RunConfig, device: Device) -> Iterator[Finding]:
         yield finding("RUN-FSDP", "actor.dtype", message, "write actor.dtype=bfloat16")
 
 
-def about(code: str, section: str, problem: OptionProblem) -> Finding:
+def about(section: str, problem: OptionProblem) -> Finding:
     """A finding about an option that a section passes on."""
     nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
-    return finding(code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
+    return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
 
 
 def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
             help = f"write {key}={problem.value}"
         elif not key.startswith("actor."):
             key, message = "actor.path", f"config.json, {key}: {message}"
-        yield finding("RUN-BRIDGE", key, message, help)
+        yield finding(problem.code, key, message, help)
     if spec.mtp_layers:
         message = (
             f"the model's layers for multi-token prediction ({spec.mtp_layers}) are left out: nothing trains, sends or "

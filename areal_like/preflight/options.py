@@ -31,15 +31,15 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
 def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
     attention, key, on_cpu = sglang.attention_backend, "sglang.attention_backend", device == "cpu"
     if on_cpu and attention not in (None, "torch_native"):
-        yield finding("RUN-CPU", key, f"SGLang has no {attention} attention on CPU", nearest=["torch_native"])
+        yield finding("RUN-CPU-ATTENTION", key, f"SGLang has no {attention} attention on CPU", nearest=["torch_native"])
     if on_cpu and sglang.deterministic:
         message = "SGLang has no deterministic inference on CPU"
-        yield finding("RUN-CPU", "sglang.deterministic", message, nearest=["false"])
+        yield finding("RUN-CPU-DETERMINISTIC", "sglang.deterministic", message, nearest=["false"])
     if not on_cpu and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
         message = f"SGLang's {attention} attention is not deterministic"
-        yield finding("RUN-SGLANG", key, message, nearest=DETERMINISTIC_ATTENTION)
+        yield finding("RUN-SGLANG-DETERMINISTIC", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
-        yield about("RUN-SGLANG", "sglang.extra_args", problem)
+        yield about("sglang.extra_args", problem)
 
 
 def _on_cpu(config: RunConfig, spec: ModelSpec) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
     """How many servers have to be left of those that there are."""
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, so fewer would be left from the start"
-        yield finding("RUN-SGLANG", "rollout.min_servers", message, nearest=[str(servers)])
+        yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])
     yield from _growth(config, servers)
 
 
@@ -81,13 +81,17 @@ def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
         yield warn_ignored(key, has, f"write {stay} or more")
         return
     if most < servers:
-        yield finding("RUN-SGLANG", key, f"the layout has {servers} servers already", f"write {stay} or more")
+        yield finding(
+            "RUN-SGLANG-MAX-SERVERS", key, f"the layout has {servers} servers already", f"write {stay} or more"
+        )
     if config.scheduler.type == "local":
         message = "a private cluster has what the layout asks for, and no room for more"
-        yield finding("RUN-SGLANG", key, message, f"write {stay}, or have an existing one (scheduler.type: ray)")
+        yield finding(
+            "RUN-SGLANG-GROWTH-LOCAL", key, message, f"write {stay}, or have an existing one (scheduler.type: ray)"
+        )
     if config.rollout.alternates:
         message = "servers that take turns with the trainer are on its GPUs (rollout.sharing: alternate)"
-        yield finding("RUN-SGLANG", key, message, f"write {stay}")
+        yield finding("RUN-SGLANG-GROWTH-SHARING", key, message, f"write {stay}")
     if config.weight_update.mode == "ipc":
         message = "a server on other GPUs than the trainer's cannot be lent its weights (weight_update.mode: ipc)"
-        yield finding("RUN-SGLANG", key, message, f"write {stay} or weight_update.mode=collective")
+        yield finding("RUN-SGLANG-GROWTH-IPC", key, message, f"write {stay} or weight_update.mode=collective")

@@ -205,7 +205,7 @@ def test_fault_leaves_alone_what_ended_by_itself_until_it_was_gone_on_with(begun
     (begun / "summary.json").write_text("{}")
     more = "recover.mode=fault", "total_train_steps=9"
     said = found(begun.parents[1], *more)["recover.mode"]
-    assert "ended by itself, which is no failure; write recover.mode=auto to go on with it" in said
+    assert "ended by itself, which is no failure; write recover.mode=auto to resume it" in said
     job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={begun.parents[1]}", *more[1:]])).job)
     with pytest.raises(RuntimeError):
         leave(job, 6, RuntimeError)
@@ -225,5 +225,5 @@ def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path, by_hand
     with pytest.raises(by_hand):
         leave(job, 4, by_hand)
     said = found(tmp_path, "recover.mode=fault")["recover.mode"]
-    assert "was interrupted by hand, which is not a failure; write recover.mode=auto to go on with it" in said
+    assert "was interrupted by hand, which is not a failure; write recover.mode=auto to resume it" in said
     assert found(tmp_path) == {}

@@ -105,33 +105,40 @@ def check_overrides(overrides: Mapping[str, Any], *, device: str) -> Iterator[Op
     if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
         message = "has no effect alone: the trainer's moe_router_load_balancing_type is none"
         help = f"write {_SECTION}.moe_router_load_balancing_type=aux_loss as well"
-        yield OptionProblem("moe_aux_loss_coeff", message, help)
+        yield OptionProblem("RUN-MEGATRON-AUX-LOSS", "moe_aux_loss_coeff", message, help)
 
 
 def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     options = read_options(TABLE)
     if value not in (False, None) and name in _IN_ITS_TYPE:
-        return OptionProblem(name, "servers and checkpoints get the weights in actor.dtype", f"leave out {name}")
+        message = "servers and checkpoints get the weights in actor.dtype"
+        return OptionProblem("RUN-MEGATRON-WEIGHT-TYPE", name, message, f"leave out {name}")
     if value not in (False, None) and name in _AS_LAYERS:
         message = "embedding and output layer are no layers to the layout's checks"
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
-        return OptionProblem(name, message, f"give {ends}, or pipeline_model_parallel_layout, in its place")
+        help = f"give {ends}, or pipeline_model_parallel_layout, in its place"
+        return OptionProblem("RUN-MEGATRON-LAYER-SPLIT", name, message, help)
     if value is not None and name in _INSTEAD:
         message = f"{name} is deprecated in Megatron-core, and does not start alone"
-        return OptionProblem(name, message, f"write {_INSTEAD[name]} in its place")
-    if reason := _decided_elsewhere(name):
-        return OptionProblem(name, reason, f"leave out {name}")
+        return OptionProblem("RUN-MEGATRON-DEPRECATED", name, message, f"write {_INSTEAD[name]} in its place")
+    if refused := _decided_elsewhere(name):
+        code, reason = refused
+        return OptionProblem(code, name, reason, f"leave out {name}")
     if name not in options:
         near = nearest_words(name, (other for other in options if not _decided_elsewhere(other)))
-        return OptionProblem(name, f"Megatron-core's TransformerConfig has no field {name}", names=tuple(near))
+        message = f"Megatron-core's TransformerConfig has no field {name}"
+        return OptionProblem("RUN-MEGATRON-OPTION-UNKNOWN", name, message, names=tuple(near))
     option = options[name]
     for kind, why in {"a function": "which the trainer sets", "a Python object": "which no YAML holds"}.items():
         if kind in option.types:
-            return OptionProblem(name, f"{name} is {kind}, {why}", f"leave out {name}")
+            message = f"{name} is {kind}, {why}"
+            return OptionProblem("RUN-MEGATRON-OPTION-OBJECT", name, message, f"leave out {name}")
     if expected := option.mismatch(value):
-        return OptionProblem(name, f"{value!r} should be {expected}", values=option.nearest(value))
+        message = f"{value!r} should be {expected}"
+        return OptionProblem("RUN-MEGATRON-OPTION-VALUE", name, message, values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
-        return OptionProblem(name, f"{name} needs a GPU", f"leave out {name}, or write device=cuda")
+        help = f"leave out {name}, or write device=cuda"
+        return OptionProblem("RUN-MEGATRON-OPTION-GPU", name, f"{name} needs a GPU", help)
     return _balancing_problem(value) if name == _BALANCING else None
 
 
@@ -139,29 +146,30 @@ def _balancing_problem(value: str | list[str]) -> OptionProblem | None:
     """What is wrong with a way to balance experts: it moves tokens elsewhere, or is not what its name says."""
     if "seq_aux_loss" in value:
         message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
-        return OptionProblem(_BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
+        return OptionProblem(
+            "RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss"
+        )
     if others := [kind for kind in ([value] if isinstance(value, str) else value) if kind not in _BALANCED]:
         message = f"{others[0]} is not one of {', '.join(_BALANCED)}, with which tokens are routed as on the servers"
-        return OptionProblem(_BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
+        return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
     return None
 
 
-def _decided_elsewhere(name: str) -> str | None:
-    """Why a field is not the user's to set, if it is not."""
+def _decided_elsewhere(name: str) -> tuple[str, str] | None:
+    """Return the code and the reason why a field is not the user's to set, if it is not."""
+    owned, model = "RUN-MEGATRON-OPTION-OWNED", "RUN-MEGATRON-OPTION-MODEL"
     if name in _FROM_ALLOCATION:
-        return f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
+        return owned, f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
     if name in _BY_KEY:
-        return f"{name} is set by {_BY_KEY[name]}"
+        return owned, f"{name} is set by {_BY_KEY[name]}"
     if name in _FIXED:
-        return f"{name} is fixed by the trainer"
+        return owned, f"{name} is fixed by the trainer"
     if name in _OTHER_MODEL:
-        return f"{name} changes what the trainer computes, and the servers would compute another model"
+        return model, f"{name} changes what the trainer computes, and the servers would compute another model"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
-        return f"{name} follows from the model's config.json, which the servers read as well"
-    return next(
-        (f"{name} has no effect: {why}" for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)),
-        None,
-    )
+        return model, f"{name} follows from the model's config.json, which the servers read as well"
+    why = next((why for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)), None)
+    return ("RUN-MEGATRON-OPTION-IDLE", f"{name} has no effect: {why}") if why else None
 
 
 def row_multiple(overrides: Mapping[str, Any]) -> int:

@@ -62,11 +62,12 @@ _ROPE_TYPES = {"mixtral": ("default",), "glm4_moe": ("default", "linear", "llama
 
 @dataclass(frozen=True)
 class BridgeProblem:
-    """Why a run would not compute its model: the field of config.json or the run's key, and what would do.
+    """Why a run would not compute its model: the finding's code, the field of config.json or the run's key, a remedy.
 
     `value` is the field's value that would, as JSON, where one is known.
     """
 
+    code: str
     field: str
     message: str
     remedy: str
@@ -76,7 +77,8 @@ class BridgeProblem:
 def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[BridgeProblem]:
     """All problems of a model and a layout with a bridge; `config` is config.json, a `text_config` unwrapped."""
     if bridge_type not in BRIDGES:
-        yield BridgeProblem("actor.megatron.bridge_type", f"{bridge_type!r} is not a bridge", f"use {_or(BRIDGES)}")
+        message = f"{bridge_type!r} is not a bridge"
+        yield BridgeProblem("RUN-BRIDGE-NAME", "actor.megatron.bridge_type", message, f"use {_or(BRIDGES)}")
         return
     if problem := _family_problem(bridge_type, config):
         yield problem
@@ -86,6 +88,7 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
     if bridge_type == "mbridge" and experts and sizes.etp != sizes.tp and 1 in (sizes.ep, sizes.tp):
         others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config)]
         yield BridgeProblem(
+            "RUN-BRIDGE-EXPERTS",
             "actor.megatron.bridge_type",
             f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
             f"({sizes.tp}) {'without expert parallelism' if sizes.ep == 1 else 'while attention is not split'}",
@@ -95,7 +98,7 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
         )
     if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
         message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
-        yield BridgeProblem("actor.backend", message, "use t1 for attention")
+        yield BridgeProblem("RUN-BRIDGE-TENSOR", "actor.backend", message, "use t1 for attention")
     yield from _field_problems(family, {**_families()[family]["defaults"], **config})
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), Mapping):
@@ -115,11 +118,11 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProble
         if others := [other for other in BRIDGES if family in _served(other)]:
             field, remedy = "actor.megatron.bridge_type", f"write actor.megatron.bridge_type={others[0]}"
         message = f"the model is a {family}, which {bridge_type} is not proven to compute as Hugging Face does"
-        return BridgeProblem(field, message, remedy)
+        return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy)
     architecture, given = _families()[family]["architecture"], config.get("architectures")
     if given and list(given) != [architecture]:
         message = f"a {family} is trained as {architecture}, but this checkpoint is {', '.join(given)}"
-        return BridgeProblem("architectures", message, f"use a checkpoint of {architecture}")
+        return BridgeProblem("RUN-BRIDGE-ARCHITECTURE", "architectures", message, f"use a checkpoint of {architecture}")
     return None
 
 
@@ -161,7 +164,8 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
     for field in _ROPE_FIELDS[kind]:
         if not isinstance(rope.get(field), int | float):
             message = f"a rotary embedding of type {kind} needs the number {field}, not {rope.get(field)!r}"
-            yield BridgeProblem(f"{name}.{field}", message, "write the value with which the model was trained")
+            remedy = "write the value with which the model was trained"
+            yield BridgeProblem("RUN-BRIDGE-ROPE", f"{name}.{field}", message, remedy)
     partial = _ALLOWED.get(f"{family}.partial_rotary_factor", _ALLOWED["partial_rotary_factor"])
     if rope.get("partial_rotary_factor") not in partial:
         yield _refused(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
@@ -170,13 +174,14 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
         yield _refused(family, f"{name}.{field}", rope[field], None)
     if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
         message = "Hugging Face and SGLang understand mscale without mscale_all_dim differently"
-        yield BridgeProblem(f"{name}.mscale", message, "write both or neither")
+        yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "write both or neither")
 
 
 def _refused(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
     message = f"trainer and servers are not proven to compute a {family} with {field} = {json.dumps(value)} alike"
     text = would_do if isinstance(would_do, str) else json.dumps(would_do)
-    return BridgeProblem(field, message, f"use a model whose config.json has {field} = {text}", text)
+    remedy = f"use a model whose config.json has {field} = {text}"
+    return BridgeProblem("RUN-BRIDGE-FIELD", field, message, remedy, text)
 
 
 def _served(bridge_type: str) -> list[str]:
