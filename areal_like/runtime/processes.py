@@ -21,6 +21,7 @@ from areal_like.runtime.watch import watch
 from areal_like.runtime.worker import Settings
 from areal_like.runtime.workers import Workers
 
+LEAST_S = 0.1
 MOST_TIMES = 3  # that a call is begun again beside others
 NUMBERS = itertools.count(1)
 
@@ -162,10 +163,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         lane.calls[call.number] = call
         lane.frames.send(Kind.CALL, call.number, call.attempt.request)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                result = await call.result
-        except TimeoutError as error:
-            raise TimeLimit if limit.expired() else error from error
+            result = await self._within(call.result, lane, timeout_s)
         finally:
             del lane.calls[call.number]
             for answering in list(call.answers.values()):
@@ -178,3 +176,14 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         if not result:
             raise CancelledWithin
         return result
+
+    async def _within(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
+        """Wait for a result; time in which its loop stood still, as by another call's code, does not count."""
+        began, stood_still = time.monotonic(), lane.stood_still_s
+        left_s = timeout_s
+        while not result.done():
+            await asyncio.wait((result,), timeout=max(left_s, LEAST_S))
+            left_s = timeout_s - (time.monotonic() - began) + (lane.stood_still_s - stood_still)
+            if left_s <= 0 and not result.done():
+                raise TimeLimit
+        return result.result()

@@ -56,12 +56,13 @@ class Call:
 
 @dataclass(eq=False)
 class Lane:
-    """An event loop of a worker; `stale_s` is for how long it has not turned."""
+    """An event loop of a worker; `stale_s` is for how long it has not turned, `stood_still_s` the sum of such times."""
 
     frames: Frames
     place: int | None = None  # of its thread's mark, once it runs
     beats: int = 0
     stale_s: float = 0.0
+    stood_still_s: float = 0.0
     calls: dict[int, Call] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ TICK_S = 0.1
 LEFT_S = 30.0  # for the code of a call that is over to end
 LOG_BYTES = 64 << 20  # a larger log begins anew
 SAMPLE_S = 0.5  # in which a thread that computes uses processor time
-STOPPED_S = 0.5
+STOPPED_S = 0.5  # without a turn: the loop stands still
 BUSY_SHARE = 0.5  # of what the busiest thread uses
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
@@ -84,6 +84,7 @@ def note_beats(worker: Worker, passed_s: float) -> None:
     for lane in worker.lanes:
         beat = worker.marks.beat(lane.place or 0)
         lane.stale_s = 0.0 if beat != lane.beats else lane.stale_s + passed_s
+        lane.stood_still_s += passed_s if lane.stale_s > STOPPED_S else 0.0
         lane.beats = beat
 
 

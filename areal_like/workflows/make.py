@@ -142,7 +142,8 @@ def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | 
     """The processes that play the run's own workflows, whose output goes to `log`."""
     episode = config.episode
     functions = [Portable.of(reference) for reference in config.workflows.values()]
-    limits = ProcessLimits(episode.workers, episode.loops, episode.blocked_s, episode.memory_mb)
+    blocked_s = min(episode.blocked_s, episode.timeout_s)  # while a loop stands still, the time of no episode passes
+    limits = ProcessLimits(episode.workers, episode.loops, blocked_s, episode.memory_mb)
     return UserProcesses(ENTRY, pickle.dumps(functions), limits, say, log)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import psutil
+import pytest
 from running import ENDLESS, run
 
 WORKFLOW = """
@@ -29,6 +30,7 @@ async def run(row, client):
 """
 
 
+@pytest.mark.long
 def test_hostile_agents_neither_stop_a_run_nor_outlive_it(tmp_path):
     (tmp_path / "agents.py").write_text(WORKFLOW.replace("FOLDER", str(tmp_path)))
     overrides = [f"workflow={tmp_path}/agents.py:run", "episode.blocked_s=5"]

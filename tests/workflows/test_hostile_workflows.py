@@ -51,6 +51,7 @@ HOSTILE = {
     "pool of processes": ("children(ProcessPoolExecutor(2)); await asyncio.sleep(99999)", "time_limit"),
     "clean child": (f"subprocess.Popen(['sleep', '77777'], {CLEAN})", "done"),
 }
+LONG = ("regex in the loop", "sleep", "exits in a thread", "crashes", "takes memory in a thread")  # for the long tests
 SOURCE = f"""
 import ctypes, os, re, signal, subprocess
 from concurrent.futures import ProcessPoolExecutor
@@ -127,13 +128,21 @@ def play(write: Callable[..., Path], tmp_path: Path, hardened: Any) -> Callable[
     return play
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [pytest.param(it, marks=[pytest.mark.long] if it in LONG else []) for it in HOSTILE])
 def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
     body, cause = HOSTILE[name]
     limit = 5 if cause == "time_limit" else 600
     rewards, counts = play(body, f"episode.timeout_s={limit}")
     assert rewards == [1.0] * 100, (counts, hardened[1])
     assert counts == ({"done": 101} if cause == "done" else {"done": 100, cause: 1}), hardened[1]
+
+
+def test_time_in_which_another_episode_blocks_the_loop_does_not_count(play):
+    """The time limit of all episodes was over while one of them kept their loop."""
+    with started(Limits(1, 1, 6.0)) as (processes, said):
+        play.uses(processes)
+        rewards, counts = play("while True: pass", "episode.timeout_s=5", ordinary=10)
+    assert rewards == [1.0] * 10 and counts == {"done": 10, "blocked": 1}, said
 
 
 def test_a_thread_that_outlives_its_episode_retires_its_worker(play, lonely, monkeypatch):

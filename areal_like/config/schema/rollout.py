@@ -78,8 +78,8 @@ class EpisodeConfig(Section):
     blocked_s: float = Field(
         30.0,
         gt=0,
-        description="Maximum seconds that an episode's code may block its event loop. After that the worker process is "
-        "replaced, the episode fails, and the other episodes of that process start again.",
+        description="Maximum seconds that an episode's code may block its event loop, at most `episode.timeout_s`. After that "
+        "the worker process is replaced, the episode fails, and the other episodes of that process start again.",
     )
     memory_mb: int | None = Field(
         None,
