@@ -11,10 +11,10 @@ help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
 	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
-	@echo "make soak    kill runs at random moments and go on with them, for an hour"
+	@echo "make soak    kill runs at random moments and resume them, for an hour"
 	@echo "make lint    ruff, mypy, codespell and the prose lint"
 	@echo "make docs    build the pages of docs/ as a site in docs/site"
-	@echo "make pages   write the pages of docs/ that come from the code anew"
+	@echo "make pages   regenerate the pages of docs/ that come from the code"
 	@echo "make setup   only install what the demo needs into .venv; make setup-gpu: everything for a host with GPUs"
 
 setup: $(VENV)/.cpu-installed

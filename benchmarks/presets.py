@@ -1,12 +1,11 @@
-"""What each algorithm makes of the CPU demo: seconds, processor seconds and samples to a held-out reward, and the last.
+"""Compare the algorithms on the CPU demo: time and samples to an evaluation reward, and the final reward.
 
     python -m benchmarks.presets [--presets grpo,ppo] [--target 0.9] [--limit-s 900] [key=value ...]
 
-Each preset is run once with its own defaults, which the demo's `eps_clip`, `eps_clip_higher` and `use_decoupled_loss`
-would hide, and with what it cannot do without. Seconds count from the evaluation before the first step; evaluations
-are included. Processor seconds are those of all processes of the run, which depend less on what else the machine
-does. Figures are added to those of other presets in the file, from which `python docs/generate/presets.py` writes the
-table of docs/algorithms.md; a run that outlasts the limit is ended, and its last evaluation counts.
+Each preset runs once with its own defaults (the demo's `eps_clip`, `eps_clip_higher` and `use_decoupled_loss` would
+override them) and with the sections it requires. Seconds count from the evaluation before the first step and include
+evaluations. CPU seconds cover all processes of the run and depend less on other load. Figures are merged into the
+result file, which docs/benchmarks.md shows. A run that exceeds the limit is stopped, and its last evaluation counts.
 """
 
 from __future__ import annotations

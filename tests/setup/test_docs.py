@@ -98,10 +98,10 @@ def test_the_readme_is_short_and_its_make_targets_exist():
     assert {"demo", "test"} <= targets <= defined
 
 
-@pytest.mark.parametrize("script", ["benchmarks", "validation"])
-def test_pages_made_of_result_files_are_current(script):
+@pytest.mark.parametrize(("script", "name"), [("figures", "benchmarks"), ("validation", "validation")])
+def test_pages_made_of_result_files_are_current(script, name):
     made = importlib.import_module(script)
-    assert (ROOT / f"docs/{script}.md").read_text() == made.page()
+    assert (ROOT / f"docs/{name}.md").read_text() == made.page()
 
 
 def test_the_status_table_of_the_readme_is_current():

@@ -109,6 +109,7 @@ READERS: dict[str, Callable[[list[str]], None]] = {
     "make": make,
     "uv": uv,
     "pip": uv,
+    "python3.12": lambda words: uv(words[words.index("pip") + 1 :]),
     "ray": lambda words: None,
     "export": lambda words: None,
     "source": lambda words: None,

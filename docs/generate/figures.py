@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import learning_figures
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/benchmarks.md"
@@ -66,10 +68,11 @@ def sections() -> Iterator[str]:
     yield CONTROLLER
     yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s"], controller())
     yield CHECKPOINTS
-    yield from table(["Backend", "Size, GiB", "Blocked share of the write"], checkpoints())
+    yield from table(["Backend", "Device", "Size, GiB", "Blocked share of the write"], checkpoints())
     yield TRL
     yield from table(["Seed", "areal-like, s", "TRL, s", "Ratio", "Ratio without start-up"], demo())
-    yield LEARNING
+    yield from learning_figures.sections()
+    yield MEMORY
 
 
 def read(name: str) -> Any:
@@ -171,8 +174,9 @@ def controller() -> Iterator[Sequence[str]]:
 
 def checkpoints() -> Iterator[Sequence[str]]:
     """Yield how long checkpoints block training."""
-    for backend, found in read("checkpoint_h200")["backends"].items():
-        yield backend, f"{found['gib']:.1f}", link("checkpoint_h200", f"{found['share']:.3f}")
+    for name, device in (("checkpoint_h200", "1 H200"), ("checkpoint_cpu", "2 CPU cores")):
+        for backend, found in read(name)["backends"].items():
+            yield backend, device, f"{found['gib']:.1f}", link(name, f"{found['share']:.3f}")
 
 
 def demo() -> Iterator[Sequence[str]]:
@@ -213,7 +217,7 @@ def bars(rows: Sequence[tuple[str, float]], caption: str) -> str:
 INTRODUCTION = """# Benchmarks
 
 Every figure links to its result file, which records the command, the commit, the device and the raw values. Figures are ratios of
-two measurements in one run. `python docs/generate/benchmarks.py` writes this page.
+two measurements in one run. `python docs/generate/figures.py` writes this page.
 
 - [Trainer](#trainer)
 - [Asynchronous and synchronous runs](#asynchronous-and-synchronous-runs)
@@ -224,6 +228,10 @@ two measurements in one run. `python docs/generate/benchmarks.py` writes this pa
 - [Checkpoints](#checkpoints)
 - [Demo beside TRL](#demo-beside-trl)
 - [Learning and staleness](#learning-and-staleness)
+- [Log-probs across updates](#log-probs-across-updates)
+- [Algorithms](#algorithms)
+- [Killed runs](#killed-runs)
+- [Memory](#memory)
 
 ## Trainer
 
@@ -265,22 +273,16 @@ One controller process with simulated servers (`python -m benchmarks.controller`
 CHECKPOINTS = """
 ## Checkpoints
 
-Share of the write during which training is blocked, Qwen3-0.6B on one H200 (`python -m benchmarks.checkpoint`).
+Share of the write during which training is blocked (`python -m benchmarks.checkpoint`). The model is Qwen3-0.6B on the H200 and a
+smaller one on the CPU, where a copy in memory is only ten times as fast as the write.
 """
 TRL = """
 ## Demo beside TRL
 
 Seconds until the demo's evaluation reward reaches 0.9, on 2 CPU cores (`python -m benchmarks.demo_vs_trl`).
 """
-LEARNING = """
-## Learning and staleness
-
-The demo's evaluation reward for each η and loss ([file](../benchmarks/results/staleness_cpu.json), `python -m
-benchmarks.staleness`), and the 100M model's for each `weight_update.requests`
-([file](../benchmarks/results/contract_curves_h200.json)). Seeds differ by a few hundredths, so up to η = 2 the results do not differ
-from synchronous training.
-
-![Evaluation reward over steps, for each η with both losses, and for each way to treat requests](images/learning_curves.svg)
+MEMORY = """
+## Memory
 
 Memory predictions are compared with measurements in [memory and planning](memory_and_planning.md).
 """
