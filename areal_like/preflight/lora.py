@@ -38,11 +38,11 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     if not problems:
         trained, total = trained_parameters(actor, spec), total_parameters(spec)
         message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
-        yield finding("RUN-LORA", "actor.use_lora", message, severity=Severity.NOTE)
+        yield finding("RUN-LORA-SHARE", "actor.use_lora", message, severity=Severity.NOTE)
     if actor.init_model is not None:
         message = "the weights beside the adapters are random and stay so, and little is learned through them"
         help = "train the model whole first, and name its checkpoint in actor.path"
-        yield finding("RUN-LORA", "actor.init_model", message, help, severity=Severity.WARNING)
+        yield finding("RUN-LORA-RANDOM", "actor.init_model", message, help, severity=Severity.WARNING)
 
 
 def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Iterator[Finding]:
@@ -51,10 +51,10 @@ def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Ite
     for name in actor.target_modules:
         if name not in (*known, ALL_LINEAR):
             message = f"the model has no linear layer {name}; it has {', '.join(known)}"
-            yield finding("RUN-LORA", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
+            yield finding("RUN-LORA-LAYER", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
     if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
         message = f"{', '.join(asked)}: there are no adapters for experts"
-        yield finding("RUN-LORA", _KEY, message, f"write {_KEY}=[{','.join(attention)}]")
+        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"write {_KEY}=[{','.join(attention)}]")
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
@@ -82,7 +82,7 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
         message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"
         others = (*ATTENTION[3:], *(() if spec.experts else FEED_FORWARD))
         help = f"use t{spec.kv_heads} or less, or write {_KEY}=[{','.join(others)}]"
-        yield finding("RUN-LORA", _KEY, message, help)
+        yield finding("RUN-LORA-TENSOR", _KEY, message, help)
     if actor.megatron.override_transformer_config.get(_FUSED):
         key = f"actor.megatron.override_transformer_config.{_FUSED}"
-        yield finding("RUN-LORA", key, "fused layers pass adapters by", f"leave out {_FUSED}")
+        yield finding("RUN-LORA-FUSED", key, "fused layers pass adapters by", f"leave out {_FUSED}")

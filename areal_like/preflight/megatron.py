@@ -61,7 +61,7 @@ def _fsdp(config: RunConfig, device: Device) -> Iterator[Finding]:
     """Packed attention under FSDP is torch's kernel on GPUs, which has no float32."""
     if device == "cuda" and config.actor.dtype == "float32":
         message = "actor.dtype is float32, and the FSDP trainer's attention on GPUs computes in bfloat16 alone"
-        yield finding("RUN-FSDP", "actor.dtype", message, "write actor.dtype=bfloat16")
+        yield finding("RUN-FSDP-DTYPE", "actor.dtype", message, "write actor.dtype=bfloat16")
 
 
 def about(section: str, problem: OptionProblem) -> Finding:
@@ -82,7 +82,7 @@ def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
         if longest > limit >= config.longest_sequence:
             key = "actor.mb_spec.max_tokens_per_mb"
             message = f"for FP8 a sequence of {config.longest_sequence} tokens is padded to {longest}"
-            yield finding("RUN-MEGATRON", key, message, f"write {key}={longest} or more")
+            yield finding("RUN-MEGATRON-FP8-LENGTH", key, message, f"write {key}={longest} or more")
     if sizes.dp * sizes.cp == 1:
         for name in ("overlap_grad_reduce", "overlap_param_gather"):
             if getattr(megatron, name):
@@ -95,12 +95,14 @@ def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterat
     kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}
     heads = [spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)] if spec else []
     if sizes.cp > 1 and (others := kinds - {"p2p", "a2a"}):
+        code = "RUN-MEGATRON-CP-COMM"
         message = f"packed sequences are shared by p2p or a2a, not by {' or '.join(sorted(others))}"
     elif "a2a" in kinds and any(number % sizes.cp for number in heads):
+        code = "RUN-MEGATRON-CP-HEADS"
         message = f"a2a splits heads over {sizes.cp} ranks; a TP rank has {heads[0]}, and {heads[1]} of keys"
     else:
         return
-    yield finding("RUN-MEGATRON", f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
+    yield finding(code, f"{_OVERRIDES}.cp_comm_type", message, f"write {_OVERRIDES}.cp_comm_type=p2p")
 
 
 def _experts(megatron: MegatronConfig, family: str | None) -> Iterator[Finding]:
@@ -116,12 +118,11 @@ def _experts(megatron: MegatronConfig, family: str | None) -> Iterator[Finding]:
     if family and not megatron.moe_grouped_gemm and not (apart and megatron.bridge_type == other):
         message = f"{megatron.bridge_type} names the weights of a {family}'s experts only where they are grouped"
         help = f"write {_MEGATRON}.bridge_type={other}, or {grouped}=true" if apart else f"write {grouped}=true"
-        yield finding("RUN-MEGATRON", grouped, message, help)
+        yield finding("RUN-MEGATRON-EXPERT-NAMES", grouped, message, help)
     if not megatron.moe_grouped_gemm and "moe_act" in (megatron.recompute_modules or ()):
         message = "moe_act is recomputed where experts are computed together only"
-        yield finding(
-            "RUN-MEGATRON", f"{_MEGATRON}.recompute_modules", message, f"write {_MEGATRON}.moe_grouped_gemm=true"
-        )
+        help = f"write {_MEGATRON}.moe_grouped_gemm=true"
+        yield finding("RUN-MEGATRON-RECOMPUTE-MOE-ACT", f"{_MEGATRON}.recompute_modules", message, help)
 
 
 def _fused(overrides: Mapping[str, Any]) -> Iterator[Finding]:
@@ -136,15 +137,17 @@ def _recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:
     """Modules are chosen where not everything is recomputed."""
     if megatron.moe_layer_recompute and megatron.recompute_granularity == "full":
         key = f"{_MEGATRON}.moe_layer_recompute"
-        yield finding("RUN-MEGATRON", key, "full recomputation covers the experts' layers", f"write {key}=false")
+        message = "full recomputation covers the experts' layers"
+        yield finding("RUN-MEGATRON-RECOMPUTE-EXPERTS", key, message, f"write {key}=false")
     if megatron.recompute_modules and megatron.recompute_granularity == "full":
         key = f"{_MEGATRON}.recompute_modules"
-        yield finding("RUN-MEGATRON", key, "full recomputation covers every module", f"write {key}=null")
+        message = "full recomputation covers every module"
+        yield finding("RUN-MEGATRON-RECOMPUTE-MODULES", key, message, f"write {key}=null")
     if megatron.recompute_modules and not megatron.moe_layer_recompute and megatron.recompute_granularity is None:
         yield _idle("recompute_modules", "recompute_granularity is not selective")
     if device == "cpu" and (needing := [name for name in _OUTPUTS if name in (megatron.recompute_modules or ())]):
         key, message = f"{_MEGATRON}.recompute_modules", f"{' and '.join(needing)} cannot be recomputed on CPU"
-        yield finding("RUN-CPU", key, message, f"write {key}=null, or device=cuda")
+        yield finding("RUN-CPU-RECOMPUTE", key, message, f"write {key}=null, or device=cuda")
 
 
 def _absent(megatron: MegatronConfig, spec: ModelSpec) -> Iterator[Finding]:
@@ -161,19 +164,21 @@ def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
     """What Transformer Engine's Adam can do, and what the data types of its state go with."""
     megatron, key = config.actor.megatron, f"{_MEGATRON}.use_precision_aware_optimizer"
     if megatron.use_precision_aware_optimizer:
-        wrong = {
-            "needs Transformer Engine's Adam, which runs on GPUs": device == "cpu",
-            "needs the distributed optimizer (use_distributed_optimizer)": not megatron.use_distributed_optimizer,
-            "is for weights in bfloat16 (actor.dtype)": config.actor.dtype != "bfloat16",
-        }
-        for message in (message for message, holds in wrong.items() if holds):
-            yield finding("RUN-MEGATRON", key, message, f"write {key}=false")
+        if device == "cpu":
+            message = "needs Transformer Engine's Adam, which runs on GPUs"
+            yield finding("RUN-MEGATRON-PRECISION-CPU", key, message, f"write {key}=false")
+        if not megatron.use_distributed_optimizer:
+            message = "needs the distributed optimizer (use_distributed_optimizer)"
+            yield finding("RUN-MEGATRON-PRECISION-DISTRIBUTED", key, message, f"write {key}=false")
+        if config.actor.dtype != "bfloat16":
+            message = "is for weights in bfloat16 (actor.dtype)"
+            yield finding("RUN-MEGATRON-PRECISION-WEIGHTS", key, message, f"write {key}=false")
         return
     for name in PRECISIONS:
         if (value := getattr(megatron, name)) != "float32":
             message = f"{value} is for the precision-aware optimizer"
             help = f"write {key}=true, or {_MEGATRON}.{name}=float32"
-            yield finding("RUN-MEGATRON", f"{_MEGATRON}.{name}", message, help)
+            yield finding("RUN-MEGATRON-PRECISION-STATE", f"{_MEGATRON}.{name}", message, help)
 
 
 def _offloaded(config: RunConfig) -> Iterator[Finding]:
@@ -184,7 +189,7 @@ def _offloaded(config: RunConfig) -> Iterator[Finding]:
     if graphs and (chosen or actor.offload):
         key = "actor.offload" if actor.offload else f"{_MEGATRON}.{chosen[0]}"
         message = f"what is offloaded comes back elsewhere in memory than CUDA graphs expect it ({graphs})"
-        yield finding("RUN-MEGATRON", key, message, f"write {key}=false")
+        yield finding("RUN-MEGATRON-OFFLOAD-GRAPHS", key, message, f"write {key}=false")
 
 
 def _attention(config: RunConfig) -> Iterator[Finding]:
@@ -197,7 +202,7 @@ def _attention(config: RunConfig) -> Iterator[Finding]:
             where = f"actor.env_vars.{name}" if mine is not None else f"{_OVERRIDES}.attention_backend"
             message = f"{name} is {value}, and attention_backend {backend} wants {right}"
             help = f"leave {name} out, and choose with {_OVERRIDES}.attention_backend"
-            yield finding("RUN-MEGATRON", where, message, help)
+            yield finding("RUN-MEGATRON-ATTENTION-VARIABLE", where, message, help)
 
 
 def _idle(name: str, why: str, section: str = _MEGATRON) -> Finding:

@@ -45,7 +45,7 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         neither = actor.path is None
         message = f"the model comes from path or init_model, and {'neither is' if neither else 'both are'} set"
         help = "name a model directory" if neither else "set one to null"
-        spec, findings = None, [finding("RUN-MODEL", "actor.path", message, help)]
+        spec, findings = None, [finding("RUN-MODEL-SOURCE", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
     return spec, tokenizer, findings + problems
 
@@ -55,7 +55,8 @@ def _made(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:
     try:
         return from_config(model_config(shape, "float32"), "actor.init_model"), []
     except ModelError as error:
-        return None, [finding("RUN-MODEL", "actor.init_model", str(error).partition(": ")[2], "write a smaller number")]
+        message = str(error).partition(": ")[2]
+        return None, [finding("RUN-MODEL-SIZE", "actor.init_model", message, "write a smaller number")]
 
 
 def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
@@ -73,7 +74,7 @@ def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
     if not model.get("architectures"):
         message = "config.json has no architectures, by which the servers choose the model's code"
         help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
-        yield finding("RUN-MODEL", "actor.path", message, help)
+        yield finding("RUN-MODEL-ARCHITECTURES", "actor.path", message, help)
     if plan.engine("actor").backend == "fsdp":
         yield from _under_fsdp(spec, model, plan.engine("actor").sizes, shares=actor.mb_spec.share_prompts)
         return
@@ -101,37 +102,42 @@ def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes,
     """
     if spec.experts:
         message = "the FSDP trainer has no names for a mixture of experts' weights"
-        yield finding("RUN-FSDP", "actor.path", message, "write actor.backend=megatron:…, or take a dense model")
+        yield finding(
+            "RUN-FSDP-EXPERTS", "actor.path", message, "write actor.backend=megatron:…, or take a dense model"
+        )
     elif "text_config" in model or spec.family in WITHOUT_MODEL:
         kind = "is a model of text and images" if "text_config" in model else f"is a {spec.family}"
         message = f"the model {kind}; the FSDP trainer needs a language model of transformers' own"
-        yield finding("RUN-FSDP", "actor.path", message, "take a model of text alone, such as a qwen3")
+        yield finding("RUN-FSDP-LANGUAGE-MODEL", "actor.path", message, "take a model of text alone, such as a qwen3")
     if spec.family in WITHOUT_SERVER:
         message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
-        yield finding("RUN-FSDP", "actor.path", message, "take a model of another family, such as a qwen3")
+        yield finding("RUN-FSDP-SERVER", "actor.path", message, "take a model of another family, such as a qwen3")
     model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
     if looks_ahead(model):
         message = "with use_bidirectional_attention tokens attend to later ones, and servers generate one at a time"
-        yield finding("RUN-FSDP", "actor.path", message, "take a model without use_bidirectional_attention")
+        yield finding(
+            "RUN-FSDP-BIDIRECTIONAL", "actor.path", message, "take a model without use_bidirectional_attention"
+        )
     elif not has_plain_attention(model):
         what = "of a model whose attention has caps, chunks or states"
         if sizes.cp > 1:
             message = f"the FSDP trainer cannot share sequences {what}"
-            yield finding("RUN-FSDP", "actor.path", message, f"write fsdp:d{sizes.dp * sizes.cp} as its layout")
+            help = f"write fsdp:d{sizes.dp * sizes.cp} as its layout"
+            yield finding("RUN-FSDP-CONTEXT", "actor.path", message, help)
         if shares:
             key, message = "actor.mb_spec.share_prompts", f"the FSDP trainer cannot share prompts {what}"
-            yield finding("RUN-SHARED-PROMPTS", key, message, f"write {key}=false")
+            yield finding("RUN-SHARED-PROMPTS-FSDP", key, message, f"write {key}=false")
     if rope := rope_of_lengths(model):
         message = (
             f"the model's rope ({rope}) is another for long sequences, and the FSDP trainer packs short ones with them"
         )
-        yield finding("RUN-FSDP", "actor.path", message, "take a model whose rope is the same for all lengths")
+        yield finding("RUN-FSDP-ROPE", "actor.path", message, "take a model whose rope is the same for all lengths")
     if spec.quantization:
         message = f"the checkpoint is quantized ({spec.quantization}), and the FSDP trainer trains weights that are not"
-        yield finding("RUN-FSDP", "actor.path", message, "dequantize the checkpoint")
+        yield finding("RUN-FSDP-QUANTIZED", "actor.path", message, "dequantize the checkpoint")
     if not spec.known_family and not has_causal_model(spec.family):
         message = f"the installed transformers has no language model for model_type {spec.family}"
-        yield finding("RUN-FSDP", "actor.path", message, "use a model of a family that transformers has")
+        yield finding("RUN-FSDP-FAMILY", "actor.path", message, "use a model of a family that transformers has")
 
 
 def is_local(path: str) -> bool:
@@ -153,11 +159,11 @@ def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec |
     """The shape of a model that lies somewhere, and what is wrong with its files; it may have no weights else."""
     if is_local(path) and not Path(path, "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
-        return None, [finding("RUN-MODEL", key, message, "name a directory in Hugging Face form")]
+        return None, [finding("RUN-MODEL-DIRECTORY", key, message, "name a directory in Hugging Face form")]
     try:
         spec = load_model(path)
     except ModelError as error:
-        return None, [finding("RUN-MODEL", key, str(error))]
+        return None, [finding("RUN-MODEL-CONFIG", key, str(error))]
     try:
         if weights and is_local(path):
             check_weights(Path(path), spec)
@@ -169,35 +175,42 @@ def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec |
 def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
     try:
         tokenizer = Tokenizer.load(path)
+    except TokenizerError as error:
+        return None, [finding("RUN-TOKENIZER-FILES", key, str(error))]
+    except ModuleNotFoundError as error:
+        return None, [missing_package(key, error.name)]
+    try:
         tokenizer.encode_prompt("1 + 1 = ?")  # once here: a template that fails would fail for every row of the data
     except TokenizerError as error:
-        return None, [finding("RUN-TOKENIZER", key, str(error))]
+        return None, [finding("RUN-TOKENIZER-TEMPLATE", key, str(error))]
     except ModuleNotFoundError as error:
         return None, [missing_package(key, error.name)]
     rows = model.vocab_size if model else 0
     if 0 < rows < tokenizer.vocab_size:
         message = f"the tokenizer has {tokenizer.vocab_size} entries, the model's embedding {rows} rows"
-        return tokenizer, [finding("RUN-TOKENIZER", key, message, "use the model's own tokenizer")]
+        return tokenizer, [finding("RUN-TOKENIZER-VOCABULARY", key, message, "use the model's own tokenizer")]
     return tokenizer, []
 
 
 def _shape(shape: InitModelConfig) -> Iterator[Finding]:
     """What the sizes of a Qwen3 model owe each other."""
 
-    def wrong(name: str, message: str, right: object) -> Finding:
-        return finding("RUN-MODEL", f"actor.init_model.{name}", message, f"write actor.init_model.{name}={right}")
+    def wrong(code: str, name: str, message: str, right: object) -> Finding:
+        return finding(code, f"actor.init_model.{name}", message, f"write actor.init_model.{name}={right}")
 
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     if heads % groups:
         fitting = max(n for n in range(1, min(heads, groups - 1, _MOST_HEADS) + 1) if heads % n == 0)
-        yield wrong("num_key_value_heads", f"{heads} query heads do not divide among {groups} key heads", fitting)
+        message = f"{heads} query heads do not divide among {groups} key heads"
+        yield wrong("RUN-MODEL-KEY-HEADS", "num_key_value_heads", message, fitting)
     if shape.head_dim % 2:
-        yield wrong("head_dim", "rotary embeddings need an even head_dim", shape.head_dim + 1)
+        message = "rotary embeddings need an even head_dim"
+        yield wrong("RUN-MODEL-HEAD-DIM", "head_dim", message, shape.head_dim + 1)
     experts, each = shape.num_experts, shape.num_experts_per_tok
     if experts is not None and each > experts:
         message = f"{each} experts per token, but only {experts} experts"
-        yield wrong("num_experts_per_tok", message, f"{experts} or less")
+        yield wrong("RUN-MODEL-EXPERTS", "num_experts_per_tok", message, f"{experts} or less")
     rows, entries = shape.vocab_size, Tokenizer.make(shape.tokenizer).vocab_size
     if rows is not None and rows < entries:
         message = f"{rows} rows cannot hold the tokenizer's {entries} entries"
-        yield wrong("vocab_size", message, f"{entries} or more, or null")
+        yield wrong("RUN-MODEL-VOCABULARY", "vocab_size", message, f"{entries} or more, or null")

@@ -47,12 +47,12 @@ def _on_cpu(config: RunConfig, spec: ModelSpec) -> Iterator[Finding]:
     longest, key, help = config.longest_sequence, "actor.path", "write device=cuda, or take another model"
     if spec.family in NOT_ON_CPU:
         message = f"the model is a {spec.family}, and SGLang's CPU server {NOT_ON_CPU[spec.family]}"
-        yield finding("RUN-CPU", key, message, help)
+        yield finding("RUN-CPU-FAMILY", key, message, help)
     elif spec.sliding_layers and 0 < spec.window < longest:
         message = (
             f"SGLang's CPU server ignores the model's window of {spec.window} tokens; a sequence has up to {longest}"
         )
-        yield finding("RUN-CPU", key, message, help)
+        yield finding("RUN-CPU-WINDOW", key, message, help)
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:

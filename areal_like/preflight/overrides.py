@@ -35,13 +35,14 @@ def _found(asked: Asked, key: str) -> Iterator[Finding]:
     status, said, errors = _answer(asked.model_dump_json())
     if status:
         message = f"could not be tried on Megatron-core's TransformerConfig: {errors.strip().rpartition(chr(10))[2]}"
-        yield finding("RUN-MEGATRON", key, message, severity=Severity.WARNING)
+        yield finding("RUN-MEGATRON-UNTRIED", key, message, severity=Severity.WARNING)
         return
     verdict = Verdict.model_validate_json(said.splitlines()[-1])
     if verdict.words:
         one, every = verdict.one_too_many, list(asked.engine.megatron.override_transformer_config)
         help = f"leave out {' or '.join(one) or ' and '.join(every)}"
-        yield finding("RUN-MEGATRON", f"{key}.{(one or every)[0]}", f"Megatron-core refuses it: {verdict.words}", help)
+        message = f"Megatron-core refuses it: {verdict.words}"
+        yield finding("RUN-MEGATRON-REFUSED", f"{key}.{(one or every)[0]}", message, help)
 
 
 @cache

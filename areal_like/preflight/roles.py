@@ -61,7 +61,7 @@ def find_role_models(
         if section.path is not None and own is not None and own.vocab_size < entries:
             message = f"the tokenizer has {entries} entries, this model's embedding {own.vocab_size} rows"
             help = "use a model with the actor's vocabulary"
-            findings.append(finding("RUN-TOKENIZER", f"{role}.path", message, help))
+            findings.append(finding("RUN-TOKENIZER-ROLE", f"{role}.path", message, help))
     return specs, findings
 
 
@@ -92,8 +92,8 @@ def _head(config: RunConfig) -> Iterator[Finding]:
     critic, key = config.roles["critic"], "actor.megatron.use_distributed_optimizer"
     if critic.dtype == "bfloat16" and not critic.megatron.use_distributed_optimizer and config.recover.mode != "off":
         message = "a checkpoint (recover.mode) cannot have the optimizer's state of the critic's head, which is float32"
-        yield finding("RUN-MEGATRON", key, message, f"write {key}=true")
+        yield finding("RUN-MEGATRON-CRITIC-STATE", key, message, f"write {key}=true")
     if critic.dtype == "bfloat16" and critic.megatron.main_grads_dtype == "bfloat16":
         key = "actor.megatron.main_grads_dtype"
         message = "gradients are clipped as of one data type, and that of the critic's head is float32"
-        yield finding("RUN-MEGATRON", key, message, f"write {key}=float32")
+        yield finding("RUN-MEGATRON-CRITIC-GRADIENTS", key, message, f"write {key}=float32")

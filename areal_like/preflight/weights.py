@@ -23,7 +23,8 @@ def check_weights(directory: Path, model: ModelSpec) -> None:
     shapes = {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
     embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
     if embedding is None:
-        raise _wrong(f"{directory} has no {_EMBEDDING} in its weights", "save the whole model there")
+        problem = f"{directory} has no {_EMBEDDING} in its weights"
+        raise _wrong("RUN-WEIGHTS-EMBEDDING", problem, "save the whole model there")
     found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
     if found != wanted:
         raise _mismatch(directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
@@ -42,7 +43,7 @@ def _check_count(directory: Path, shapes: Mapping[str, tuple[int, ...]], model: 
     if found not in (wanted, wanted + tied_head):
         problem = f"{directory} has {found:,} parameters; a dense model of its sizes has {wanted:,}"
         remedy = f"use a model of a known family; {model.family} has other layers than those that can be counted"
-        raise _wrong(problem, remedy)
+        raise _wrong("RUN-WEIGHTS-FAMILY", problem, remedy)
 
 
 def layer_matrices(directory: Path) -> set[str]:
@@ -58,14 +59,14 @@ def weight_files(directory: Path) -> list[Path]:
     if not index.is_file():
         if files := sorted(directory.glob("*.safetensors")):
             return files
-        raise _wrong(f"{directory} has no weights: no *.safetensors file", remedy)
+        raise _wrong("RUN-WEIGHTS-MISSING", f"{directory} has no weights: no *.safetensors file", remedy)
     try:
         files = sorted(directory / name for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _wrong(f"{index} cannot be read: {error}", remedy) from error
+        raise _wrong("RUN-WEIGHTS-INDEX", f"{index} cannot be read: {error}", remedy) from error
     for file in files:
         if not file.is_file():
-            raise _wrong(f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
+            raise _wrong("RUN-WEIGHTS-MISSING", f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
     return files
 
 
@@ -75,16 +76,17 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise _wrong(f"{file} is torn, or no safetensors file: {error}", "copy or download it again") from error
+        problem = f"{file} is torn, or no safetensors file: {error}"
+        raise _wrong("RUN-WEIGHTS-TORN", problem, "copy or download it again") from error
 
 
-def _wrong(problem: str, remedy: str) -> ConfigError:
-    return ConfigError([finding("RUN-MODEL", "actor.path", problem, remedy)])
+def _wrong(code: str, problem: str, remedy: str) -> ConfigError:
+    return ConfigError([finding(code, "actor.path", problem, remedy)])
 
 
 def _mismatch(directory: Path, found: str, wanted: str) -> ConfigError:
     remedy = "keep config.json and the weights of one model together"
-    return _wrong(f"{directory}: {found}, but config.json has {wanted}", remedy)
+    return _wrong("RUN-WEIGHTS-MISMATCH", f"{directory}: {found}, but config.json has {wanted}", remedy)
 
 
 def _size(shape: tuple[int, ...]) -> str:

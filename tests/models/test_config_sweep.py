@@ -107,7 +107,9 @@ def test_experts_one_by_one_are_for_the_bridge_that_names_them(ranks, checks, tm
     write_tiny(VARIANTS[name], tmp_path)
     apart = ["actor.megatron.moe_grouped_gemm=false", f"actor.megatron.bridge_type={bridge}"]
     errors = checks.errors(tmp_path, *apart)
-    assert [error.split(":")[0] for error in errors] == ["RUN-MEGATRON actor.megatron.moe_grouped_gemm"] * refused
+    assert [error.split(":")[0] for error in errors] == [
+        "RUN-MEGATRON-EXPERT-NAMES actor.megatron.moe_grouped_gemm"
+    ] * refused
     setting = Setting(tmp_path, bridge=bridge, megatron={"moe_grouped_gemm": False})
     (outcome,) = ranks.run(log_probs_and_step, 1, setting)
     assert isinstance(outcome, str) == refused

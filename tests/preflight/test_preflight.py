@@ -194,7 +194,7 @@ def test_the_first_finding_does_not_hide_the_rest(write):
         "gconfig.n_samples=1",
     ]
     codes = {finding.code for finding in errors(write(), *overrides)}
-    assert {"ALLOC-CLUSTER-SIZE", "RUN-MODEL", "RUN-DATASET-PATH", "RUN-BATCH-GROUP"} <= codes
+    assert {"ALLOC-CLUSTER-SIZE", "RUN-MODEL-DIRECTORY", "RUN-DATASET-PATH", "RUN-BATCH-GROUP"} <= codes
 
 
 def test_another_runs_directory_is_left_alone(write, tmp_path):

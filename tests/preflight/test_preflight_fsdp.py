@@ -52,7 +52,9 @@ def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_p
     file = tmp_path / "model/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | attention))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    assert said(write, "actor.backend=fsdp:d1c2", *model) == [("RUN-FSDP", "actor.path", "write fsdp:d2 as its layout")]
+    assert said(write, "actor.backend=fsdp:d1c2", *model) == [
+        ("RUN-FSDP-CONTEXT", "actor.path", "write fsdp:d2 as its layout")
+    ]
     assert said(write, "actor.backend=fsdp:d2", *model) == []
 
 
@@ -64,13 +66,15 @@ def test_rope_that_depends_on_the_longest_sequence_of_a_pack_is_refused(write, t
     for each in (rope, {"full_attention": {"rope_type": "default"}, "sliding_attention": rope}):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": each}))
         model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-        assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, f"actor.backend={layout}", *model)]
+        assert ("RUN-FSDP-ROPE", "actor.path") in [
+            found[:2] for found in said(write, f"actor.backend={layout}", *model)
+        ]
 
 
 def test_float32_is_refused_on_gpus(write):
     on_gpus = [FSDP, "device=cuda", "cluster.n_gpus_per_node=3"]
     found = [found for found in said(write, *on_gpus) if found[1] == "actor.dtype"]
-    assert found == [("RUN-FSDP", "actor.dtype", "write actor.dtype=bfloat16")]
+    assert found == [("RUN-FSDP-DTYPE", "actor.dtype", "write actor.dtype=bfloat16")]
     assert "actor.dtype" not in [key for _, key, _ in said(write, *on_gpus, "actor.dtype=bfloat16")]
 
 
@@ -81,13 +85,17 @@ def test_capped_attention_shares_no_prompts(write, tmp_path, layout):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_logit_softcapping": 50.0}))
     capped = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", f"actor.backend={layout}"]
     found = said(write, *capped, "actor.mb_spec.share_prompts=true")
-    assert ("RUN-SHARED-PROMPTS", "actor.mb_spec.share_prompts", "write actor.mb_spec.share_prompts=false") in found
-    assert "RUN-SHARED-PROMPTS" not in [code for code, *_ in said(write, *capped)]
+    assert (
+        "RUN-SHARED-PROMPTS-FSDP",
+        "actor.mb_spec.share_prompts",
+        "write actor.mb_spec.share_prompts=false",
+    ) in found
+    assert "RUN-SHARED-PROMPTS-FSDP" not in [code for code, *_ in said(write, *capped)]
 
 
 def test_it_takes_dense_models(write):
     found = said(write, FSDP, "actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false")
-    assert [code for code, *_ in found] == ["RUN-FSDP"]
+    assert [code for code, *_ in found] == ["RUN-FSDP-EXPERTS"]
 
 
 @pytest.mark.parametrize("critic", ["critic.backend=fsdp:d1c2", "critic.timeout_s=60", "critic.backend=megatron:d2"])
@@ -111,7 +119,7 @@ def save_tiny(folder, model_type, **fields):
     model.to(torch.float32).save_pretrained(folder)
 
 
-@pytest.mark.parametrize(("family", "codes"), [("smollm3", []), ("seed_oss", []), ("olmo3", ["RUN-FSDP"])])
+@pytest.mark.parametrize(("family", "codes"), [("smollm3", []), ("seed_oss", []), ("olmo3", ["RUN-FSDP-SERVER"])])
 def test_further_dense_families_may_start_if_the_servers_can(write, tmp_path, family, codes):
     save_tiny(tmp_path / "model", family)
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
@@ -129,7 +137,7 @@ def test_an_unknown_dense_family_may_start_if_its_weights_are_those_that_are_cou
     file = tmp_path / "model/config.json"
     save_tiny(tmp_path / "model", "granite")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "granit"}))
-    assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
+    assert ("RUN-FSDP-FAMILY", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
 
 
 def test_a_quantized_checkpoint_is_refused(write, tmp_path):
@@ -137,7 +145,7 @@ def test_a_quantized_checkpoint_is_refused(write, tmp_path):
     file = tmp_path / "model/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    assert said(write, FSDP, *model) == [("RUN-FSDP", "actor.path", "dequantize the checkpoint")]
+    assert said(write, FSDP, *model) == [("RUN-FSDP-QUANTIZED", "actor.path", "dequantize the checkpoint")]
 
 
 def test_the_page_names_the_families_that_train_and_what_is_refused():
