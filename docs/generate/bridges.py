@@ -1,4 +1,4 @@
-"""Writes the table of `docs/bridges.md` from the models of `tests/models`: `python docs/generate/bridges.py`."""
+"""Write the table of `docs/bridges.md` from the models of `tests/models`: `python docs/generate/bridges.py`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ BEGIN, END = "<!-- by docs/generate/bridges.py -->\n", "<!-- end -->"
 
 
 def page() -> str:
-    """The page as it is, with the table made anew."""
+    """Return the page with a new table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 
 
 def table() -> str:
-    """A line for each family that a bridge holds, and the names of those that none does."""
+    """Return a row for each family that a bridge supports, and the names of the others."""
     held = {family: converting_bridges({"model_type": family}) for family in MODELS["FAMILIES"]}
-    lines = ["| Family | mbridge | Megatron Bridge | Rotary embeddings | Trained too with | Refused with |"]
+    lines = ["| Family | mbridge | Megatron Bridge | Rotary embeddings | Also trained with | Rejected with |"]
     lines += ["|---|---|---|---|---|---|", *(_row(family, bridges) for family, bridges in held.items() if bridges)]
     others = ", ".join(f"`{family}`" for family, bridges in held.items() if not bridges)
-    return "\n".join([*lines, "", f"Refused by both, as no test proves them: {others}.", ""])
+    return "\n".join([*lines, "", f"Rejected by both, because no test covers them: {others}.", ""])
 
 
 def _row(family: str, bridges: list[str]) -> str:
@@ -42,7 +42,7 @@ def _row(family: str, bridges: list[str]) -> str:
 
 
 def _fields(settings: Iterable[dict[str, Any]]) -> str:
-    """Fields of config.json that were set together, but for those that have a column or a line of their own."""
+    """Return the fields of config.json that were set together, without those that have their own column or line."""
     apart = ("rope_parameters", "quantization_config")
     plain = [{name: value for name, value in fields.items() if name not in apart} for fields in settings]
     return _listed(", ".join(f"{name}: {json.dumps(value)}" for name, value in one.items()) for one in plain if one)
