@@ -187,7 +187,7 @@ def is_taken(directory: Path) -> bool:
     return False
 
 
-def holders(path: Path) -> list[str]:
+def holders(path: Path) -> list[psutil.Process]:
     """Return the processes of this host, other than this one, that have a file open."""
     found = []
     with suppress(OSError):
@@ -196,7 +196,7 @@ def holders(path: Path) -> list[str]:
             with suppress(OSError, psutil.Error):
                 folder = Path(f"/proc/{process.pid}/fd")
                 if process.pid != os.getpid() and any(_is_same(file, wanted) for file in folder.iterdir()):
-                    found.append(f"process {process.pid} ({' '.join(process.cmdline())[:80]})")
+                    found.append(process)
     return found
 
 

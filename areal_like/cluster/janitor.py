@@ -1,8 +1,12 @@
 """The last process of a run: waits for the process that started it to end, then removes what the run left.
 
-Run as a module, `python -m areal_like.cluster.janitor RUN_ID DIRECTORY...`, with two pipes. Nothing is written to
-standard input, which ends when its owner closes it or dies, SIGKILL included; standard output ends when all is done. A
-member of the run is a process whose environment had `AREAL_LIKE_RUN=RUN_ID` at its start.
+Run as a module, `python -m areal_like.cluster.janitor RUN_ID CHILDREN DIRECTORY...`, with two pipes. The time of the
+run's end on standard input (`ticks_now`), or the end of this pipe or of the process that started the janitor, SIGKILL
+included, says that the run has ended. Standard output ends when all is done. Members of the run are
+
+- processes that descend from the one that started the janitor, except its CHILDREN of before (`12,34`) and theirs;
+- processes whose environment had `AREAL_LIKE_RUN=RUN_ID` at their start, and Ray workers that have joined the run
+  (`member_file`), with their descendants.
 """
 
 import os
@@ -12,12 +16,19 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+from areal_like.cluster.lineage import Identity, Lineage, identity
 from areal_like.cluster.shared_memory import SharedMemoryWatch
 
 RUN_VARIABLE = "AREAL_LIKE_RUN"
+LOOK_S = 0.2  # between two looks at the processes of this host
+_REST = 20  # times as long as a look took, at least
+_MEMBER = "member."
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 LIMIT_S = 60.0  # what SIGKILL does not end by then waits for the system
 # These outlive their clients for a moment to unlink shared memory, and end by themselves.
@@ -26,23 +37,29 @@ CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 def main() -> None:
     """Wait for the owner's end, then clean up."""
-    run_id, *directories = sys.argv[1:]
+    run_id, others, *directories = sys.argv[1:]
     owner = psutil.Process(os.getppid())
+    lineage = Lineage(owner.pid, {int(pid) for pid in others.split(",") if pid} | {os.getpid()})
     if os.fork():  # Ray kills the children of a worker that ends
         os._exit(0)
+    print(os.getpid(), flush=True)  # where the owner adopts orphans, it is the owner's to wait for
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    run = _Run(run_id, owner, lineage, Path(directories[0]))
     shared_memory, owners = SharedMemoryWatch(), SharedMemoryWatch()
 
     def look() -> None:
+        run.look()
         shared_memory.look(lambda: members(run_id))
         owners.look(lambda: filter(_lives, [owner]))  # its pid may be another's by now
 
     # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
-    while not select.select([sys.stdin], [], [], 0.2)[0] and _lives(owner):
+    while not select.select([sys.stdin], [], [], LOOK_S)[0] and _lives(owner):
         look()
+    if _lives(owner) and (ended := os.read(0, 64)):  # what it starts from now on is not of the run
+        lineage.until = int(ended)
     look()
-    end_members(run_id, spared={os.getpid(), owner.pid})
+    run.end()
     shared_memory.remove()
     if not _lives(owner):  # one that lives may go on with its own; one that was killed with its tracker leaves them
         owners.remove()
@@ -50,34 +67,71 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def members(run_id: str, spared: Iterable[int] = ()) -> list[psutil.Process]:
-    """The living processes of a run, zombies not counted."""
+@dataclass
+class _Run:
+    """The members of a run."""
+
+    run_id: str
+    owner: psutil.Process
+    lineage: Lineage
+    directory: Path
+    next_look: float = 0.0
+
+    def look(self) -> None:
+        """Note descendants; a look at thousands of processes takes a while, and comes less often."""
+        if (now := time.monotonic()) >= self.next_look:
+            self.lineage.look(_joined(self.directory))
+            self.next_look = now + _REST * (time.monotonic() - now)
+
+    def living(self) -> list[psutil.Process]:
+        """Look at once, at all of them."""
+        by_environment = [identity(process.pid) for process in members(self.run_id)]
+        self.lineage.look([*_joined(self.directory), *by_environment])
+        return [process for process in self.lineage.living() if process.pid not in (os.getpid(), self.owner.pid)]
+
+    def end(self) -> None:
+        """Terminate, then kill, until no member is left or LIMIT_S seconds have passed."""
+        start = time.monotonic()
+        terminated: set[psutil.Process] = set()
+        while (left := self.living()) and (elapsed := time.monotonic() - start) < LIMIT_S:
+            workers = [process for process in left if not _is_cleaner(process)]
+            chosen = workers or (left if elapsed > GRACE_S + 1 else [])
+            if elapsed < GRACE_S:
+                _signal({*chosen} - terminated, signal.SIGTERM)
+                terminated |= {*chosen}
+            else:
+                _signal(chosen, signal.SIGSTOP)  # what they have started meanwhile is their child as long as they live
+                if {*self.living()} <= {*left}:
+                    _signal(chosen, signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def member_file(directory: Path) -> Path:
+    """The file by which this process says that it is a member of the run with this temporary directory."""
+    return directory / f"{_MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
+
+
+def _joined(directory: Path) -> list[Identity]:
+    names = [file.name.removeprefix(_MEMBER).split(".") for file in directory.glob(f"{_MEMBER}*")]
+    return [(int(pid), int(started)) for pid, started in names]
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.Error):  # ended meanwhile; psutil signals none that has the id of another one
+            process.send_signal(number)
+
+
+def members(run_id: str) -> list[psutil.Process]:
+    """The living processes of a run by their environment, zombies not counted."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(RUN_VARIABLE) == run_id and process.pid not in spared:
+            if process.environ().get(RUN_VARIABLE) == run_id:
                 found.append(process)
         except (psutil.Error, OSError):  # ended meanwhile, a zombie, or another user's
             continue
     return found
-
-
-def end_members(run_id: str, spared: Iterable[int] = ()) -> None:
-    """Terminate, then kill, until no member is left or LIMIT_S seconds have passed."""
-    start = time.monotonic()
-    terminated: set[int] = set()
-    while (left := members(run_id, spared)) and (elapsed := time.monotonic() - start) < LIMIT_S:
-        workers = [process for process in left if not _is_cleaner(process)]
-        for process in workers or (left if elapsed > GRACE_S + 1 else []):
-            try:
-                if elapsed > GRACE_S:
-                    process.kill()
-                elif process.pid not in terminated:
-                    process.terminate()
-            except psutil.Error:
-                continue
-            terminated.add(process.pid)
-        time.sleep(0.1)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -9,14 +9,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from areal_like.cluster import bound, janitor
-from areal_like.cluster.janitor import RUN_VARIABLE
+from areal_like.cluster.janitor import RUN_VARIABLE, member_file
+from areal_like.cluster.lineage import Identity, identity, lives, ticks_now
 from areal_like.errors import private
+from areal_like.runtime.descendants import adopt_orphans, children
 
 SLOW_JANITOR_S = 10.0
 JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it goes on alone
@@ -28,22 +30,27 @@ LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose 
 
 
 @contextmanager
-def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None) -> Iterator[Path]:
+def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None, adopts: bool = True) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
     Every process that is started inside is a member of the run. When the block ends, or this process does in
     whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds, or
     the janitor is waited for. So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one
     when nobody writes there now. The janitor keeps the descriptor `lock` open for as long as it lives.
+    Without `adopts` this process does not become the parent of orphans, and so not of its janitor either.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
     variables = _variables(run_id)
     before = {name: os.environ.get(name) for name in variables}
+    others = children()
+    adopts = adopts and not others  # an orphan of theirs would look like one of the run's
+    if adopts:
+        adopt_orphans()
     # the janitor of one node is no member that another's may end
     environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
     keeper = subprocess.Popen(
-        [sys.executable, "-P", "-m", janitor.__name__, run_id, directory, *shared_dirs],
+        [sys.executable, "-P", "-m", janitor.__name__, run_id, ",".join(map(str, others)), directory, *shared_dirs],
         env={**environment, "PYTHONPATH": str(PACKAGE_ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -53,9 +60,11 @@ def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None) -> It
         pass_fds=[] if lock is None else [lock],
     )
     _enter(variables)
+    _joined[directory] = identity(os.getpid())
     try:
         yield directory
     finally:
+        del _joined[directory]
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -63,13 +72,19 @@ def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None) -> It
                 os.environ[name] = value
         with ignore_interrupts():
             _wait_for(keeper, directory)
+        if adopts:
+            adopt_orphans(False)
 
 
 def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
     """Wait for the janitor, and report if it needs longer than its limits."""
+    with suppress(OSError):  # it is gone
+        os.write(keeper.stdin.fileno(), b"%d\n" % ticks_now())  # type: ignore[union-attr]
     for limit_s, what in ((SLOW_JANITOR_S, "still busy; waiting for it"), (JANITOR_LIMIT_S, "left to end by itself")):
         try:
-            keeper.communicate(timeout=limit_s)
+            janitor_id, _ = keeper.communicate(timeout=limit_s)
+            with suppress(ChildProcessError, ValueError):  # it is not this process's child, or never began
+                os.waitpid(int(janitor_id), 0)
             return
         except subprocess.TimeoutExpired:
             print(f"areal-like: the clean-up of {directory} is {what} (process {keeper.pid})", file=sys.stderr)
@@ -99,7 +114,7 @@ class Caretaker:
 
     def __init__(self, run_id: str, shared_dir: Path) -> None:
         self._lifetime = ExitStack()
-        self._lifetime.enter_context(run_lifetime(run_id, shared_dir))
+        self._lifetime.enter_context(run_lifetime(run_id, shared_dir, adopts=False))
 
     def close(self) -> None:
         """End what the run left on this node; returns when it is gone."""
@@ -110,6 +125,31 @@ def join_run(run_id: str) -> None:
     """Make the processes that this one starts members of the run; it may be one itself already."""
     if os.environ.get(RUN_VARIABLE) != run_id:
         _enter(_variables(run_id))
+
+
+def end_with_run(run_id: str) -> None:
+    """Have this host's janitor of the run, if there is one, end this process and all that descend from it."""
+    adopt_orphans()
+    _join(temporary_directory(run_id))
+
+
+def _join(directory: Path) -> None:
+    _joined[directory] = identity(os.getpid())
+    with suppress(OSError):
+        member_file(directory).touch()
+
+
+def _join_again() -> None:
+    """Be a member in one's own name, as a fork of a member, before the next moment, when that may be killed."""
+    for directory, member in _joined.items():
+        with suppress(OSError):
+            member_file(directory).touch()
+        if not lives(member):  # the janitor may have done its work
+            os._exit(1)
+
+
+_joined: dict[Path, Identity] = {}  # temporary directory of each run that this process, or what forked it, has joined
+os.register_at_fork(after_in_child=_join_again)
 
 
 def _variables(run_id: str) -> dict[str, str]:

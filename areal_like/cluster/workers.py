@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.caches import keep_caches
-from areal_like.cluster.lifetime import join_run, local_interface
+from areal_like.cluster.lifetime import Caretaker, end_with_run, join_run, local_interface
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import WorkerError, private
 from areal_like.events import note
@@ -35,6 +35,7 @@ class Worker:
     """The process around one member: environment and output first, then the object that does the work."""
 
     def __init__(self, run_id: str, host: str, gpus: str, log_file: Path, cache_dir: str | None) -> None:
+        self._run_id = run_id
         join_run(run_id)
         keep_caches(cache_dir)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
@@ -48,6 +49,8 @@ class Worker:
         faulthandler.enable()
 
     def build(self, cls: type, arguments: Mapping[str, Any]) -> None:
+        if cls is not Caretaker:  # its janitor outlives it
+            end_with_run(self._run_id)
         self._target = cls(**arguments)
 
     def call(self, method: str, *args: Any) -> Any:

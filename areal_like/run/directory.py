@@ -3,10 +3,12 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from psutil import Process
 
 from areal_like.checkpoint.files import size_of, write_durably
 from areal_like.checkpoint.journal import Journal, count_steps
@@ -25,8 +27,7 @@ from areal_like.metrics.record import Record
 from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.metrics.rollback import forget
 from areal_like.preflight.machine import CONFIG_FILE
-
-LOCK_S = 120.0  # the clean-up of a run that was killed takes seconds
+from areal_like.run.lock import described, kept_from_forks, patience
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ async def run_directory(
             else:
                 owner = await _take(path / DIRECTORY, view)
                 leaving.callback(owner.release)
+                leaving.enter_context(kept_from_forks(owner.lock))
                 opened = _open(job, path, view, owner, open_record)
         except OSError as error:
             where, reason = error.filename or path, error.strerror or error
@@ -141,24 +143,26 @@ async def _take(directory: Path, view: View) -> Ownership:
     """Wait until nothing is left of the run's last processes; the lock ends with this process and with its janitor."""
     directory.mkdir(exist_ok=True)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    deadline, silence = time.monotonic() + LOCK_S, Silence()
+    start, silence = time.monotonic(), Silence()
     try:
         with view.doing("waiting for the end of the run's last processes"):
             while (owner := take_over(directory, lock, silence)) is None:
-                if time.monotonic() > deadline:
-                    raise DirectoryTaken(_describe_owner(directory))
-                await asyncio.sleep(0.2)
+                found = holders(directory / "lock")
+                if time.monotonic() - start > patience(found):
+                    raise DirectoryTaken(_describe_owner(directory, found))
+                await asyncio.sleep(0.5)
             return owner
     except BaseException:
         os.close(lock)
         raise
 
 
-def _describe_owner(directory: Path) -> str:
+def _describe_owner(directory: Path, found: Sequence[Process]) -> str:
     """The message about a run that has not ended, with those that have its lock, or the last that had it."""
     last = last_owner(directory)
-    who = "; ".join(holders(directory / "lock")) or named(last[1] if last else None)
-    return f"{directory.parent} belongs to a run that has not ended: {who}. End it, or set trial_name to another name"
+    who, end = described(found) if found else (named(last[1] if last else None), "End it")
+    fact = f"{directory.parent} belongs to a run that has not ended: {who}. One run has a directory to itself"
+    return f"{fact}. {end}, or set trial_name to another name"
 
 
 def _way_on(store: Store, name: str) -> str:

@@ -24,6 +24,7 @@ from limits import HUNG_S
 from areal_like.cluster import lifetime
 from areal_like.cluster.janitor import members
 from areal_like.cluster.lifetime import listen, reserve_port, run_lifetime, spawn
+from areal_like.cluster.lineage import identity, lives
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -60,7 +61,7 @@ class Job:
         processes |= {pid: psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid)}
         files = [directory, f"{directory}-0", self.facts["shared_dir"], *self.facts["server"]["memory"]]
         return [
-            *(f"process {p}" for p in processes.values() if p.is_running()),
+            *(f"process {p}" for p in processes.values() if lives(identity(p.pid))),
             *(f"port {port}" for port in self.ports & listening().keys()),
             *(f"file {file}" for file in files if os.path.exists(file)),
         ]
@@ -215,8 +216,8 @@ def test_a_killed_owner_that_nobody_reaps_and_whose_child_has_the_pipe() -> None
         while os.path.exists(directory) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not os.path.exists(directory)
+        assert not lives(identity(int(child)))
     finally:
-        os.kill(int(child), signal.SIGKILL)
         owner.communicate()
 
 

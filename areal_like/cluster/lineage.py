@@ -1,0 +1,94 @@
+"""Which processes descend from one, however they were started: noted while their parents live.
+
+A process that leaves its session, group, environment and parent is still the child of a noted one when it is seen
+first, and stays noted as an orphan.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+type Identity = tuple[int, int]  # process id, and start in clock ticks since boot: no two processes have both in common
+
+_STATE, _PARENT, _STARTED = 0, 1, 19  # places in /proc/PID/stat behind the name in brackets, proc_pid_stat(5)
+_DEAD = (b"Z", b"X")
+
+
+class Lineage:
+    """The descendants of the process `root`, less its children `others` that are older than this object, and theirs.
+
+    With `until`, in clock ticks since boot, children that `root` has started from then on are not counted either. Call
+    `look` several times a second: only what starts and loses its parent between two looks escapes.
+    """
+
+    def __init__(self, root: int, others: Set[int] = frozenset()) -> None:
+        table = _table()
+        self._root = root, table[root][1] if root in table else 0
+        self._others = {(pid, table[pid][1]) for pid in others if pid in table}
+        self._noted: set[Identity] = set()
+        self.until = math.inf
+
+    def look(self, more: Iterable[Identity] = ()) -> None:
+        """Note the descendants that there are now, and the processes `more` with theirs."""
+        table = _table()
+        alive = {(pid, started) for pid, (_, started) in table.items()}
+        children: dict[int, list[Identity]] = {}
+        for pid, (parent, started) in table.items():
+            children.setdefault(parent, []).append((pid, started))
+        first = children.get(self._root[0], []) if self._root in alive else []
+        self._noted |= {child for child in first if child[1] < self.until} - self._others
+        self._noted = (self._noted | set(more)) & alive
+        parents = [*self._noted]
+        while parents:
+            pid, _ = parents.pop()
+            new = {child for child in children.get(pid, ()) if child not in self._noted and child not in self._others}
+            self._noted |= new
+            parents += new
+
+    def living(self) -> list[psutil.Process]:
+        """The noted processes that live."""
+        found = []
+        for noted in self._noted:
+            with suppress(psutil.Error):
+                process = psutil.Process(noted[0])
+                if lives(noted):
+                    found.append(process)
+        return found
+
+
+def identity(pid: int) -> Identity:
+    """That of a process, zombies included; its start is 0 if there is none."""
+    fields = _fields(pid)
+    return pid, int(fields[_STARTED]) if fields else 0
+
+
+def lives(process: Identity) -> bool:
+    """Whether it is there and not a zombie."""
+    fields = _fields(process[0])
+    return bool(fields) and int(fields[_STARTED]) == process[1] and fields[_STATE] not in _DEAD
+
+
+def ticks_now() -> int:
+    """The time as processes' starts have it."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _table() -> dict[int, tuple[int, int]]:
+    """Parent and start of every process that is not a zombie, by process id."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _fields(int(name))) and fields[_STATE] not in _DEAD:
+            found[int(name)] = int(fields[_PARENT]), int(fields[_STARTED])
+    return found
+
+
+def _fields(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # ended meanwhile
+        return []

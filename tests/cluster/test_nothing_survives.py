@@ -1,0 +1,83 @@
+"""However a run ends, nothing that descends from it is left, and nothing that does not is touched."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from limits import HUNG_S
+
+from areal_like.cluster.lineage import identity, lives
+
+HERE = Path(__file__).parent
+SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+
+ENDS = [
+    ("wait", "controller", signal.SIGKILL),
+    ("succeed", "", 0),
+    ("fail", "", 0),
+    ("wait", "controller", signal.SIGINT),
+    ("wait", "controller", signal.SIGTERM),
+]
+OF_RAY = [*ENDS, *(("wait", victim, signal.SIGKILL) for victim in ("raylet", "gcs_server"))]
+
+
+@pytest.mark.parametrize(("how", "ended", "number"), ENDS)
+@pytest.mark.parametrize("older", ["older", "alone"])
+def test_nothing_survives(tmp_path: Path, how: str, ended: str, number: int, older: str) -> None:
+    check("plain", tmp_path, how, ended, number, older)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "ended", "number"), OF_RAY)
+def test_nothing_of_ray_survives(tmp_path: Path, how: str, ended: str, number: int) -> None:
+    check("ray", tmp_path, how, ended, number, "alone")
+
+
+def check(kind: str, tmp_path: Path, how: str, ended: str, number: int, with_older: str) -> None:
+    """End a run of hostile processes, and look for them."""
+    (folder := tmp_path / "started").mkdir()
+    bystander = subprocess.Popen(SLEEP, start_new_session=True)
+    owner = subprocess.Popen(
+        [sys.executable, str(HERE / "hostile_job.py"), kind, how, with_older, str(folder)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "errors").open("w"),
+        text=True,
+        start_new_session=True,
+    )
+    older = None
+    try:
+        if pid := int(owner.stdout.readline()):  # type: ignore[union-attr]
+            older = identity(pid)
+        line = owner.stdout.readline()  # type: ignore[union-attr]
+        assert line, (tmp_path / "errors").read_text()
+        victims = ast.literal_eval(line) | {"controller": owner.pid}
+        hostile = [(int(pid), int(start)) for pid, start in (file.name.split(".") for file in folder.iterdir())]
+        assert len(hostile) >= (15 if kind == "ray" else 9)
+        if number:
+            os.kill(victims[ended], number)
+        owner.wait(HUNG_S)
+        end = time.monotonic()
+        while (left := [each for each in hostile if lives(each)]) and time.monotonic() - end < HUNG_S:
+            time.sleep(0.1)
+        print(
+            f"{kind} {how} {ended} {number}: after {time.monotonic() - end:.1f} s {len(left)} of {len(hostile)} are left"
+        )
+        assert left == []
+        assert bystander.poll() is None
+        assert older is None or lives(older)  # a child of the controller's that is older than the run
+    finally:
+        owner.kill()
+        owner.wait()
+        bystander.kill()
+        bystander.wait()
+        if older:
+            os.kill(older[0], signal.SIGKILL)
