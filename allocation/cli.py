@@ -1,4 +1,4 @@
-"""The command `allocation`: check, explain, memory, plan, count, groups, convert, format.
+"""The command `allocation`: check, explain, memory, plan, count, groups, convert, format, explain-code.
 
 What a command does not need is not imported: `count` takes little longer than Python's own start.
 """
@@ -400,6 +400,27 @@ def format_(
             typer.echo(allocation.format(text, shell=shell))
         except AllocationError as error:
             _tell(error.findings)
+
+
+@app.command("explain-code")
+def explain_code(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="The code in brackets, such as ALLOC-HEADS.")],
+) -> None:
+    """Explain the code of a finding: cause, example and fix.
+
+    Codes of runs (RUN-, CONFIG-) are explained by `areal-like explain-code`. Exit code 2: no rule has this code; the
+    nearest codes are named.
+
+    \b
+    Examples:
+      allocation explain-code ALLOC-HEADS
+    """
+    from allocation.codes import UnknownCode, explanations, find
+
+    if code.upper().startswith(("RUN-", "CONFIG-")):
+        raise typer.BadParameter(f"{code} is a code of runs: areal-like explain-code {code}", param_hint="CODE")
+    with usage(UnknownCode, "CODE"):
+        typer.echo(find(code, explanations()))
 
 
 def _single(words: Sequence[str], **options: Any) -> Plan:

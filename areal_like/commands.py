@@ -291,3 +291,25 @@ def migrate(
         typer.echo("error: this run trains something else; --accept takes it as it is", err=True)
     if done.problems or (done.changes and not accept):
         raise typer.Exit(1)
+
+
+@app.command("explain-code")
+def explain_code(
+    code: Annotated[str, typer.Argument(metavar="CODE", help="The code in brackets, such as RUN-MEGATRON-CP-COMM.")],
+) -> None:
+    """Explain the code of a finding: cause, example and fix.
+
+    Exit code 2: no finding has this code; the nearest codes are named.
+
+    \b
+    Examples:
+      areal-like explain-code RUN-MEGATRON-CP-COMM
+      areal-like explain-code ALLOC-HEADS
+    """
+    from allocation.codes import UnknownCode, find
+    from areal_like.config.codes import explanations
+
+    try:
+        typer.echo(find(code, explanations()))
+    except UnknownCode as error:
+        raise typer.BadParameter(str(error), param_hint="CODE") from error

@@ -58,6 +58,7 @@ COMPILER_ORDER = [
     "nearest",
     "compiler",
     "convert",
+    "codes",
     "planner",
     "views",
     "readers",

@@ -94,7 +94,7 @@ def generator(name: str) -> dict[str, object]:
     return runpy.run_path(str(DOCS / f"generate/{name}.py"))
 
 
-@pytest.mark.parametrize("name", ["commands", "python"])
+@pytest.mark.parametrize("name", ["commands", "errors", "python"])
 def test_generated_pages_are_current(name: str) -> None:
     made = generator(name)
     assert made["PAGE"].read_text() == made["page"](), f"run `python docs/generate/{name}.py`"  # type: ignore[attr-defined, operator]

@@ -126,6 +126,8 @@ def answer(clean: Path, *words: str, **environment: str) -> subprocess.Completed
         "allocation convert megatron:d2t2 --to verl",
         "areal-like --help",
         "areal-like run --help",
+        "allocation explain-code ALLOC-HEADS",
+        "areal-like explain-code RUN-MEGATRON-CP-COMM",
     ],
 )
 def test_what_pip_installs_is_enough(clean: Path, command: str) -> None:
