@@ -138,7 +138,7 @@ async def measure(
     ):
         async with pool.interrupted(0, Deadline(60)):
             for server in pool.servers:
-                await server.post("/pace", in_flight * CHUNK / rate, 60)  # type: ignore[arg-type]
+                await server.connection.post("/pace", in_flight * CHUNK / rate, 60)  # type: ignore[arg-type]
         collector = Collector(
             prompts=PromptStream(prompts, shuffle=True, seed=0),
             groups=steps * size,

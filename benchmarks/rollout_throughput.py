@@ -118,9 +118,8 @@ def bare_session(token: str) -> dict:
 
 async def set_version(pool: ServerPool, model: Path) -> None:
     """As a run's first weight update over disk does."""
-    body = {"model_path": str(model), "weight_version": str(VERSION), "flush_cache": False}
     async with pool.interrupted(VERSION, Deadline(LIMIT_S)):
-        await pool.servers[0].update("/update_weights_from_disk", body, LIMIT_S)
+        await pool.servers[0].load(str(model), VERSION, LIMIT_S)
 
 
 async def through_pool(pool: ServerPool, run: RunConfig, prompts: Sequence[list[int]]) -> int:

@@ -34,9 +34,8 @@ async def pool_on(server: Any, requests: Requests = "in_place") -> AsyncIterator
 
 async def load_from_disk(pool: ServerPool, model: Path, version: int | str) -> None:
     """Make the pool's servers load a Hugging Face directory."""
-    body = {"model_path": str(model), "weight_version": str(version), "flush_cache": False}
     for server in pool.servers:
-        await server.update("/update_weights_from_disk", body, 600)
+        await server.load(str(model), version, 600)
 
 
 async def serve(pool: ServerPool, model: Path, version: int) -> None:

@@ -23,7 +23,8 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import RunError, ServerError
 from areal_like.rollout.reading import EVENTS, PARTS, Parts, read
 from areal_like.rollout.sglang.answers import OF_ALL, Part, Piece
-from areal_like.rollout.sglang.http import Server, Unavailable, session
+from areal_like.rollout.sglang.http import Unavailable, session
+from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns
 from areal_like.types import FinishReason, Ints
 

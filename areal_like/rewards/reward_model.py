@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import aiohttp
-import orjson
-
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.errors import ServerError
 from areal_like.rewards.pool import Cause, Failure
+from areal_like.rollout.sglang.http import session
+from areal_like.rollout.sglang.server import Server
 from areal_like.types import Prompt, Reward
 
 
@@ -24,13 +24,11 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
     """
 
     def __init__(self, urls: Sequence[str], token: str, directory: Path, timeout_s: float) -> None:
-        self._urls = itertools.cycle(urls)
         self._tokenizer = Tokenizer.load(str(directory))
         self._padding = json.loads((directory / "config.json").read_text()).get("pad_token_id")
-        self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"},
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        self._session = session(token)
+        self._servers = itertools.cycle(
+            [Server(f"reward server {rank}", url, self._session, rank, aftermath_s=0) for rank, url in enumerate(urls)]
         )
         self._timeout_s = timeout_s
 
@@ -44,24 +42,15 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
     async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
         try:
             tokens = await asyncio.to_thread(self._tokens, prompt, response)  # tens of milliseconds, for long ones
-            body = orjson.dumps({"input_ids": tokens})
-            headers = {"Content-Type": "application/json"}
-            async with self._session.post(next(self._urls) + "/classify", data=body, headers=headers) as answer:
-                content = await answer.read()
-                if answer.status != 200:
-                    return Failure(
-                        Cause.RAISED, f"the reward model refuses it: {content[:300].decode(errors='replace')}"
-                    )
-                (value,) = orjson.loads(content)["embedding"]
-                return Reward(float(value))
-        except (ValueError, LookupError, TypeError) as error:
-            return Failure(Cause.RAISED, f"the reward model's server gave an answer that cannot be used: {error!r}")
+            return Reward(await next(self._servers).classify(tokens, self._timeout_s))
         except TokenizerError as error:
             return Failure(Cause.RAISED, f"the reward model's tokenizer: {error}")
-        except TimeoutError:
-            return Failure(Cause.TIMED_OUT, f"the reward model took more than {self._timeout_s:g} s")
-        except aiohttp.ClientError as error:
-            return Failure(Cause.DIED, f"the reward model's server: {error}")
+        except (ValueError, LookupError, TypeError) as error:
+            return Failure(Cause.RAISED, f"the conversation cannot be encoded for the reward model: {error!r}")
+        except ServerError as error:
+            if error.fault == "late":
+                return Failure(Cause.TIMED_OUT, f"the reward model took more than {self._timeout_s:g} s")
+            return Failure(Cause.DIED if error.fault == "connection" else Cause.RAISED, str(error))
 
     def _tokens(self, prompt: Prompt, response: str) -> list[int]:
         conversation = [*prompt.messages(), {"role": "assistant", "content": response}]

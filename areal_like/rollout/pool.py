@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
 from areal_like.rollout.router import PAUSE_S, Router
 from areal_like.rollout.sample import Response, Sample, Sampling
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server, ServerError, Unavailable, session
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
+from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns
 from areal_like.types import Ints
 
@@ -261,18 +262,18 @@ class ServerPool:
         self._held, self._router.on_hold = self.servers, True
         self._holding.enter_context(self._router.excused())
         await self._pause(self._held, deadline)
-        await self._tell(self._held, "/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, deadline)
+        await self._on_each(self._held, lambda server: server.release_memory(deadline.left))
         for server in self._held:
             turn(server.name, None)
 
     async def take_weights_back(self, deadline: Deadline) -> None:
         """Give servers on hold their memory for weights, in which nothing is until an update."""
-        await self._tell(self._held, "/resume_memory_occupation", {"tags": ["weights"]}, deadline)
+        await self._on_each(self._held, lambda server: server.resume_memory("weights", deadline.left))
 
     async def release_hold(self, deadline: Deadline) -> None:
         """Give servers on hold, which were updated since, the rest of their memory, and go on."""
         held, self._held = [server for server in self._held if server in self.servers], ()
-        await self._tell(held, "/resume_memory_occupation", {"tags": ["kv_cache"]}, deadline)
+        await self._on_each(held, lambda server: server.resume_memory("kv_cache", deadline.left))
         await self._continue(held, deadline)
         for server in self._router.busy:
             turn(server.name, "generating")
@@ -280,10 +281,10 @@ class ServerPool:
         self._holding.close()
 
     async def _pause(self, servers: Sequence[Server], deadline: Deadline) -> None:
-        body = {"mode": "retract" if self._requests == "recompute" else "in_place"}
+        retract, limit = self._requests == "recompute", Deadline(deadline.left * PAUSE_SHARE)
         if self._paused_since is None:
             self._paused_since = time.monotonic()
-        await self._tell(servers, "/pause_generation", body, Deadline(deadline.left * PAUSE_SHARE))
+        await self._on_each(servers, lambda server: server.pause(limit.left, retract=retract))
 
     @asynccontextmanager
     async def _without_hung(self, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
@@ -320,7 +321,7 @@ class ServerPool:
             await asyncio.sleep(POLL_S)
 
     async def _continue(self, servers: Sequence[Server], deadline: Deadline) -> None:
-        await self._tell(servers, "/continue_generation", {"torch_empty_cache": False}, deadline)
+        await self._on_each(servers, lambda server: server.resume(deadline.left))
         if not self._held and self._paused_since is not None:
             self.pause_s, self._paused_since = time.monotonic() - self._paused_since, None
 
@@ -338,14 +339,14 @@ class ServerPool:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _tell(self, servers: Sequence[Server], path: str, body: dict[str, Any], deadline: Deadline) -> None:
-        """Post to servers; the failure of one that has left meanwhile is none."""
+    async def _on_each(self, servers: Sequence[Server], request: Callable[[Server], Awaitable[None]]) -> None:
+        """Send a request to each server; ignore the failure of a server that has left meanwhile."""
 
-        async def tell(server: Server) -> None:
+        async def send(server: Server) -> None:
             try:
-                await server.post(path, body, deadline.left)
+                await request(server)
             except ServerError:
                 if server in self.servers:
                     raise
 
-        await asyncio.gather(*map(tell, servers))
+        await asyncio.gather(*map(send, servers))

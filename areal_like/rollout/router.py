@@ -28,7 +28,8 @@ from areal_like.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinit
 from areal_like.rollout.reading import PARTS, Read, read
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang.answers import OF_ALL, Piece
-from areal_like.rollout.sglang.http import Deadline, Load, Server, Unavailable, encoded
+from areal_like.rollout.sglang.http import Deadline, Unavailable
+from areal_like.rollout.sglang.server import Load, Server, generation_request
 from areal_like.rollout.turns import Turns
 
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
@@ -261,14 +262,8 @@ class Router:
             return
         first, name = self.version, state.server.name
         rids = [f"{next(self._numbers)}-{name}" for _ in entries]
-        body = {
-            "rid": rids,
-            "input_ids": [sample.input for sample, _ in entries],
-            "sampling_params": [sample.params for sample, _ in entries],
-            "return_logprob": True,
-            "stream": True,
-        }
-        async with aclosing(self._read_answer(state.server, encoded(body))) as answer:
+        inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
+        async with aclosing(self._read_answer(state.server, generation_request(rids, inputs, params))) as answer:
             await anext(answer)  # from now on what nobody waits for can be aborted
             for rid, (_, ended) in zip(rids, entries, strict=True):
                 ended.add_done_callback(partial(self._abort_cancelled, state, rid))
@@ -284,7 +279,7 @@ class Router:
         if place == OF_ALL and isinstance(piece, ServerError):
             raise piece
         if place >= len(entries):
-            told = f"{state.server.name} gave an answer that cannot be used: an event about input {place}"
+            told = f"{state.server.name} gave an unusable answer: an event about input {place}"
             raise Unavailable(told, "unusable")
         sample, ended = entries[place]
         if not ended.done():
@@ -312,7 +307,7 @@ class Router:
 
         async def tell() -> None:
             with suppress(ServerError):
-                await state.server.post("/abort_request", {"rid": rid}, self._stall_s)
+                await state.server.abort(rid, self._stall_s)
 
         if ended.cancelled() and not self._is_stopped:
             self._keep(asyncio.create_task(tell()))
@@ -342,7 +337,7 @@ class Router:
             await asyncio.sleep(LOAD_S)
             if state.in_flight and not self._excused:
                 with suppress(ServerError):
-                    state.follow(await state.server.load(LOAD_S))
+                    state.follow(await state.server.current_load(LOAD_S))
                     self._dispatch.update(state)
                     self._give()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, ServerError, WorkerError
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import Server
+from areal_like.rollout.sglang.server import Server
 
 AGAIN_S = 5.0  # from a start that failed, perhaps for memory that was not free yet, to the next
 MOST_PATIENCE = 12  # times that at most, twice as long after each failure in a row

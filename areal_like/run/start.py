@@ -192,7 +192,7 @@ async def start_reward_model(
     def arguments(rank: int, host: str) -> dict[str, object]:
         name = f"reward-{rank}"
         log_file = (cluster.log_dir / f"{name}.log").absolute()
-        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, "/classify"), "host": host}
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, True), "host": host}
 
     devices = [server.devices for server in plan.servers]
     servers = await cluster.start_group("reward", SGLangServer, devices, arguments, call_timeout_s=limit + 10)

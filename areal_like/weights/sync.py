@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
+from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+
+
+def layout(bucket: Sequence[TensorSpec]) -> Layout:
+    """Return a bucket's layout as servers read it."""
+    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in bucket]
 
 
 async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:

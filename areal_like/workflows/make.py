@@ -158,16 +158,14 @@ def _parser(pool: ServerPool, name: str) -> ParseTools:
     """SGLang's parser of a model family's tool calls; it runs in a server, as its import takes torch."""
 
     async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
-        body = {"text": text, "tools": tools, "tool_call_parser": name}
         for server in pool.servers[:MOST_PARSERS]:
             try:
-                parsed = await server.post("/parse_function_call", body, PARSING_TIMEOUT_S)
+                remaining, found = await server.parse_tools(text, tools, name, PARSING_TIMEOUT_S)
             except Unavailable:  # it is down, or its parser fails of this text
                 continue
             except ServerError as error:
                 raise Refused(f"tools: the server cannot read calls of them: {error}", "tools") from error
-            calls = [(call["name"], parsed_arguments(call["parameters"])) for call in parsed["calls"]]
-            return parsed["normal_text"], calls
+            return remaining, [(called, parsed_arguments(parameters)) for called, parameters in found]
         return text, []
 
     return parse

@@ -23,7 +23,8 @@ from areal_like.experimental.client_processes import EVENTS, HANDED_OVER, Call, 
 from areal_like.rollout import reading
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang.answers import Part, Piece
-from areal_like.rollout.sglang.http import Deadline, Server
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Server
 
 pytestmark = pytest.mark.covers("client processes")
 

@@ -88,9 +88,9 @@ def test_padding_at_the_end_has_no_score(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "cause", "words"),
     [
-        (web.Response(status=400, text="too long"), Cause.RAISED, "refuses it: too long"),
-        (web.Response(text="["), Cause.RAISED, "an answer that cannot be used"),
-        (web.json_response({"embedding": [1, 2]}), Cause.RAISED, "an answer that cannot be used"),
+        (web.Response(status=400, text="too long"), Cause.RAISED, "answered 400: too long"),
+        (web.Response(text="["), Cause.RAISED, "an unusable answer"),
+        (web.json_response({"embedding": [1, 2]}), Cause.RAISED, "an unusable answer"),
         (None, Cause.TIMED_OUT, "more than 0.5 s"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_server_that_is_gone_is_a_cause(model: Path) -> None:
     assert failure.cause == Cause.DIED
 
 
-def test_it_is_one_of_the_weighted_parts() -> None:
+def test_it_is_one_of_the_weighted_parts(model: Path) -> None:
     config = RewardConfig.model_validate(
         {"parts": {"right": {"type": "gsm8k"}, "liked": {"type": "model", "weight": 0.5}}, "workers": 1}
     )
@@ -122,7 +122,7 @@ def test_it_is_one_of_the_weighted_parts() -> None:
         return [Reward(3.0), Failure(Cause.DIED, "gone")]
 
     async def run() -> Any:
-        async with Rewards(config, None, model=judge) as rewards:  # type: ignore[arg-type]
+        async with Rewards(config, Tokenizer.load(str(model)), model=judge) as rewards:
             return await rewards.score_texts(Prompt(0, [], "#### 4"), ["#### 4", "#### 4"])
 
     assert asyncio.run(run()) == [Reward(2.5, {"right": 1.0, "liked": 3.0}), Reward(None)]
@@ -141,7 +141,7 @@ def test_a_real_server_scores_as_transformers_does(family: str, tmp_path: Path, 
         async with AsyncExitStack() as stack:
             stack.enter_context(run_lifetime(secrets.token_hex(6)))
             server = SGLangServer(
-                ServerSpec("reward", arguments, tmp_path / "log", "token", None, 600, "/classify"), "127.0.0.1"
+                ServerSpec("reward", arguments, tmp_path / "log", "token", None, 600, True), "127.0.0.1"
             )
             url = await server.start()
             stack.push_async_callback(server.end)

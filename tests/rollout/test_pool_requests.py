@@ -482,11 +482,11 @@ def test_tokens_of_another_weight_version_are_refused(versions: list[str]):
         ([output([STOP], versions=[None])], "not weight versions"),
         ([], "server 0 ended its answer early"),
         ({"text": "hello"}, "server 0 ended its answer early"),
-        ([{"text": "hello"}], "cannot be used: ValueError"),
-        ([{"meta_info": None}], "cannot be used: ValueError"),
+        ([{"text": "hello"}], "unusable answer: ValueError"),
+        ([{"meta_info": None}], "unusable answer: ValueError"),
         (
             [output([STOP]) | {"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": [["a"]]}}],
-            "used",
+            "unusable",
         ),
     ],
 )

@@ -22,6 +22,7 @@ from areal_like.rollout import dispatch, router
 from areal_like.rollout.pool import ASKED, Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Load, Server
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
@@ -134,9 +135,9 @@ def test_a_server_that_answers_garbage_is_named(path: str, garbage: Any):
         server = FakeServer()
         server.answers[path] = say
         async with serving(server) as (url,), aiohttp.ClientSession() as session:
-            bad = http.Server("server 3", url, session)
+            bad = Server("server 3", url, session)
             ask = {"/v1/loads": bad.work_done, "/server_info": bad.most_running, "/model_info": bad.weight_version}
-            await (ask[path](5) if path in ask else bad.update(path, {}, 5))
+            await (ask[path](5) if path in ask else bad.load("", 0, 5))
 
     with pytest.raises(ServerError, match=rf"server 3 .*{path}"):
         asyncio.run(run())
@@ -234,10 +235,10 @@ def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: in
 
 def test_the_long_and_few_at_the_end_of_a_step_take_no_room_from_the_next():
     async def run() -> list[int]:
-        state = dispatch.ServerState(http.Server("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
+        state = dispatch.ServerState(Server("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
         rooms = []
         for running, waiting in ((6, 0), (6, 2), (6, 2)):
-            state.follow(http.Load(running, waiting, kv_use=0.9))
+            state.follow(Load(running, waiting, kv_use=0.9))
             rooms.append(state.capacity)
         return rooms
 
@@ -291,7 +292,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
     """Although two of its requests ask at the same time what it did, and both hear that it was nothing."""
     asking, told = 0, []
 
-    async def work_done(server: http.Server, limit_s: float) -> None:
+    async def work_done(server: Server, limit_s: float) -> None:
         nonlocal asking
         asking += 1
         while asking < 2:
@@ -302,7 +303,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
         async with pool_of(FakeServer(silence), FakeServer(answer), timeout_s=0.2) as pool:
             stuck = pool.servers[0]
 
-            def tell(server: http.Server) -> None:
+            def tell(server: Server) -> None:
                 told.append(server is stuck)
                 if leaves:
                     pool.leave(server)
@@ -311,7 +312,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
             await asyncio.gather(*(pool.sample([prompt], SAMPLING) for prompt in range(20, 24)))
             await asyncio.sleep(0.1)
 
-    monkeypatch.setattr(http.Server, "work_done", work_done)
+    monkeypatch.setattr(Server, "work_done", work_done)
     asyncio.run(run())
     assert told == [True]
 

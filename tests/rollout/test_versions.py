@@ -102,7 +102,7 @@ def test_prefixes_are_shared_within_a_version_and_never_with_an_older_one(sglang
                 await real.serve(pool, models[version], version)
                 for _ in range(2):
                     body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 4}}
-                    answer = await pool.servers[0].post("/generate", body, HUNG_S)
+                    answer = await pool.servers[0].connection.post("/generate", body, HUNG_S)
                     cached.append(answer["meta_info"]["cached_tokens"])
             return cached
 

@@ -41,7 +41,7 @@ class Sync:
         async with self._pool.interrupted(version, Deadline(5)) as servers:
             self._told.append("weights")
             for server in servers:
-                await server.update("/update", {"weight_version": str(version)}, 5)
+                await server.load("", version, 5)
 
 
 async def turns(server: FakeServer, told: list[Any], requests: Requests = "in_place") -> None:

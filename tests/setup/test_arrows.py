@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -147,3 +148,22 @@ def test_files_of_tests_have_names_of_their_own():
     """pytest imports them by their names alone: a fresh checkout with two of one name cannot be tested."""
     names = Counter(file.name for file in (ROOT / "tests").rglob("*.py"))
     assert [name for name, times in names.items() if times > 1 and name not in ("__init__.py", "conftest.py")] == []
+
+
+ENDPOINTS = re.compile(
+    r"/(generate|classify|abort_request|(pause|continue)_generation|(release|resume)_memory_occupation|v1/loads"
+    r"|parse_function_call|(init|destroy)_weights_update_group|update_weights_from_\w+|(get_)?(model|server)_info"
+    r"|health_generate|flush_cache)\b"
+)
+
+
+def test_endpoints_of_servers_are_named_only_where_sglang_is():
+    """Everything else calls methods of Server."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno} names {match[0]}"
+        for module, file in OWN.items()
+        if not module.startswith("areal_like.rollout.sglang")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := ENDPOINTS.search(node.value))
+    ]
+    assert found == []

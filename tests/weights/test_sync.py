@@ -51,7 +51,7 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
         finally:
             if mode == "collective":
                 await trainer.transfer("close", timeout_s=HUNG_S)
-                await pool.servers[0].post("/destroy_weights_update_group", {"group_name": GROUP}, HUNG_S)
+                await pool.servers[0].leave_group(GROUP, HUNG_S)
 
 
 @pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
@@ -64,7 +64,7 @@ def test_servers_acknowledge_each_version_and_serve_its_weights(sglang_server, m
             for version, trainer.model in enumerate(models):
                 await publish(bound, version, HUNG_S)
                 assert pool.version == version
-                assert (await pool.servers[0].get("/model_info", HUNG_S))["weight_version"] == str(version)
+                assert await pool.servers[0].weight_version(HUNG_S) == str(version)
                 (response,) = await pool.generate([PROMPT], Sampling(8))
                 assert set(response.versions) == {version}
                 expected = [real.transformers_logprobs(model, PROMPT, response.tokens) for model in models]
@@ -208,9 +208,7 @@ def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_serve
         async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
             await publish(bound, 0, HUNG_S)
             (first,) = pool.servers
-            await first.post(
-                "/destroy_weights_update_group", {"group_name": GROUP}, HUNG_S
-            )  # as if it were another process
+            await first.leave_group(GROUP, HUNG_S)  # as if it were another process
             pool.leave(first)
             pool.join(sglang_server.url, 0)
             trainer.model = models[1]

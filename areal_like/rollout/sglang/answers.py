@@ -62,7 +62,7 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
 
 
 def _unusable(server: str, error: Exception) -> Unavailable:
-    return Unavailable(f"{server} gave an answer that cannot be used: {error!r}", "unusable")
+    return Unavailable(f"{server} gave an unusable answer: {error!r}", "unusable")
 
 
 def _refusal(name: str, error: Any) -> ServerError:

@@ -1,11 +1,10 @@
-"""One SGLang server over HTTP (0.5.17's endpoints)."""
+"""HTTP requests to one server: time limits, failures by kind, streams."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -14,26 +13,19 @@ import orjson
 from areal_like.errors import Fault, ServerError
 from areal_like.rollout.sglang import KEEP_ALIVE_S
 
-# A request to a dying server breaks before the server's watcher has said why: let that be heard first.
+# A request to a dying server fails before the server's watcher reports the cause: the failure waits for that report.
 AFTERMATH_S = 3.0
+
+_DATA = b"data: "  # the start of each event of a stream
 
 
 class Unavailable(ServerError):
-    """A server failed, was silent or left. What it was asked for may be asked again, of another or later."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Requests that a server runs, and that wait there; `kv_use` is the share of its KV cache that they fill."""
-
-    running: int
-    waiting: int
-    kv_use: float
+    """A server failed, did not answer or left. The request may be repeated, on another server or later."""
 
 
 def session(token: str) -> aiohttp.ClientSession:
-    """Connections to servers, for one event loop; whoever asks for it closes it."""
-    # The client closes what is idle. Were it the server, it might do so just when a connection is used again.
+    """Return a session for requests to servers, for one event loop; the caller closes it."""
+    # The client closes idle connections. A server might close one just when it is used again.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S / 2)
     return aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, connector=connector)
 
@@ -46,7 +38,7 @@ class Deadline:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Restart the time limit."""
         self._end = time.monotonic() + self.seconds
 
     @property
@@ -60,12 +52,12 @@ class Deadline:
         return time.monotonic() >= self._end
 
 
-class Server:
-    """Requests to one SGLang server; `name` is what errors call it.
+class Connection:
+    """HTTP requests to the server at `url`, which errors call `name`.
 
-    Each request but a stream waits for its `turn`, if there is one: those to hundreds of servers would block the event
-    loop. `rank` is the place in the layout, None for one beyond it, which may fail without a run's end. `left` is why
-    it left the run, once it has.
+    Each request except a stream awaits `turn`, if given: requests to hundreds of servers would block the event loop.
+    A failed connection is raised after `aftermath_s` (default: AFTERMATH_S). `left` holds the reason why the server
+    left the run, once it has left.
     """
 
     def __init__(
@@ -73,80 +65,45 @@ class Server:
         name: str,
         url: str,
         session: aiohttp.ClientSession,
-        rank: int | None = None,
         turn: Callable[[], Awaitable[None]] | None = None,
+        aftermath_s: float | None = None,
     ) -> None:
         self.name = name
         self.url = url
-        self.rank = rank
         self.left: asyncio.Future[str] = asyncio.Future()
         self._session = session
         self._turn = turn
-        self._asking: set[asyncio.Timeout] = set()
+        self._aftermath_s = aftermath_s
+        self._pending: set[asyncio.Timeout] = set()
 
     def leave(self, why: str) -> None:
-        """End what it is asked just now, other than streams, as Unavailable; its host may be silent for ever."""
+        """End all pending requests, except streams, as Unavailable: the server's host may never answer."""
         if not self.left.done():
             self.left.set_result(why)
-        for asking in self._asking:
-            asking.reschedule(asyncio.get_running_loop().time())
+        for request in self._pending:
+            request.reschedule(asyncio.get_running_loop().time())
 
     async def post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> Any:
-        """POST JSON, numpy arrays included, and return the answer's JSON, None where it is empty.
+        """POST JSON, numpy arrays included; return the answer's JSON, or None if the answer is empty.
 
-        Without `timeout_s` it may take for ever. Raises Unavailable, and ServerError for a request that is wrong.
+        Without `timeout_s` there is no time limit. Raise Unavailable, or ServerError for an invalid request.
         """
         return await self._request("POST", path, body, timeout_s)
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        """GET JSON; raises as `post` does."""
+        """GET JSON; raise as `post` does."""
         return await self._request("GET", path, None, timeout_s)
 
     async def update(self, path: str, body: dict[str, Any], timeout_s: float) -> None:
-        """POST a change of weights; raises ServerError unless the server says that it succeeded."""
+        """POST a change of weights; raise ServerError unless the server reports success."""
         answer = await self.post(path, body, timeout_s)
-        with self._using(path):
+        with self.reading(path):
             succeeded, message = answer.get("success"), answer.get("message", answer)
         if not succeeded:
             raise ServerError(f"{self.name} refused {path}: {message}", servers=[self.name])
 
-    async def weight_version(self, timeout_s: float) -> str:
-        """The version of the weights that the server holds."""
-        answer = await self.get("/model_info", timeout_s)
-        with self._using("/model_info"):
-            return str(answer["weight_version"])
-
-    async def most_running(self, timeout_s: float) -> int:
-        """How many sequences the server decodes at once, at least 1."""
-        answer = await self.get("/server_info", timeout_s)
-        with self._using("/server_info"):
-            most = sum(state["effective_max_running_requests_per_dp"] for state in answer["internal_states"])
-            if most < 1:
-                raise ValueError(f"{most} sequences at once")
-            return int(most)
-
-    async def work_done(self, timeout_s: float) -> Any:
-        """What changes with every few tokens that the server generates, and with nothing else.
-
-        The server answers without asking its scheduler, so also when that stands still.
-        """
-        answer = await self.get(_LOADS, timeout_s)
-        counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
-        with self._using("/v1/loads"):
-            return [[load[count] for count in counts] for load in answer["loads"]]
-
-    async def load(self, timeout_s: float) -> Load:
-        """How full the server is; it answers from its scheduler's last note, which costs that nothing."""
-        answer = await self.get(_LOADS, timeout_s)
-        with self._using("/v1/loads"):
-            loads = answer["loads"]
-            running, waiting = (
-                sum(int(load[f"num_{state}_reqs"]) for load in loads) for state in ("running", "waiting")
-            )
-            return Load(running, waiting, max(float(load["token_usage"]) for load in loads))
-
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[bytes]]:
-        """POST JSON; gives the JSON of its answer's events as they come, no time limit. Raises as `post` does."""
+        """POST JSON and yield the JSON of the answer's events as they come, without a time limit; raise as `post`."""
         async with self._reply("POST", path, body, None) as reply:
             rest = b""
             async for part in reply.content.iter_any():
@@ -154,28 +111,27 @@ class Server:
                 yield [event[len(_DATA) :] for event in events if event != _DATA + b"[DONE]"]
 
     @contextmanager
-    def _using(self, path: str) -> Iterator[None]:
-        """Name the server of whose answer the body cannot make anything."""
+    def reading(self, path: str) -> Iterator[None]:
+        """Raise Unavailable, with the server's name, if the body cannot read an answer."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            where = f"{self.name} at {self.url}{path}"
-            message = f"{where} gave an answer that cannot be used: {error!r}"
+            message = f"{self.name} at {self.url}{path} gave an unusable answer: {error!r}"
             raise Unavailable(message, "unusable", [self.name]) from error
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None) -> Any:
         if self._turn:
             await self._turn()
-        data = None if body is None else encoded(body)
+        data = None if body is None else encode(body)
         try:
-            async with asyncio.timeout(0 if self.left.done() else None) as asking:
-                self._asking.add(asking)
+            async with asyncio.timeout(0 if self.left.done() else None) as request:
+                self._pending.add(request)
                 try:
                     async with self._reply(method, path, data, timeout_s) as reply:
                         answer = await reply.read()
                         return orjson.loads(answer) if answer else None
                 finally:
-                    self._asking.discard(asking)
+                    self._pending.discard(request)
         except TimeoutError:
             raise Unavailable(f"{self.name} at {self.url}{path} {self.left.result()}", "left", [self.name]) from None
 
@@ -183,7 +139,7 @@ class Server:
     async def _reply(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer while it is read; failures until its end are told as Unavailable or ServerError."""
+        """Yield the answer; raise failures until its end as Unavailable or ServerError."""
         where = f"{self.name} at {self.url}{path}"
         headers = {"Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=timeout_s, ceil_threshold=math.inf)
@@ -200,18 +156,16 @@ class Server:
         except TimeoutError:
             raise Unavailable(f"{where} did not answer within {timeout_s:.3g} s", "late", [self.name]) from None
         except orjson.JSONDecodeError as error:
-            raise Unavailable(f"{where} answered what is not JSON: {error}", "unusable", [self.name]) from error
+            raise Unavailable(
+                f"{where} gave an unusable answer, which is not JSON: {error}", "unusable", [self.name]
+            ) from error
         except aiohttp.ClientError as error:
-            await asyncio.sleep(AFTERMATH_S)
+            await asyncio.sleep(AFTERMATH_S if self._aftermath_s is None else self._aftermath_s)
             raise Unavailable(f"{where} failed: {error}", "connection", [self.name]) from error
 
 
-_LOADS = "/v1/loads?include=core"
-_DATA = b"data: "  # each event begins with it
-
-
-def encoded(body: dict[str, Any]) -> bytes:
-    """JSON, numpy arrays included; raises ServerError where something is too large for it."""
+def encode(body: dict[str, Any]) -> bytes:
+    """Return JSON, numpy arrays included; raise ServerError if a value is too large for JSON."""
     try:
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
@@ -219,10 +173,10 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def may_pass(status: int) -> bool:
-    """Whether an HTTP status is the server's trouble of the moment; others find fault with the request itself."""
+    """Return whether an HTTP status is a temporary failure of the server; other statuses reject the request itself."""
     return status >= 500 or status in (408, 429)
 
 
 def fault_of(status: int) -> Fault:
-    """What an HTTP status is counted as."""
+    """Return the fault that an HTTP status counts as."""
     return "server_error" if may_pass(status) else "refused"

@@ -8,7 +8,7 @@ update, and made all at once from then on; a model that does more than copy is l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.checksum import checksum
 
 LARGE = 2**20  # bytes of a tensor that is worth a copy of its own
 _ATEN = torch.ops.aten
-
-type Layout = Sequence[tuple[str, str, Sequence[int]]]  # name, dtype and shape of the tensors that lie in a bucket
 
 
 def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ import aiohttp
 
 from areal_like.cluster.lifetime import local_interface, reserve_port, spawn
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
+from areal_like.rollout.sglang.server import CLASSIFY, GENERATE
 
 POLL_S = 0.2
 ANSWER_S = 30.0  # that a server has for its first token; then it is asked again
@@ -36,7 +37,7 @@ class ServerDied(RuntimeError):
 class ServerSpec:
     """Everything about a server that is known before it has a host.
 
-    `arguments` are SGLang's own, without host, port and token; `answers` is the path at which it serves one token.
+    `arguments` are SGLang's own, without host, port and token. A server that `classifies` does not generate.
     """
 
     name: str
@@ -45,7 +46,7 @@ class ServerSpec:
     token: str
     port: int | None
     startup_timeout_s: float
-    answers: str = "/generate"
+    classifies: bool = False
 
 
 class SGLangServer:
@@ -74,8 +75,9 @@ class SGLangServer:
         self._process = spawn(command, env={TOKEN_VARIABLE: spec.token, **sockets}, log_file=spec.log_file)
         url = f"http://{self._host}:{port}"
         deadline = time.monotonic() + spec.startup_timeout_s
+        probe = url + (CLASSIFY if spec.classifies else GENERATE)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:
-            while not await _answers(session, url + spec.answers, deadline - time.monotonic()):
+            while not await _answers(session, probe, deadline - time.monotonic()):
                 if self._process.poll() is not None:
                     raise self._death("ended before it was ready")
                 if time.monotonic() > deadline:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import COMPARE, EXPORT_LAYOUT, WATCH
+from areal_like.rollout.sglang import COMPARE, EXPORT_LAYOUT, WATCH, Layout
 from areal_like.rollout.sglang.checksum import compare, watch
 from areal_like.rollout.sglang.ipc import device_name, open_handle
-from areal_like.rollout.sglang.loading import Layout, addresses, load
+from areal_like.rollout.sglang.loading import addresses, load
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 

@@ -1,17 +1,16 @@
 """Weights by broadcast: buckets of tensors through one process group of trainer rank 0 and every server rank."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from areal_like.errors import ServerError, WorkerError
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, Server
+from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
+from areal_like.rollout.sglang.server import Server, WeightGroup, broadcast_request
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec, TensorSpec, time_limit, with_those_left
+from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
 GROUP = "areal_like_weights"
 
@@ -46,21 +45,11 @@ class CollectiveSync:
         self._attempted = servers
         world_size = 1 + self.spec.ranks_per_server * len(servers)
         address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
-        body = {
-            "master_address": address,
-            "master_port": port,
-            "world_size": world_size,
-            "group_name": GROUP,
-            "backend": self.spec.backend,
-        }
+        group = WeightGroup(GROUP, address, port, world_size, self.spec.backend)
         await _together(
             self.trainer.transfer("join", self.spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
             *(
-                server.update(
-                    "/init_weights_update_group",
-                    body | {"rank_offset": 1 + place * self.spec.ranks_per_server},
-                    limit.left,
-                )
+                server.join_group(group, 1 + place * self.spec.ranks_per_server, limit.left)
                 for place, server in enumerate(servers)
             ),
         )
@@ -85,10 +74,10 @@ class CollectiveSync:
         ahead = self.spec.ahead(self._buckets)
         await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
         async with self.pool.interrupted(version, deadline, self._joined):
-            body = self._body(version)
+            request = broadcast_request(GROUP, [layout(bucket) for bucket in self._buckets], version)
             await _together(
                 self._send_buckets(ahead, deadline),
-                *(server.update("/update_weights_from_distributed", body, deadline.left) for server in self._joined),
+                *(server.receive(request, deadline.left) for server in self._joined),
             )
 
     async def _send_buckets(self, prepared: int, deadline: Deadline) -> None:
@@ -97,18 +86,6 @@ class CollectiveSync:
             await self.trainer.transfer("send", timeout_s=deadline.left + 2 * AFTERMATH_S)
             if number < len(self._buckets):
                 await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
-
-    def _body(self, version: int) -> dict[str, Any]:
-        tensors = [tensor for bucket in self._buckets for tensor in bucket]
-        return {
-            "names": [tensor.name for tensor in tensors],
-            "dtypes": [tensor.dtype for tensor in tensors],
-            "shapes": [list(tensor.shape) for tensor in tensors],
-            "group_name": GROUP,
-            "load_format": json.dumps([len(bucket) for bucket in self._buckets]),  # as `receive_broadcast` reads it
-            "flush_cache": False,  # versions keep prefixes apart; with requests that run it would end the server
-            "weight_version": str(version),
-        }
 
     async def _disconnect(self, limit: Deadline) -> None:
         """End the process group, which has a server too many or too few, or was not formed by all."""
@@ -119,7 +96,7 @@ class CollectiveSync:
 
         async def destroy(server: Server) -> None:
             with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
-                await server.update("/destroy_weights_update_group", {"group_name": GROUP}, limit.left)
+                await server.leave_group(GROUP, limit.left)
 
         await asyncio.gather(*(destroy(server) for server in attempted if server in self.pool.servers))
         limit.renew()

@@ -16,7 +16,7 @@ FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died
 
 
 class CollectiveSender(Buckets):
-    """Rank 0 of the process group through which SGLang's `/update_weights_from_distributed` receives.
+    """Rank 0 of the process group through which servers receive buckets (`Server.receive`).
 
     The trainer's other ranks take part in gathering.
     """

@@ -32,18 +32,10 @@ class DiskSync:
         path = self.spec.directory / str(version)
         try:
             await self._write(path, version, deadline)
-            body = {
-                "model_path": str(path),
-                "load_format": "auto",  # by default the one that the server began with, perhaps without weights
-                "weight_version": str(version),
-                "flush_cache": False,
-            }
 
             async def load() -> None:
                 async with self.pool.interrupted(version, deadline) as servers:
-                    await asyncio.gather(
-                        *(server.update("/update_weights_from_disk", body, deadline.left) for server in servers)
-                    )
+                    await asyncio.gather(*(server.load(str(path), version, deadline.left) for server in servers))
 
             await with_those_left(self.pool, deadline, load)
         finally:

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang import EXPORT_LAYOUT
-from areal_like.rollout.sglang.http import Deadline, Server
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import SyncSpec, TensorSpec, time_limit, with_those_left
+from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
 
 @dataclass(eq=False)
@@ -40,24 +40,20 @@ class IpcSync:
 
     async def _send(self, version: int, deadline: Deadline) -> None:
         servers = self.pool.servers  # a server that joins from here on has no exporting rank yet
-        body = await self._export(0, version, servers, deadline)
+        handles = await self._export(0, servers, deadline)
         async with self.pool.interrupted(version, deadline, servers):
             for following in range(1, len(self._buckets) + 1):
-                await asyncio.gather(
-                    *(server.update("/update_weights_from_ipc", body, deadline.left) for server in servers)
-                )
+                last = version if following == len(self._buckets) else None
+                await asyncio.gather(*(server.open_exported(handles, last, deadline.left) for server in servers))
                 if following < len(self._buckets):
-                    body = await self._export(following, version, servers, deadline)
+                    handles = await self._export(following, servers, deadline)
         await self.trainer.transfer("end", timeout_s=deadline.left)
 
-    async def _export(self, number: int, version: int, servers: Sequence[Server], deadline: Deadline) -> dict[str, Any]:
-        """Gather and export one bucket, and no other; return the request that announces it to servers."""
+    async def _export(self, number: int, servers: Sequence[Server], deadline: Deadline) -> Mapping[str, str]:
+        """Gather and export one bucket, and no other; return its handles and layout, as servers read them."""
         ranks, directory = self._exporters(servers), self.spec.directory / "ipc"
         handles = await self.trainer.transfers("export", number, directory, ranks, timeout_s=deadline.left)
-        layout = [(tensor.name, tensor.dtype, tensor.shape) for tensor in self._buckets[number]]
-        body = {EXPORT_LAYOUT: json.dumps(layout), **dict(filter(None, handles))}
-        last = number + 1 == len(self._buckets)
-        return {"zmq_handles": body, "flush_cache": False, "weight_version": str(version) if last else None}
+        return {EXPORT_LAYOUT: json.dumps(layout(self._buckets[number])), **dict(filter(None, handles))}
 
     def _exporters(self, servers: Sequence[Server]) -> Collection[int] | None:
         """Return the trainer's ranks beside a present server; memory that nobody opens would never be released."""

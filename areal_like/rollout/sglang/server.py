@@ -1,0 +1,218 @@
+"""The requests that SGLang 0.5.17 serves, as methods; no other folder names its endpoints."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+
+from areal_like.rollout.sglang import COMPARE, WATCH, Layout
+from areal_like.rollout.sglang.http import Connection, encode
+from areal_like.types import Ints
+
+GENERATE, CLASSIFY = "/generate", "/classify"
+MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads"
+RECEIVE, LOAD, OPEN_EXPORTED = (
+    "/update_weights_from_distributed",
+    "/update_weights_from_disk",
+    "/update_weights_from_ipc",
+)
+
+type Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Numbers of running and waiting requests of a server; `kv_use` is the used share of its KV cache."""
+
+    running: int
+    waiting: int
+    kv_use: float
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """A process group of trainer rank 0 and every server rank, which meet at `address` and `port`."""
+
+    name: str
+    address: str
+    port: int
+    world_size: int
+    backend: str
+
+
+class Server:
+    """One SGLang server; errors call it `name`.
+
+    `rank` is its place in the layout. An elastic server, which may fail without ending the run, has None. `left` holds
+    the reason why it left the run. `turn` and `aftermath_s` are described at Connection. Every method raises
+    Unavailable, or ServerError for an invalid request.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        session: aiohttp.ClientSession,
+        rank: int | None = None,
+        turn: Callable[[], Awaitable[None]] | None = None,
+        aftermath_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.rank = rank
+        self.connection = Connection(name, url, session, turn, aftermath_s)
+
+    @property
+    def left(self) -> asyncio.Future[str]:
+        """Why the server left the run, once it has left."""
+        return self.connection.left
+
+    def leave(self, why: str) -> None:
+        """End all pending requests, except streams, as Unavailable."""
+        self.connection.leave(why)
+
+    def generate(self, request: bytes) -> AsyncGenerator[list[bytes]]:
+        """Send a `generation_request` and yield the events of its answer as they come."""
+        return self.connection.stream(GENERATE, request)
+
+    async def abort(self, rid: str, timeout_s: float) -> None:
+        """Abort a request by its id."""
+        await self.connection.post("/abort_request", {"rid": rid}, timeout_s)
+
+    async def pause(self, timeout_s: float, *, retract: bool = False) -> None:
+        """Pause generation between two passes; with `retract`, running requests give up their KV cache."""
+        await self.connection.post("/pause_generation", {"mode": "retract" if retract else "in_place"}, timeout_s)
+
+    async def resume(self, timeout_s: float) -> None:
+        """Resume generation."""
+        await self.connection.post("/continue_generation", {"torch_empty_cache": False}, timeout_s)
+
+    async def release_memory(self, timeout_s: float) -> None:
+        """Release the GPU memory of KV cache and weights."""
+        await self.connection.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, timeout_s)
+
+    async def resume_memory(self, part: Literal["kv_cache", "weights"], timeout_s: float) -> None:
+        """Allocate released GPU memory again; that of the weights is empty until the next update."""
+        await self.connection.post("/resume_memory_occupation", {"tags": [part]}, timeout_s)
+
+    async def join_group(self, group: WeightGroup, first_rank: int, timeout_s: float) -> None:
+        """Have the server's ranks join a group, the first of them as rank `first_rank`."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+            "rank_offset": first_rank,
+        }
+        await self.connection.update("/init_weights_update_group", body, timeout_s)
+
+    async def leave_group(self, name: str, timeout_s: float) -> None:
+        """Have the server's ranks leave a group."""
+        await self.connection.update("/destroy_weights_update_group", {"group_name": name}, timeout_s)
+
+    async def receive(self, request: Body, timeout_s: float) -> None:
+        """Receive all buckets of a `broadcast_request`."""
+        await self.connection.update(RECEIVE, request, timeout_s)
+
+    async def load(self, path: str, version: int | str, timeout_s: float) -> None:
+        """Load a Hugging Face checkpoint as `version`."""
+        body = {
+            "model_path": path,
+            "load_format": "auto",  # the default is the server's at its start, which may be without weights
+            "weight_version": str(version),
+            "flush_cache": False,
+        }
+        await self.connection.update(LOAD, body, timeout_s)
+
+    async def open_exported(self, handles: Mapping[str, str], version: int | None, timeout_s: float) -> None:
+        """Load a bucket by its IPC handles, one per device; the last bucket of an update names the `version`."""
+        weight_version = None if version is None else str(version)
+        body = {"zmq_handles": handles, "flush_cache": False, "weight_version": weight_version}
+        await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+
+    async def watch_checksums(self, timeout_s: float) -> None:
+        """Have the server compute the checksums of all tensors that it loads from now on."""
+        await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {WATCH: ""}, "flush_cache": False}, timeout_s)
+
+    async def compare_checksums(self, expected: str, timeout_s: float) -> None:
+        """Compare the server's checksums with `expected`, a JSON object by tensor; raise ServerError if one differs."""
+        body = {"zmq_handles": {COMPARE: expected}, "flush_cache": False}
+        await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+
+    async def weight_version(self, timeout_s: float) -> str:
+        """Return the version of the server's weights."""
+        answer = await self.connection.get(MODEL_INFO, timeout_s)
+        with self.connection.reading(MODEL_INFO):
+            return str(answer["weight_version"])
+
+    async def most_running(self, timeout_s: float) -> int:
+        """Return the number of sequences that the server decodes at once, at least 1."""
+        answer = await self.connection.get(SERVER_INFO, timeout_s)
+        with self.connection.reading(SERVER_INFO):
+            most = sum(state["effective_max_running_requests_per_dp"] for state in answer["internal_states"])
+            if most < 1:
+                raise ValueError(f"{most} sequences at once")
+            return int(most)
+
+    async def work_done(self, timeout_s: float) -> Any:
+        """Return counts that change with every few generated tokens and with nothing else.
+
+        The server answers without its scheduler, so it answers even if the scheduler hangs.
+        """
+        answer = await self.connection.get(_CORE_LOADS, timeout_s)
+        counts = ("num_running_reqs", "num_waiting_reqs", "num_total_tokens", "total_prefill_uncached_tokens")
+        with self.connection.reading(LOADS):
+            return [[load[count] for count in counts] for load in answer["loads"]]
+
+    async def current_load(self, timeout_s: float) -> Load:
+        """Return the load of the server, from its scheduler's last report, which costs the scheduler nothing."""
+        answer = await self.connection.get(_CORE_LOADS, timeout_s)
+        with self.connection.reading(LOADS):
+            loads = answer["loads"]
+            running, waiting = (
+                sum(int(load[f"num_{state}_reqs"]) for load in loads) for state in ("running", "waiting")
+            )
+            return Load(running, waiting, max(float(load["token_usage"]) for load in loads))
+
+    async def classify(self, tokens: Sequence[int], timeout_s: float) -> float:
+        """Return the one logit of a sequence classifier for these tokens."""
+        answer = await self.connection.post(CLASSIFY, {"input_ids": tokens}, timeout_s)
+        with self.connection.reading(CLASSIFY):
+            (value,) = answer["embedding"]
+            return float(value)
+
+    async def parse_tools(
+        self, text: str, tools: Sequence[Mapping[str, Any]], parser: str, timeout_s: float
+    ) -> tuple[str, list[tuple[str, str]]]:
+        """Parse tool calls with a model family's parser; return the remaining text, and name and arguments per call."""
+        path = "/parse_function_call"
+        body = {"text": text, "tools": tools, "tool_call_parser": parser}
+        answer = await self.connection.post(path, body, timeout_s)
+        with self.connection.reading(path):
+            return answer["normal_text"], [(call["name"], call["parameters"]) for call in answer["calls"]]
+
+
+_CORE_LOADS = f"{LOADS}?include=core"
+
+
+def generation_request(rids: Sequence[str], inputs: Sequence[Ints], params: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a request that generates one response per input; each has an id of its own, for `Server.abort`."""
+    return encode({"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True})
+
+
+def broadcast_request(group: str, buckets: Sequence[Layout], version: int) -> Body:
+    """Return the request that announces all buckets of an update to the servers of a group."""
+    tensors = [tensor for bucket in buckets for tensor in bucket]
+    return {
+        "names": [name for name, _, _ in tensors],
+        "dtypes": [dtype for _, dtype, _ in tensors],
+        "shapes": [list(shape) for _, _, shape in tensors],
+        "group_name": group,
+        "load_format": json.dumps([len(bucket) for bucket in buckets]),  # as `receive_broadcast` reads it
+        "flush_cache": False,  # versions separate prefixes; with running requests a flush would end the server
+        "weight_version": str(version),
+    }
