@@ -34,8 +34,8 @@ class Job:
         return self.evaluated.get("valid_dataset", ())
 
     @property
-    def further_servers(self) -> range:
-        """The numbers of servers beyond the plan's that the run may have (`rollout.max_servers`)."""
+    def elastic_servers(self) -> range:
+        """Numbers of the servers beyond the plan that the run may start (`rollout.max_servers`)."""
         return range(len(self.plan.engine("rollout").servers), self.config.rollout.max_servers or 0)
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ from areal_like.run.model_files import model_directories
 from areal_like.run.parts import make_parts
 from areal_like.run.recording import make_record, recording
 from areal_like.run.start import (
+    make_elastic_servers,
     make_supervisor,
     start_client,
     start_reward_model,
@@ -88,7 +89,8 @@ async def _run_on(
             if not config.workflows:  # which may score by themselves
                 rewards.begin()
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
-            watching = tasks.create_task(supervisor.keep())
+            elastic = make_elastic_servers(cluster, job, models["actor"], supervisor)
+            watching = [tasks.create_task(supervisor.keep()), tasks.create_task(elastic.keep())]
             transport = weight_sync(cluster, job, trainer, pool)
             sharing, sync = share_gpus(config, transport, tuple(trainers.values()), pool, record.phase)
             with record.doing("connecting trainer and servers"):
@@ -110,7 +112,8 @@ async def _run_on(
             )
             async with gc_tuned():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
-        watching.cancel()
+        for task in watching:
+            task.cancel()
 
 
 def _pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:

@@ -14,6 +14,7 @@ from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
 from areal_like.experimental.client_processes import Client
+from areal_like.experimental.elastic_servers import ElasticServers
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
@@ -117,15 +118,20 @@ def make_supervisor(
         min_servers=rollout.min_servers,
         say=say,
         replace=partial(_replaced_server, cluster, job, model, say),
-        rooms=[partial(_further_server, cluster, job, model, say, rank) for rank in job.further_servers],
     )
+
+
+def make_elastic_servers(cluster: Cluster, job: Job, model: Path, supervisor: ServerSupervisor) -> ElasticServers:
+    """Return the servers beyond the layout, which wait for room in the cluster."""
+    rooms = {rank: partial(_elastic_server, cluster, job, model, supervisor.say, rank) for rank in job.elastic_servers}
+    return ElasticServers(supervisor, rooms)
 
 
 @asynccontextmanager
 async def _replaced_server(
     cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
 ) -> AsyncIterator[WorkerGroup]:
-    """Another actor for a server of the layout: on its GPUs while their node lives, else where the cluster has room."""
+    """Yield a new actor for a server of the layout: on its GPUs while their node lives, else wherever there is room."""
     devices = job.plan.engine("rollout").servers[rank].devices
     if await cluster.lives(devices):
         group = await _server_actors(cluster, job, model, [devices], rank)
@@ -134,7 +140,7 @@ async def _replaced_server(
         finally:
             cluster.end_group(group)
         return
-    waits = f"server {rank} was lost with its node, and is restarted once the cluster has room for it: "
+    waits = f"Server {rank} was lost with its node. It restarts once the cluster has room: "
     plan, uses_gpus = _one_server(job), job.device == "cuda"
     async with cluster.relocate(devices, plan, uses_gpus=uses_gpus, say=lambda why: say(waits + why)) as (room, there):
         yield await _server_actors(room, job, model, [there], rank)
@@ -148,12 +154,12 @@ def _one_server(job: Job) -> Plan:
 
 
 @asynccontextmanager
-async def _further_server(
+async def _elastic_server(
     cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
 ) -> AsyncIterator[WorkerGroup]:
-    """The actor of one more server of the plan's size, as soon as the cluster has room for it."""
+    """Yield the actor of one more server of the plan's size, as soon as the cluster has room for it."""
     plan = _one_server(job)
-    waits = f"server {rank} is started once the cluster has room for it (rollout.max_servers): "
+    waits = f"Server {rank} starts once the cluster has room (rollout.max_servers): "
     async with cluster.enlarge(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
         yield await _server_actors(room, job, model, [plan.devices], rank)
 

@@ -22,7 +22,7 @@ def test_servers_come_and_go_with_nodes(tmp_path: Path, monkeypatch: pytest.Monk
         ray = ("scheduler.type=ray", f"scheduler.address={cluster.address}", "rollout.max_servers=2")
         with run(tmp_path, *ONE_SERVER, *ENDLESS, *ray) as started:
             started.wait_for_step(2)
-            waits = "server 1 is started once the cluster has room for it (rollout.max_servers): it asks for 1 node"
+            waits = "Server 1 starts once the cluster has room (rollout.max_servers): it asks for 1 node"
             started.wait_for(lambda: waits in started.output)
             assert set(started.serving()) == {1.0}
             cluster.add_node()

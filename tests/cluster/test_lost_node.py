@@ -27,14 +27,12 @@ def test_a_server_that_is_lost_with_its_node_is_restarted_on_another_one(
             started.wait_for_step(2)
             cluster.remove_node()
             started.wait_for(lambda: started.serving()[-2:] == [1.0] * 2)
-            waits = (
-                "server 1 was lost with its node, and is restarted once the cluster has room for it: it asks for 1 node"
-            )
+            waits = "Server 1 was lost with its node. It restarts once the cluster has room: it asks for 1 node"
             started.wait_for(lambda: waits in started.output)
-            assert "1 others continue, and it is restarted" in started.output
+            assert "1 server continues. The failed server is restarted." in started.output
             cluster.add_node(n_cpus=1)
             started.wait_for(lambda: started.serving()[-2:] == [2.0] * 2)
-            assert "server 1 restarted as server 2; it joins at the next weight update" in started.output
+            assert "Server 1 restarted as server 2. It rejoins at the next weight update." in started.output
             before = len(started.serving())
             for process in writing(started.directory / "logs/rollout-1.log"):  # now that it is elsewhere
                 process.kill()

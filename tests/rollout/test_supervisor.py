@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import WeightUpdateError, WorkerError
+from areal_like.experimental import elastic_servers
+from areal_like.experimental.elastic_servers import ElasticServers, Room
 from areal_like.rollout import router, supervisor
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.supervisor import Restarts, Room, ServerSupervisor
+from areal_like.rollout.supervisor import Restarts, ServerSupervisor
 from areal_like.weights.disk.controller import DiskSync
 from areal_like.weights.sync import SyncSpec, publish
 
@@ -33,6 +35,7 @@ SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "PAUSE_S", 0.02)
     monkeypatch.setattr(supervisor, "AGAIN_S", 0.02)
+    monkeypatch.setattr(elastic_servers, "AGAIN_S", 0.02)
     monkeypatch.setattr(http, "AFTERMATH_S", 0.05)
 
 
@@ -119,7 +122,7 @@ class Stuck(Actors):
 
 
 class Rooms:
-    """Room for one further server at a time, which `grant` gives; its actor's servers are at `urls`."""
+    """Room for one elastic server at a time, which `grant` gives; its actor's servers are at `urls`."""
 
     def __init__(self, *urls: str | None) -> None:
         self.actors: list[Actors] = []
@@ -141,9 +144,15 @@ class Rooms:
 
 
 def supervised(
-    actors: Actors, pool: ServerPool, restarts: int, least: int, say: Callable[[str], None], rooms: Sequence[Room] = ()
+    actors: Actors, pool: ServerPool, restarts: int, least: int, say: Callable[[str], None]
 ) -> ServerSupervisor:
-    return ServerSupervisor(actors, pool, restarts, least, say, actors.replace, rooms)  # type: ignore[arg-type]
+    return ServerSupervisor(actors, pool, restarts, least, say, actors.replace)  # type: ignore[arg-type]
+
+
+async def keep_with_elastic(supervisor: ServerSupervisor, *rooms: Room) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.keep())
+        tasks.create_task(ElasticServers(supervisor, dict(enumerate(rooms, 1))).keep())
 
 
 async def generate(server: FakeServer, body: Body) -> Any:
@@ -183,8 +192,8 @@ def test_a_server_that_dies_is_started_again_and_joins_with_the_next_weights():
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
             assert again.bodies("/generate")
             assert actors.starts == 2
-            assert said[0] == "server-0 ended with exit code -9; 1 others continue, and it is restarted"
-            assert said[-1] == "server 0 restarted as server 2; it joins at the next weight update"
+            assert said[0] == "server-0 ended with exit code -9. 1 server continues. The failed server is restarted."
+            assert said[-1] == "Server 0 restarted as server 2. It rejoins at the next weight update."
             assert not watching.done()
             watching.cancel()
 
@@ -203,7 +212,7 @@ def test_a_server_that_hangs_is_ended_and_started_again():
             while actors.starts < 1:
                 await asyncio.sleep(0.01)
             assert actors.ended == [0]
-            assert said[0].startswith("server 0 did nothing although it had requests (rollout.request_timeout_s)")
+            assert said[0].startswith("server 0 made no progress on requests (rollout.request_timeout_s)")
             watching.cancel()
 
     asyncio.run(run())
@@ -261,7 +270,8 @@ def test_without_restarts_the_pool_shrinks_and_the_run_goes_on():
             assert (await pool.sample([9], SAMPLING)).tokens.tolist() == [3, STOP]
             assert (actors.starts, actors.replaced, watching.done()) == (0, [], False)
             assert said == [
-                "server-0 ended with exit code -9; 1 others continue, and it is not restarted (rollout.max_restarts=0)"
+                "server-0 ended with exit code -9. 1 server continues. "
+                "The failed server is not restarted (rollout.max_restarts=0)."
             ]
             watching.cancel()
 
@@ -284,7 +294,7 @@ def test_a_server_whose_actor_is_lost_is_restarted_in_another_one():
                 assert response.tokens.tolist() == [3, STOP]
             await until(lambda: len(pool.servers) == 2)
             assert (actors.replaced, actors.killed) == ([0, 0], [0, 0])
-            assert said[0] == "the process died (worker exited); 1 others continue, and it is restarted"
+            assert said[0] == "the process died (worker exited). 1 server continues. The failed server is restarted."
             await opened(pool, 1, other, again)
             assert [server.url for server in pool.serving] == [other.url, again.url]
             watching.cancel()
@@ -311,8 +321,8 @@ def test_actors_that_do_not_start_are_no_restarts_of_the_server():
             watching = asyncio.create_task(watcher.keep())
             actors.lose(0)
             await until(lambda: len(said) == 5)
-            assert said[4].startswith("server 0 restarted as server 2")
-            assert said[1:4] == ["the process died (node); 1 others continue, and it is restarted"] * 3
+            assert said[4].startswith("Server 0 restarted as server 2")
+            assert said[1:4] == ["the process died (node). 1 server continues. The failed server is restarted."] * 3
             watching.cancel()
 
     asyncio.run(asyncio.wait_for(run(), HUNG_S))
@@ -363,13 +373,16 @@ def test_restarts_are_counted_per_server_and_hour():
             now += 1801.0
             assert restarts.wait_s == 0
             await restarts.permit()
-        assert str(restarts) == "it is restarted in 30 min, as rollout.max_restarts allows 2 restarts an hour"
+        assert (
+            str(restarts)
+            == "The failed server is restarted in 30 min: rollout.max_restarts allows 2 restarts per hour."
+        )
         assert restarts.wait_s == 3600 - 1801
         now += 1799
-        assert (str(restarts), restarts.wait_s) == ("it is restarted", 0)
+        assert (str(restarts), restarts.wait_s) == ("The failed server is restarted.", 0)
 
     asyncio.run(run())
-    assert str(never) == "it is not restarted (rollout.max_restarts=0)"
+    assert str(never) == "The failed server is not restarted (rollout.max_restarts=0)."
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -377,25 +390,24 @@ async def until(what: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
+def test_an_elastic_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
     async def run() -> None:
         planned, first, second, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
         async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(None, *urls[1:])
-            watching = asyncio.create_task(supervised(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
+            watching = asyncio.create_task(keep_with_elastic(supervised(Actors(), pool, 2, 1, said.append), rooms.room))
             await asyncio.sleep(0.05)
             assert (rooms.held, len(pool.servers)) == (0, 1)
 
             rooms.grant()
             await until(lambda: len(said) == 1)
-            again = "the others continue, and it is restarted"
-            assert said[0] == f"server 1: server-0 ended before it was ready; {again}"
+            assert said[0] == "Server 1 failed: server-0 ended before it was ready. The failed server is restarted."
             assert rooms.held == 0
 
             rooms.grant()
             await until(lambda: len(pool.servers) == 2)
-            assert said[1] == "server 1 was added on 10.0.0.7 as server 1; it joins at the next weight update"
+            assert said[1] == "Server 1 started on 10.0.0.7 as server 1. It joins at the next weight update."
             assert pool.serving == pool.servers[:1]
             await opened(pool, 1, planned, first)
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
@@ -412,7 +424,7 @@ def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run
             rooms.actors[2].die(0)
             await until(lambda: len(pool.servers) == 1)
             await until(lambda: len(said) == 5)
-            assert said[4].endswith("it is restarted in 60 min, as rollout.max_restarts allows 2 restarts an hour")
+            assert said[4].endswith("is restarted in 60 min: rollout.max_restarts allows 2 restarts per hour.")
             assert (await pool.sample([9], SAMPLING)).versions.tolist() == [2, 2]
             assert (rooms.held, watching.done()) == (0, False)
             watching.cancel()
@@ -420,13 +432,15 @@ def test_a_further_server_joins_with_the_next_weights_and_its_end_is_not_the_run
     asyncio.run(run())
 
 
-def test_a_further_server_that_hangs_is_ended_and_all_give_their_room_back_with_the_run():
+def test_an_elastic_server_that_hangs_is_ended_and_all_give_their_room_back_with_the_run():
     async def run() -> None:
         planned, hanging, last, said = FakeServer(generate), FakeServer(silence), FakeServer(generate), []
         async with serving(planned, hanging, last) as urls, ServerPool(urls[:1], "token", 0.3) as pool:
             await opened(pool, 0)
             rooms = Rooms(*urls[1:])
-            watching = asyncio.create_task(supervised(Actors(), pool, 0, 1, said.append, [rooms.room] * 2).keep())
+            watching = asyncio.create_task(
+                keep_with_elastic(supervised(Actors(), pool, 0, 1, said.append), rooms.room, rooms.room)
+            )
             rooms.grant()
             rooms.grant()
             await until(lambda: len(pool.servers) == 3)
@@ -541,23 +555,23 @@ async def refuse() -> Any:
     ],
     ids=["refuses", "is late", "does not pause", "does not go on", "does not say what it can", "is unreachable"],
 )
-def test_an_update_goes_on_without_a_further_server_that(path: str | None, answer: Any, tmp_path: Path):
+def test_an_update_goes_on_without_an_elastic_server_that(path: str | None, answer: Any, tmp_path: Path):
     async def run() -> None:
-        planned, further, said = FakeServer(generate), FakeServer(generate), []
-        async with serving(planned, further) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
+        planned, elastic, said = FakeServer(generate), FakeServer(generate), []
+        async with serving(planned, elastic) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
             await opened(pool, 0)
             rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
-            watching = asyncio.create_task(supervised(Actors(), pool, 2, 1, said.append, [rooms.room]).keep())
+            watching = asyncio.create_task(keep_with_elastic(supervised(Actors(), pool, 2, 1, said.append), rooms.room))
             rooms.grant()
             await until(lambda: len(pool.servers) == 2)
             if path:
-                further.answers[path] = answer
+                elastic.answers[path] = answer
             await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
             assert [server.url for server in pool.serving] == [planned.url]
             assert (pool.version, planned.version) == (1, "1")
             await until(lambda: rooms.held == 0)
-            await until(lambda: said[-1].endswith("it is restarted"))
-            assert said[-1].startswith("server 1: ")
+            await until(lambda: said[-1].endswith("is restarted."))
+            assert said[-1].startswith("Server 1 failed: ")
             assert (await pool.sample([9], SAMPLING)).versions.tolist() == [1, 1]
             watching.cancel()
 

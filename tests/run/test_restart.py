@@ -27,11 +27,13 @@ def test_servers_that_die_hang_or_lose_their_actor_are_restarted(tmp_path: Path)
                 os.kill(process.pid, signals)
             started.wait_for(lambda at=before: 1.0 in started.serving()[at:])
             started.wait_for(lambda at=before: started.serving()[at:][-3:] == [2.0] * 3)
-        assert re.search("server-0 ended with exit code -9.*; 1 others continue, and it is restarted", started.output)
-        assert re.search(r"the process died \(.*; 1 others continue, and it is restarted", started.output)
+        assert re.search(
+            "server-0 ended with exit code -9.*1 server continues. The failed server is restarted", started.output
+        )
+        assert re.search(r"the process died \(.*1 server continues. The failed server is restarted", started.output)
         assert "server 1 did nothing although it had" in started.output
         for rank, number in ((0, 2), (0, 3), (1, 4)):
-            assert f"server {rank} restarted as server {number}; it joins" in started.output
+            assert f"Server {rank} restarted as server {number}. It rejoins" in started.output
         os.killpg(started.process.pid, signal.SIGINT)
         assert started.end() == 130
         assert started.remains() == []
