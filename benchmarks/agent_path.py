@@ -1,11 +1,11 @@
-"""Tokens per second of the OpenAI-compatible path against the built-in single turn, on one SGLang server and in turns;
-and processor seconds of this process, which is the run's controller, for each request: they depend less on what else
-the machine does.
+"""Compare tokens per second of the OpenAI-compatible path and the built-in single turn, on one SGLang server.
 
     python -m benchmarks.agent_path --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
-Both generate a training step of the same conversations, `gconfig.n_samples` responses each, all at once, that end at
-`gconfig.max_new_tokens` alone; no reward is computed. The agent is `workflow` with one completion.
+Both generate one training step of the same conversations with `gconfig.n_samples` responses each, all at once.
+Responses end only at `gconfig.max_new_tokens`; no reward is computed. The agent is `workflow` with one completion.
+CPU seconds per request of this process, which is the run's controller, are measured too: they depend less on other
+load.
 """
 
 from __future__ import annotations

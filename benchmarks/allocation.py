@@ -1,12 +1,12 @@
-"""The allocation compiler against its yardsticks, each measured in the same run: `python -m benchmarks.allocation`.
+"""Compare the allocation compiler with other parsers, measured in the same run: `python -m benchmarks.allocation`.
 
-AReaL's parser needs an environment of its own, because its pins differ from this project's:
+AReaL's parser needs its own environment, because its pins differ from this project's:
 
     uv venv areal && uv pip install --python areal areal==1.0.4
     python -m benchmarks.allocation --areal-python areal/bin/python
 
-Without it, and without megatron-core, the figures stand alone. Every figure is the best of several, which is what
-the work costs, with the median beside it, which is what a busy machine made of it.
+Without AReaL and without megatron-core, only the compiler is measured. Every figure is the best of several, which
+excludes other load, with the median beside it, which includes it.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Samples per second of asynchronous runs ÷ those of the best synchronous run on the same GPUs.
+"""Measure samples per second of asynchronous runs relative to the best synchronous run on the same GPUs.
 
     python -m benchmarks.async_speed --gpus 2
     python -m benchmarks.async_speed --gpus 2 --arms turns --out async_speed.json
 
-Every arm is a run through the launcher, on the same prompts with the same lengths, one after the other; `--out` is
-written after each, and arms that it has from an earlier call with the same work are kept. Lengths are forced
+Every arm is a run through the launcher on the same prompts with the same response lengths. Arms run one after the
+other; `--out` is written after each, and keeps the arms of an earlier call with the same work. Lengths are forced
 (`forced_lengths.py`), so weights are random:
-- `long_tailed`: log-normal with `--sigma`, mean `--mean` before they are cut at `--longest`;
-- `equal`: all as long as the mean of these.
+- `long_tailed`: log-normal with `--sigma`, and mean `--mean` before they are cut at `--longest`;
+- `equal`: all lengths are the mean of the others.
 Arms:
 - `sync`: both engines on all GPUs, η = 0;
-- `split`: `--servers` GPUs for servers and the others for the trainer, weights over nccl, η = `--staleness`;
-- `shared`: both engines on all GPUs, weights lent on the device, η = `--staleness`;
-- `turns`: the same, but they alternate (`rollout.sharing`).
+- `split`: `--servers` GPUs for servers and the others for the trainer, weights over NCCL, η = `--staleness`;
+- `shared`: both engines colocated on all GPUs, weights over CUDA IPC, η = `--staleness`;
+- `turns`: as `shared`, but time-shared (`rollout.sharing=alternate`).
 
-A run's first steps fill it or warm it up; they are recorded and not counted, and so are those in which lengths of one
-kind are followed by those of the other. It is interrupted when the last step that counts is done.
+The first steps of a run fill its queue and warm it up; they are recorded but not counted. The same holds for steps
+after a change of the kind of lengths. A run is interrupted after its last counted step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What one writes with Megatron-core or torch's FSDP2 alone: micro-batches, forward, backward, optimizer step.
+"""Training loops with only Megatron-core or torch's FSDP2: micro-batches, forward, backward, optimizer step.
 
-Both take model, optimizer and schedule of an engine, and its micro-batches as tensors that are on the device already.
+Both use the model, optimizer and schedule of an engine, and its micro-batches as tensors that are already on the
+device.
 """
 
 from __future__ import annotations

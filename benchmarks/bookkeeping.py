@@ -1,11 +1,10 @@
-"""What the controller's bookkeeping costs per event, without servers: admission of groups and dispatch of samples.
+"""Measure the cost of the controller's bookkeeping per event, without servers: admission and dispatch.
 
     python -m benchmarks.bookkeeping [--in-flight 1000 --in-flight 10000 --in-flight 100000] [--servers 512]
 
-So many groups wait for training, and as many samples for a server, of which there are 512 with as many samples in
-flight. An event of a group is its end, with the question for a batch and the start of what takes its place; an event of
-a sample is its end, with the next one to its server and the arrival of another. `benchmarks.controller` has these
-figures beside its own.
+`--in-flight` groups wait for training, and as many samples wait for one of 512 servers, with as many samples in flight.
+A group event is the end of a group, a request for a batch, and the start of a new group. A sample event is the end of a
+sample, the dispatch of the next one, and the arrival of another. `benchmarks.controller` reports these figures too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""How long training stands still for a checkpoint, beside how long it takes to write: both trainers, one rank.
+"""Measure how long a checkpoint blocks training relative to its write, with both trainers on one rank.
 
     python -m benchmarks.checkpoint --config examples/math/gsm8k_grpo_cpu.yaml [--rounds 5] [key=value ...]
 
-`save` returns once what is written is in host memory. From then on training goes on, until all is on disk and
-`finish_save` is called. Model and optimizer are those of the configuration; one training step makes the optimizer's
-state.
+`save` returns when the state is in host memory. Training then continues until everything is on disk and `finish_save`
+is called. Model and optimizer come from the configuration; one training step creates the optimizer state.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""What the controller costs per response token, and how long it blocks, with servers that answer at once.
+"""Measure the controller's cost per response token and how long it blocks, with servers that answer at once.
 
     python -m benchmarks.controller [--in-flight 1000 --in-flight 10000 --in-flight 100000] [--tokens 1024]
 
-Everything that a response passes is the engine's own: admission, the pool's queue and HTTP, groups, the batch that the
-trainer gets. The servers are processes of their own that send SGLang's events, written beforehand, to all of their
-requests in turn, at most `--rate` tokens per second. As many groups run at once as hold `in_flight` samples; a batch
-is half of these groups, at η = 1, or `--batch`, with the η that so many groups need. `--tokens 16384 --batch 512
---in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients` client processes read the answers
-(`rollout.client_processes`); each wants a core of its own, as each server and the controller do.
+A response passes only the engine's own code: admission, the pool's queue and HTTP, groups, and the trainer's batch.
+The servers are separate processes that send prepared SGLang events to all of their requests in turn, at most `--rate`
+tokens per second. The number of concurrent groups corresponds to `in_flight` samples. A batch has half of these
+groups with η = 1, or `--batch` groups with the η that so many groups need. For example, `--tokens 16384 --batch 512
+--in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients`, client processes read the answers
+(`rollout.client_processes`); each needs its own core, like each server and the controller.
 
-Figures, for each number in flight: response tokens per second of the controller's CPU time (all of its threads, Ray's
-too, but not the client processes), and of wall time; the longest time between two turns of a task that asks for one
-every 5 ms: in wall time; without that in which the event loop's thread was ready and had no core, as other processes
-had them; and of CPU time of that thread, during which it was at work itself. Beside them is what an event costs in the
-bookkeeping alone, with as many groups and samples waiting and 512 servers (`benchmarks.bookkeeping`).
+Figures for each number in flight:
+- response tokens per second of the controller's CPU time (all threads, including Ray's, without the client processes),
+  and of wall time;
+- the longest time between two turns of a task that requests one every 5 ms: in wall time; without the time in which the
+  event loop's thread waited for a core; and in CPU time of that thread;
+- the cost of an event in the bookkeeping alone, with as many groups and samples waiting and 512 servers
+  (`benchmarks.bookkeeping`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An example with other settings, usually the CPU demo, watched by a benchmark: rewards, seconds, CPU seconds."""
+"""Run an example with other settings, usually the CPU demo, and measure rewards, seconds and CPU seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_S = 2.0
 
 
 def demo(settings: Sequence[str], target: float, limit_s: float, config: Path = CONFIG) -> dict[str, Any]:
-    """One run; `samples` are those of the steps until held-out reward `target`, dropped groups included."""
+    """Return the result of one run; `samples` counts the steps until evaluation reward `target`, including dropped groups."""
     with tempfile.TemporaryDirectory() as folder:
         where = [f"cluster.fileroot={folder}", "experiment_name=demo", "trial_name=run"]
         command = [sys.executable, str(SCRIPT), "--config", str(config), *where, *settings]

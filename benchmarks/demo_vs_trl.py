@@ -1,17 +1,20 @@
-"""Seconds to a held-out reward: this engine's demo against TRL's GRPOTrainer, on the same machine.
+"""Compare the seconds to an evaluation reward: this engine's demo and TRL's GRPOTrainer on the same machine.
 
     python -m benchmarks.demo_vs_trl --seeds 1,2,3 [--target 0.9] [--limit-s 900] actor.optimizer.warmup_steps=10
 
-Both start from one checkpoint, which a run of one step with a vanishing learning rate writes after its warm start, and
-use the same problems, reward, batch, samples, learning rate, clipping, temperature, response length, and evaluation:
-on the same held-out problems, at `evaluator.temperature`, after every `evaluator.freq_steps` steps. Two times are
-given: `total` from the start of the process, imports and servers included, and `training` from the evaluation before
-the first step, when both are ready. Evaluations count in both. This engine's processes have one thread each; TRL gets
-the number of threads, of `--trl-threads`, with which its first steps are fastest; on two cores the engine's layout to
-compare is one trainer rank beside the server, `actor.backend=megatron:d1`. The warm-up is there because both begin with
-a new optimizer, where the demo goes on with that of its warm start. Both end at the target. Responses of advantage 0
-pass through TRL's training as all do, and are left out here (`actor.skip_zero_advantages`), and a prompt does with each
-of its responses, where it is computed once for them here (`actor.mb_spec.share_prompts`); gradients are the same.
+Both start from one checkpoint, which a run of one step with a negligible learning rate writes after its warm start.
+Both use the same problems, reward, batch, samples, learning rate, clipping, temperature and response length. Both
+evaluate on the same evaluation prompts at `evaluator.temperature` after every `evaluator.freq_steps` steps, and end
+at the target.
+
+- `total` is the time from the start of the process, including imports and servers. `training` is the time from the
+  evaluation before the first step, when both are ready. Both times include evaluations.
+- The processes of this engine have one thread each. TRL uses the number of threads in `--trl-threads` with the fastest
+  first steps. On two cores, compare with one trainer rank beside the server: `actor.backend=megatron:d1`.
+- The learning rate warms up because both start with a new optimizer; the demo itself keeps that of its warm start.
+- TRL trains responses with advantage 0 like all others; this engine skips them (`actor.skip_zero_advantages`). TRL
+  computes a prompt with each of its responses; this engine computes it once (`actor.mb_spec.share_prompts`). The
+  gradients are the same.
 """
 
 from __future__ import annotations
@@ -129,7 +132,7 @@ def engine(folder: Path, overrides: Sequence[str], target: float, limit_s: float
 
 
 def best(metrics: Path) -> float:
-    """The highest held-out reward so far."""
+    """Return the highest evaluation reward so far."""
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     return max((json.loads(line).get("reward/held_out", 0.0) for line in lines if line.endswith(b"}")), default=0.0)
 

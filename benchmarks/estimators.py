@@ -1,4 +1,4 @@
-"""Estimators of others beside ours, against the peaks that benchmarks/memory.py measured.
+"""Compare other memory estimators with ours, against the peaks that benchmarks/memory.py measured.
 
 python -m benchmarks.estimators [--megatron-lm CHECKOUT] [--mbridge CHECKOUT]
 
@@ -7,10 +7,10 @@ python -m benchmarks.estimators [--megatron-lm CHECKOUT] [--mbridge CHECKOUT]
 - mbridge: `memory_estimator/` of a checkout of ISEEKYAN/mbridge; its package does not have it.
 verl has no estimator of its own; its Megatron trainer builds models with one of these two bridges.
 
-Each is told all that it knows of a case, with a rank's micro-batch as one sequence. Where nothing is recomputed
-Megatron-LM is told `selective`: its two formulas know that or nothing, and flash attention keeps no scores either.
-Cases with adapters are left out, of which only ours knows, and those since the trainer has logits once, which the
-others count as it had them before. Nothing here runs on a GPU.
+Each estimator receives every option of a case that it supports, with a rank's micro-batch as one sequence. Without
+recomputation, Megatron-LM receives `selective`: its two formulas support only that or nothing, and flash attention
+keeps no scores either. Two kinds of cases are excluded: cases with adapters, which only ours supports, and cases in
+which the trainer holds logits once, which the others count twice. Nothing runs on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A workflow whose responses are as long as their row says, so that random weights will do; used by async_speed."""
+"""A workflow with the response length given by the row, so that random weights suffice; used by async_speed."""
 
 import asyncio
 from dataclasses import replace

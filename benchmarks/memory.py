@@ -1,12 +1,13 @@
-"""Peak memory and step time of the trainer in a layout, measured, and what the memory model says of the same layout.
+"""Measure peak memory and step time of the trainer in a layout, and compare them with the memory model.
 
 python -m benchmarks.memory --device cuda --out FILE [--only NAME ...]
-python -m benchmarks.memory table FILE ...    errors of the present model against what was measured
+python -m benchmarks.memory table FILE ...    errors of the current model against the measurements
 
-Cases of as many ranks follow each other in the same processes, one for each rank, each with an engine of its own and
-random weights made on the spot; a case that fails ends its processes, the next has new ones. Sizes are what torch's
-allocator gave out at most (`max_memory_allocated`) and took from the GPU (`max_memory_reserved`). On CPU, where nobody
-counts, only the tensors of the engine are summed: a rehearsal with a tiny model. Results are written after every case.
+Cases with the same number of ranks run one after the other in the same processes, one per rank, each with a new
+engine and random weights. A case that fails ends its processes, and the next case has new ones. Sizes are the maxima
+of torch's allocator: allocated (`max_memory_allocated`) and reserved (`max_memory_reserved`). On CPU, without such
+counters, the tensors of the engine are summed; this tests the benchmark with a tiny model. Results are written after
+every case.
 """
 
 from __future__ import annotations

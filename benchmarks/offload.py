@@ -1,10 +1,10 @@
-"""What each part of a trainer gives back to its GPU, how long that takes, and what it does to a step's peak.
+"""Measure how much memory each part of a trainer releases, how long that takes, and the effect on a step's peak.
 
-python -m benchmarks.offload [--shape 0.6b] [--out FILE]     one GPU; --device cpu --shape tiny is a rehearsal
+python -m benchmarks.offload [--shape 0.6b] [--out FILE]     one GPU; --device cpu --shape tiny tests the benchmark
 
-One line of JSON. `left` is what torch still has on the GPU with everything offloaded; `driver` is the GPU's free memory
-with everything there and with nothing. `same` is whether the weights are what they were before all that. Two figures
-for a step are those without and with optimizer_offload.
+Prints one line of JSON. `left` is torch's memory on the GPU with everything offloaded. `driver` is the GPU's free
+memory with everything loaded and with everything offloaded. `same` is true if the weights did not change. Pairs of
+figures for a step are without and with optimizer_offload.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long the planner takes, and whether its order of trainer layouts is the measured one.
+"""Measure the planner's time, and compare its order of trainer layouts with measured step times.
 
 python -m benchmarks.planner         CPU seconds of this process, and the table of benchmarks/results
 python -m benchmarks.planner FILE    the table of another file of benchmarks.memory
 
-The table has predicted step times beside measured ones. A step is the pass for log-probs, forward and backward, and the
-optimizer's step. Layouts of one shape train on the same sequences; their rank correlation is Spearman's.
+The table has predicted beside measured step times. A step is the log-prob pass, forward and backward, and the optimizer
+step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran, and the file that its figures go to."""
+"""The environment in which a benchmark ran, and the file with its figures."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Rollout tokens per second: ServerPool.generate against a bare HTTP client, on one SGLang server and in turns.
+"""Compare rollout tokens per second of ServerPool.generate and a bare HTTP client, alternately on one SGLang server.
 
     python -m benchmarks.rollout_throughput --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
-Both send the same requests, one group of `gconfig.n_samples` samples each, all of a training step at once, with
-log-probs returned. The engine has a group's prompt prefilled first if `rollout.prefill_once`; the bare client does so
-where it is called `bare_prefill_first`, and `ratio` is against the faster of the two. Shape of model, prompts and
-responses come from the configuration; prompts are random tokens, and responses end at `gconfig.max_new_tokens` alone.
+Both send the same requests with log-probs: all groups of a training step at once, `gconfig.n_samples` samples each. The
+engine prefills a group's prompt first if `rollout.prefill_once`; so does the bare client in `bare_prefill_first`.
+`ratio` is relative to the faster client. Model shape, prompt length and response length come from the configuration.
+Prompts are random tokens, and responses end only at `gconfig.max_new_tokens`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Trainer tokens per second where a prompt is computed once for its responses (`mb_spec.share_prompts`) ÷ for each.
+"""Measure trainer tokens per second with shared prompts (`mb_spec.share_prompts`) relative to without.
 
     python -m benchmarks.shared_prompts --config examples/math/gsm8k_grpo_qwen3_0.6b.yaml [key=value ...]
     python -m benchmarks.shared_prompts --config ... --prompt 1024 --response 256 --layout fsdp:d1
 
-One rank, one engine, the same batch, in turns. Shape of the model, samples of a prompt and micro-batches come from the
-configuration; all prompts are of one length, and so are all responses. Tokens count as often as they are in the batch.
-Beside the speed: loss and gradient norm of a step of each that moves nothing. Tests show that numbers are the same.
+One rank and one engine train the same batch alternately with both settings. Model shape, samples per prompt and
+micro-batches come from the configuration. All prompts have one length, and so have all responses. A token counts as
+often as it occurs in the batch. The output includes loss and gradient norm of a step without an update; tests compare
+the numbers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Kill a run at random moments until it is done, one seed after another: what was lost, was anything trained twice?
+"""Kill a run at random moments until it completes, for several seeds, and check that nothing is trained twice.
 
     python benchmarks/soak.py [--seeds 5] [--kills 5] [--minutes 60]
 
-A tiny run on the CPU with `recover.mode=fault`. At a random time after its start, or after its first step, one of its
-processes, or all of them, get SIGKILL; the run has to end by that (it has one server, and `rollout.min_servers` is 1),
-and the same command goes on. At the end of each seed the journal has to name every group once, and the record every
-step. Lost work of a kill is the time from the last complete checkpoint, or from the attempt's start, to the kill; the
-share of time that trained is the sum of the committed steps' seconds over all seconds. Writes
+The run is a tiny CPU run with `recover.mode=fault`. At a random time after its start, or after its first step, one of
+its processes, or all of them, receive SIGKILL. The run must end (it has one server, and `rollout.min_servers` is 1),
+and the same command resumes it. At the end of each seed the journal must contain every group once, and the metrics
+every step once. The lost work of a kill is the time from the last complete checkpoint, or from the start of the
+attempt, to the kill. The share of training time is the seconds of committed steps divided by all seconds. Writes
 benchmarks/results/soak_cpu.json after every kill and seed.
 """
 

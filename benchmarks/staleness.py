@@ -1,13 +1,13 @@
-"""An example's learning curve under staleness and under weight updates: rewards at equal samples.
+"""Measure an example's learning curve by staleness and by weight-update mode: rewards at equal numbers of samples.
 
     python -m benchmarks.staleness [--eta 0,1,2,4,8] [--losses decoupled,naive] [--seeds 1] [key=value ...]
     python -m benchmarks.staleness --requests in_place,recompute,drain [--seeds 1,2,3] [key=value ...]
     python -m benchmarks.staleness --requests … --config examples/math/gsm8k_grpo.yaml --name contract_curves_h200
 
-The first compares bounds of staleness (`rollout.max_head_offpolicyness`) and the two losses that
-`actor.use_decoupled_loss` chooses; the second what an update does with requests (`weight_update.requests`); the
-third does so with another example. Figures are added to those in benchmarks/results; from the demo's
-`python docs/generate/pictures.py` draws docs/images/learning_curves.svg.
+The first command compares staleness bounds (`rollout.max_head_offpolicyness`) and the two losses of
+`actor.use_decoupled_loss`. The second compares the values of `weight_update.requests`. The third does the same with
+another example. Figures are merged into benchmarks/results; `python docs/generate/pictures.py` draws
+docs/images/learning_curves.svg from the demo's.
 """
 
 from __future__ import annotations

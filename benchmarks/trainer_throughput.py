@@ -1,16 +1,15 @@
-"""Trainer tokens per second: an engine's `train` against a bare loop (`bare_loops.py`), in one process and in turns.
+"""Compare trainer tokens per second of an engine's `train` and a bare loop (`bare_loops.py`), in one process.
 
     python -m benchmarks.trainer_throughput --config examples/math/gsm8k_grpo_cpu.yaml [--loss policy] [key=value ...]
     python -m benchmarks.trainer_throughput --config ... --layout "megatron:(attn:t2c2|ffn:e4)"   # or fsdp:d1
 
-Both train the same model with the same optimizer on the same micro-batches, one rank on each GPU. The bare loop is
-given its micro-batches as tensors on the device and computes cross-entropy of every token; the engine is given a Batch,
-packs it, and computes log-probs, entropy, the loss and its statistics, where tokens are trained on: on responses, or,
-so that both have as many logits to make, on all tokens (`--trained all`). `--loss sft` is the same loss as the bare
-loop's, `policy` is what reinforcement learning does. Shape of model, batch and micro-batches come from the
-configuration; lengths are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. Beside the
-two, the pass that only computes log-probs is timed; on a GPU the peak of allocated memory is taken for each, of the
-first rank.
+Both train the same model with the same optimizer on the same micro-batches, with one rank per GPU. The bare loop
+receives its micro-batches as tensors on the device and computes the cross-entropy of every token. The engine receives
+a Batch, packs it, and computes log-probs, entropy, the loss and its statistics for trained tokens: the responses, or
+with `--trained all` all tokens, so that both compute equally many logits. `--loss sft` is the bare loop's loss,
+`policy` is that of reinforcement learning. Model shape, batch and micro-batches come from the configuration; lengths
+are random between half and all of `max_prompt_length` and `gconfig.max_new_tokens`. The pass for log-probs alone is
+timed too. On a GPU, the peak of allocated memory of the first rank is measured for each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""GRPO by TRL's GRPOTrainer from a run's configuration: `python -m benchmarks.trl_grpo CONFIG EVENTS TARGET LIMIT_S`.
+"""Train with TRL's GRPOTrainer: `python -m benchmarks.trl_grpo CONFIG EVENTS TARGET LIMIT_S`.
 
-CONFIG is a resolved configuration whose `actor.path` is the model to start from. Appends one JSON line to EVENTS for
-each held-out evaluation. What TRL offers nearest to the run: loss "dapo" (mean over the batch's tokens),
-group-normalised advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule,
-float32, no reference model, the model on the CPU.
+CONFIG is a resolved configuration; training starts from its `actor.path`. Appends one JSON line to EVENTS per
+evaluation. The settings are TRL's closest equivalents: loss "dapo" (mean over the batch's tokens), group-normalised
+advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule, float32, no reference
+model, the model on the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rewards(completions: list[str], answer: list[str], **_: object) -> list[floa
 
 
 class HeldOut(TrainerCallback):
-    """Evaluates on the held-out problems, in one batch, as often as the run does and at its temperature."""
+    """Evaluates on the evaluation prompts, in one batch, as often as the run and at its temperature."""
 
     def __init__(self, config: RunConfig, tokenizer, events: Path, target: float, limit_s: float) -> None:
         self._events, self._target = events, target

@@ -1,21 +1,21 @@
-"""What new weights cost a server that generates: throughput with an update every few seconds ÷ without.
+"""Measure the cost of weight updates for a busy server: throughput with an update every few seconds ÷ without.
 
     python -m benchmarks.update_cost --device cpu
     python -m benchmarks.update_cost --device cuda --shapes qwen3-0.6b,qwen3-4b --modes collective,ipc --rounds 6,1
 
-A server for each of `--shapes` (of `memory.py`; on the first GPU, on the second, ...) has `--in-flight` samples all the
-time, whose lengths are drawn from a log-normal distribution (cut at `--longest`; lengths are forced, so random weights
-will do). Blocks without updates take turns with blocks in which the next update begins `--interval` seconds after one
-has ended, one kind for each of `--contracts` (values of `weight_update.requests`). The order is turned round from round
-to round, as machines drift.
+There is one server for each of `--shapes` (of `memory.py`; on the first GPU, the second, ...). It always has
+`--in-flight` samples, with forced lengths from a log-normal distribution cut at `--longest`, so random weights
+suffice. Blocks without updates alternate with blocks in which an update starts `--interval` seconds after the last
+one, one block for each of `--contracts` (values of `weight_update.requests`). The order is reversed from round to
+round, because machines drift.
 - `ratio`: tokens per second with updates ÷ without, of all rounds and of each;
-- `pause_s`: from the servers' pause to their continuation, as requests see it; `inside_s`: without these two calls;
-- `idle`: the same of updates without requests, and `share_of_link`: bytes of the weights ÷ seconds inside ÷ what a copy
-  between the same devices moves per second, measured in the same run;
-- `apart`: mean distance of the servers' log-probs to those that transformers computes anew, in float32, with the
-  version that made the token; of responses of one version, and of several. Versions differ by one percent (normal).
-The weights are sent as a run does it, from this process. Over `collective` they come from another GPU by nccl, where
-there is one; over `ipc` they are lent on the server's own.
+- `pause_s`: from the servers' pause to their resumption, as requests see it; `inside_s`: without these two calls;
+- `idle`: the same for updates without requests, and `share_of_link`: bytes of the weights ÷ seconds inside ÷ bytes per
+  second of a copy between the same devices, measured in the same run;
+- `apart`: mean distance of the servers' log-probs from those that transformers recomputes in float32 with the version
+  of each token, for responses of one version and of several. Versions differ by one percent (normal).
+This process sends the weights in the same way as a run. With `collective` they come from another GPU over NCCL, if
+there is one; with `ipc` the server's own GPU exports them as IPC handles.
 """
 
 from __future__ import annotations

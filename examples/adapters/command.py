@@ -1,7 +1,7 @@
-"""Any program as an agent, in a process and a Python of its own: AGENT_COMMAND is what starts it.
+"""Run any program as an agent, in a process and a Python environment of its own. AGENT_COMMAND is the command.
 
-It gets the row as JSON on standard input, finds the run's servers by the variables of OpenAI's and Anthropic's clients,
-and prints the reward as its last word. Wants `episode.endpoint=true`.
+The program receives the row as JSON on standard input. The environment variables of OpenAI's and Anthropic's clients
+point to the run's servers. The program prints the reward as its last word. Requires `episode.endpoint=true`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def run(row, client):
         output, _ = await agent.communicate(json.dumps(row).encode())
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(agent.pid, signal.SIGKILL)  # what it has started ends too
+            os.killpg(agent.pid, signal.SIGKILL)  # ends its children too
         await agent.wait()
     if agent.returncode:
         raise RuntimeError(f"the agent ended with exit code {agent.returncode}")

@@ -1,11 +1,11 @@
-"""One trial of a Harbor task (tried with harbor 0.24.0), in a Python that has it; see command.py.
+"""Run one trial of a Harbor task (tested with harbor 0.24.0) in a Python environment that has Harbor; see command.py.
 
     AGENT_COMMAND="/path/to/python examples/adapters/harbor_agent.py AGENT [ENVIRONMENT]"
 
-AGENT is one of Harbor's that speak OpenAI's or Anthropic's API, such as `terminus-2`, or `package.module:Class`;
-ENVIRONMENT likewise, `docker` unless it is named. The row's `task` is the directory of the task, whose container has to
-reach the run's servers where the agent is installed there. The reward is the verifier's; where it has several, their
-mean.
+AGENT is one of Harbor's agents that use OpenAI's or Anthropic's API, such as `terminus-2`, or `package.module:Class`.
+ENVIRONMENT has the same form; the default is `docker`. `task` in the row is the directory of the task. If the agent is
+installed in the task's container, the container must be able to reach the run's servers. The reward is the verifier's;
+several rewards are averaged.
 """
 
 import asyncio

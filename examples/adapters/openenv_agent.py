@@ -1,10 +1,10 @@
-"""One episode of an OpenEnv environment (tried with openenv-core 0.3.0), in a Python that has it; see command.py.
+"""Run one episode of an OpenEnv environment (tested with openenv-core 0.3.0) in a Python environment that has it.
 
     AGENT_COMMAND="/path/to/python examples/adapters/openenv_agent.py URL FIELD"
 
-URL is that of the environment's server. Each observation is a user's turn, as JSON, and each answer of the model the
-FIELD of an action. The row's `reset`, if it has one, is what the environment is reset with. The reward is the sum of
-the steps'. The episode ends when the environment says so, or at one of the run's limits.
+See command.py. URL is the address of the environment's server. Each observation is a user turn, as JSON, and each
+answer of the model is the FIELD of an action. The environment is reset with `reset` of the row, if the row has it. The
+reward is the sum of the rewards of all steps. The episode ends when the environment ends it, or at a limit of the run.
 """
 
 import asyncio

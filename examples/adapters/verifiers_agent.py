@@ -1,10 +1,10 @@
-"""One episode of an environment of `verifiers` (v1, tried with 0.4.0), in a Python that has it; see command.py.
+"""Run one episode of a `verifiers` environment (v1, tested with 0.4.0) in a Python environment that has it.
 
     AGENT_COMMAND="/path/to/python examples/adapters/verifiers_agent.py TASKSET"
 
-TASKSET is what verifiers calls so: the id of a package, or `openenv` or `harbor`, whose tasks it plays as well. The
-row's `task` is the number of the task. VERIFIERS_RUNTIME is where the agent runs: `subprocess`, or `docker`. Most
-agents of verifiers use tools: set `episode.tool_call_parser`.
+See command.py. TASKSET is a taskset of verifiers: the id of a package, or `openenv` or `harbor`, whose tasks it
+supports too. `task` in the row is the number of the task. VERIFIERS_RUNTIME selects where the agent runs: `subprocess`
+or `docker`. Most agents of verifiers use tools: set `episode.tool_call_parser`.
 """
 
 import asyncio

@@ -6,7 +6,7 @@
 #SBATCH --exclusive
 #SBATCH --time=1-00:00:00
 #SBATCH --output=areal-like-%j.log
-# One run on the nodes of one job, with a Ray cluster that begins and ends with it (docs/clusters.md):
+# One run on the nodes of one job, with a Ray cluster that starts and ends with it (docs/clusters.md):
 # sbatch examples/clusters/slurm.sh examples/math/gsm8k_grpo_moe.yaml cluster.fileroot=/shared/runs
 set -euo pipefail
 if [[ $# -lt 1 || ! -f $1 ]]; then
@@ -17,11 +17,11 @@ source .venv/bin/activate
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$head:6379
-# Nobody else on the network can use this Ray cluster.
+# The token keeps others on the network out of this Ray cluster.
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 
-# The same command on every node: the first one starts Ray's head and then the run, the others join.
+# Every node runs the same command: the first node starts Ray's head and then the run, the others join.
 srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
   ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" --num-gpus "$SLURM_GPUS_ON_NODE" -- \
   areal-like run "$@" scheduler.type=ray scheduler.address="$address" \

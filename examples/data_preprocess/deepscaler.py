@@ -1,7 +1,7 @@
 """Write DeepScaleR's competition problems as `train.parquet` and `test.parquet`.
 
-Fields, as in GSM8K: `question`, the problem followed by an instruction on how to give the answer; `answer`, `#### `
-and the reference answer, which may be LaTeX. The dataset has one split; `test` is a seeded choice of its rows.
+The fields are those of GSM8K: `question` is the problem followed by an instruction on how to give the answer; `answer`
+is `#### ` and the reference answer, which may be LaTeX. The dataset has one split; `test` is a seeded sample of it.
 
     python examples/data_preprocess/deepscaler.py --output-dir data/deepscaler
 """
@@ -43,7 +43,7 @@ def main(
 
 
 def row(record: Record, instruction: str, number: int) -> dict[str, str]:
-    """One problem; raises DatasetError where a field is missing."""
+    """Return one problem; raise DatasetError if a field is missing."""
     problem, answer = record.get("problem"), record.get("answer")
     if not isinstance(problem, str) or not isinstance(answer, str | int | float):
         raise DatasetError("path", f"row {number} is not a DeepScaleR problem", "it needs `problem` and `answer`")

@@ -1,6 +1,6 @@
 """Write GSM8K as `train.parquet` and `test.parquet`.
 
-Fields: `question`, the problem followed by an instruction on how to give the answer; `answer`, the reference solution,
+`question` is the problem followed by an instruction on how to give the answer; `answer` is the reference solution,
 which ends in `#### N`.
 
     python examples/data_preprocess/gsm8k.py --output-dir data/gsm8k
@@ -38,7 +38,7 @@ def main(
 
 
 def read(source: str, split: str) -> Sequence[Record]:
-    """The rows of one split of a local directory or of a dataset on the hub."""
+    """Return the rows of one split of a local directory or of a dataset on the hub."""
     if Path(source).is_file():
         raise DatasetError("path", f"{source} is one file", "name the directory of train and test")
     if not Path(source).is_dir():
@@ -49,7 +49,7 @@ def read(source: str, split: str) -> Sequence[Record]:
 
 
 def row(record: Record, instruction: str, number: int) -> dict[str, str]:
-    """One problem; raises DatasetError where the answer is not in GSM8K's form."""
+    """Return one problem; raise DatasetError if the answer does not have GSM8K's form."""
     question, answer = record.get("question"), record.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
         raise DatasetError(

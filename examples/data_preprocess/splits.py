@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: their options, and how they write `train.parquet` and `test.parquet`."""
+"""Options of the scripts in this folder, and the function that writes `train.parquet` and `test.parquet`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLITS = ("train", "test")
 
 
 def write_splits(output_dir: Path, overwrite: bool, make: Callable[[], Mapping[str, Sequence[Record]]]) -> None:
-    """Write the splits that `make` gives; a fault ends the script with one sentence, one of the directory at once."""
+    """Write the splits that `make` returns; an error ends the script with one message."""
     files = {split: output_dir / f"{split}.parquet" for split in SPLITS}
     try:
         _check(output_dir, [] if overwrite else list(files.values()))

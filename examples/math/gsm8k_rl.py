@@ -5,7 +5,7 @@ python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml [--d
 
 import sys
 
-if __name__ == "__main__":  # the processes that judge answers import this file too, and need nothing of it
+if __name__ == "__main__":  # reward processes import this file too
     try:
         from areal_like.cli import app
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on a dataset's answers: rows with an `answer`; nothing is generated to train on."""
+"""Supervised fine-tuning on the answers of a dataset. Rows have an `answer`; no training responses are generated."""
 
 
 async def run(prompt, n, rollout):

@@ -1,4 +1,4 @@
-"""DPO on preferences from a dataset: rows with `prompt`, `chosen` and `rejected`; nothing is generated to train on."""
+"""DPO on a dataset of preferences. Rows have `prompt`, `chosen` and `rejected`; no training responses are generated."""
 
 
 async def run(prompt, n, rollout):

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: REINFORCE with the batch's mean reward for a baseline.
+"""Custom algorithm: REINFORCE with the batch's mean reward as the baseline.
 
     python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml \
         algorithm=examples/own_algorithm/reinforce.py:make actor.ppo_n_minibatches=1
@@ -9,12 +9,12 @@ from areal_like.types import LossSpec
 
 
 def targets(experience):
-    """One number for each trajectory; fields of tokens, such as `behaviour_logprobs`, are in `experience.batch`."""
+    """Return one number per trajectory; token fields, such as `behaviour_logprobs`, are in `experience.batch`."""
     return {"advantages": experience.rewards - experience.rewards.mean()}
 
 
 def loss(inputs, cap):
-    """The loss of every token, and statistics that are recorded under their names."""
+    """Return the loss of every token, and statistics that are recorded under their names."""
     weight = (inputs.logprobs.detach() - inputs.fields["behaviour_logprobs"]).exp().clamp(max=cap)
     return -weight * inputs.fields["advantages"] * inputs.logprobs, {"entropy": inputs.entropy, "weight": weight}
 

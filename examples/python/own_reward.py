@@ -1,6 +1,6 @@
-"""Train from Python, with a reward of your own: python examples/python/own_reward.py [key=value ...]
+"""Train from Python with a custom reward: python examples/python/own_reward.py [key=value ...]
 
-The function reaches the processes that judge by value, from a script as from a notebook's cell.
+The function is pickled by value for the reward processes, so it may be defined in a script or in a notebook cell.
 """
 
 import sys

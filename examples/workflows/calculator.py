@@ -1,4 +1,4 @@
-"""A calculator as a tool: the model may call it before it answers. Wants `episode.tool_call_parser`, such as qwen25."""
+"""A calculator tool: the model may call it before it answers. Requires `episode.tool_call_parser`, such as `qwen25`."""
 
 import json
 import operator

@@ -1,4 +1,4 @@
-"""Two agents of one model: one knows the answer and gives a hint, the other one guesses; each has its own reward."""
+"""Two agents of one model: one knows the answer and gives a hint, the other guesses. Each has its own reward."""
 
 import asyncio
 

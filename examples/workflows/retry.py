@@ -1,4 +1,4 @@
-"""Two tries at a problem: after a wrong answer the model is asked again. A right one is worth less then."""
+"""Two attempts at a problem: after a wrong answer the model is asked again. A right second answer earns less."""
 
 from areal_like.rewards.gsm8k import final_answer
 
