@@ -244,7 +244,7 @@ def running(servers: int) -> Iterator[list[str]]:
 
 
 def serve(pipe: Connection) -> None:
-    """One server; says its URL through the pipe."""
+    """Run one server; send its URL through the pipe."""
     asyncio.run(_serve(pipe))
 
 

@@ -27,7 +27,7 @@ POLL_S = 2.0
 
 
 def demo(settings: Sequence[str], target: float, limit_s: float, config: Path = CONFIG) -> dict[str, Any]:
-    """Return the result of one run; `samples` counts the steps until evaluation reward `target`, including dropped groups."""
+    """Return the result of one run; samples up to evaluation reward `target` include dropped groups."""
     with tempfile.TemporaryDirectory() as folder:
         where = [f"cluster.fileroot={folder}", "experiment_name=demo", "trial_name=run"]
         command = [sys.executable, str(SCRIPT), "--config", str(config), *where, *settings]

@@ -204,7 +204,7 @@ def outcome(case: Case, ranks: list[subprocess.Popen[bytes]], folder: Path) -> d
 def predicted(result: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of tensors in each phase by the memory model: without what the device needs beside the allocator's.
 
-    Of a result without `trained` they are what the model says with the logits that the trainer had at that time.
+    A result without `trained` is compared with logits of every token, as the trainer had them when it was measured.
     """
     model, sizes = described(result)
     batch = BatchSpec(sequences(result), 1, 1, result["length"], result["tokens"])
@@ -250,7 +250,7 @@ def measured(files: Iterable[Path] = RESULTS) -> list[dict[str, Any]]:
 
 
 def errors(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, str]]]:
-    """By phase, what the present model says of each case over what was measured, less 1, and the case's name."""
+    """Return the relative error of the current model in each case with the case's name, by phase."""
     found: dict[str, list[tuple[float, str]]] = {}
     for case in cases:
         said = predicted(case)

@@ -45,7 +45,7 @@ def _named(argument: str) -> str:
 
 
 def _commit() -> str:
-    """The commit, with `+` after it where tracked files differ; COMMIT says it where there is no repository."""
+    """Return the commit, with `+` if tracked files differ; without a repository, COMMIT sets it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -127,7 +127,7 @@ def _output(process: psutil.Process) -> str | None:
 
 
 def soak(seed: int, kills: int, deadline: float, tell: Callable[[dict[str, Any]], None]) -> None:
-    """One run with up to `kills` kills, to its end; `tell` is told how far it came."""
+    """Execute one run with up to `kills` kills; `tell` receives the progress."""
     rng, done, began = random.Random(seed), list[dict[str, Any]](), time.time()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

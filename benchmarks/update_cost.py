@@ -343,7 +343,7 @@ def wait(*devices: str) -> None:
 
 @torch.inference_mode()
 def distances(networks: Iterator[Any], answers: list[tuple[list[int], Response]]) -> Iterator[Any]:
-    """Of each answer: how far its tokens' log-probs are from those of their versions, made anew, `[tokens]`."""
+    """Return the distance of each answer's log-probs from recomputed ones of the same versions, `[tokens]`."""
     expected = [np.zeros(len(response.tokens), np.float32) for _, response in answers]
     for parity, network in enumerate(networks):
         for place, (prompt, response) in enumerate(answers):
