@@ -11,7 +11,7 @@ from allocation.compiler import Result, RoleSettings, check, compile
 from allocation.diagnostics import AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid
 from allocation.language.reading import parse
-from allocation.language.spelling import normalised, spell
+from allocation.language.spelling import normalise, spell
 from allocation.language.syntax import Allocation
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.plan import Cluster, Device, EnginePlan, ParallelSizes, Plan, ServerPlan
@@ -20,11 +20,11 @@ from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 
 def format(text: str, *, shell: bool = False) -> str:
-    """The allocation in its normal spelling, or in the one that needs fewest quotes in a shell.
+    """Return the allocation in its normal spelling, or in the spelling that needs the fewest quotes in a shell.
 
     Raises `AllocationError` when `text` does not parse.
     """
-    return spell(normalised(parse(text)), shell=shell)
+    return spell(normalise(parse(text)), shell=shell)
 
 
 __all__ = [

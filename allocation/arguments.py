@@ -1,4 +1,4 @@
-"""What the arguments and options of the command `allocation` are read as."""
+"""Types and parsers of the arguments and options of the command `allocation`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allocation.hardware import Gpu, find_gpu
 
 
 class Recompute(StrEnum):
-    """What backward computes anew."""
+    """Activations that the backward pass recomputes."""
 
     none = "none"
     selective = "selective"
@@ -25,7 +25,7 @@ class Recompute(StrEnum):
 
 
 class Dtype(StrEnum):
-    """Types of weights."""
+    """Data types of weights."""
 
     bfloat16 = "bfloat16"
     float32 = "float32"
@@ -41,7 +41,7 @@ def with_options(finding: Finding) -> Finding:
 
 @contextmanager
 def usage(kind: type[Exception], param_hint: str | None = None) -> Iterator[None]:
-    """Turns an exception of one kind into typer's own error."""
+    """Turn an exception of one kind into typer's own error."""
     try:
         yield
     except kind as error:
@@ -87,7 +87,7 @@ def _system(name: str) -> str:
 
 
 def system_option(name: str, help: str) -> Any:
-    """An option that takes the name of another system whose layouts are read."""
+    """Return an option that takes the name of another system."""
     return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
 
 

@@ -1,4 +1,4 @@
-"""What the words of a command line ask about: allocations, lines of standard input, a run's YAML with overrides."""
+"""The inputs of a command line: allocations, lines of standard input, or a run's YAML with overrides."""
 
 import os
 import sys
@@ -15,14 +15,15 @@ LABEL = 200
 
 
 class UsageError(ValueError):
-    """The words make no sense together."""
+    """A combination of arguments that makes no sense."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that was checked: its `label` in the output, its `text` (None: a file), and what came of it.
+    """One checked input: its `label` in the output, its `text` (None: a file), and the result.
 
-    `checked_with` says what a file gave besides the layout, so that nobody takes a missing model for a checked one.
+    `checked_with` lists what a file defines besides the layout, so that a missing model is not mistaken for a checked
+    one.
     """
 
     label: str
@@ -32,7 +33,7 @@ class Case:
     checked_with: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON types."""
+        """Return all fields as JSON types."""
         return {
             "allocation": self.text,
             "file": self.label if self.text is None else None,
@@ -44,10 +45,10 @@ class Case:
 
 
 def cases(words: Sequence[str], **options: Any) -> list[Case]:
-    """One case per allocation or YAML, checked with the options that are not None. Raises `UsageError`."""
+    """Return one checked case per allocation or YAML. Options that are None are not checked. Raises `UsageError`."""
     given = {name: value for name, value in options.items() if value is not None}
     found = []
-    for label, text, overrides in _asked(words):
+    for label, text, overrides in _list_inputs(words):
         if text is not None:
             result = allocation.check(text, **given)
             found.append(Case(label, text, result.findings, result.plan))
@@ -59,7 +60,7 @@ def cases(words: Sequence[str], **options: Any) -> list[Case]:
 
 
 def one(words: Sequence[str], **options: Any) -> Case:
-    """The only case of `words`. Raises `UsageError` when there are none or several."""
+    """Return the only case of `words`. Raises `UsageError` when there are none or several."""
     found = cases(words, **options)
     if len(found) != 1:
         raise UsageError(f"one allocation is needed here, not {len(found)}; a string with blanks needs quotes")
@@ -67,24 +68,24 @@ def one(words: Sequence[str], **options: Any) -> Case:
 
 
 def no_files(command: str, words: Sequence[str]) -> None:
-    """Raises `UsageError` where a command is given a file that takes none."""
+    """Raise `UsageError` if a file is given to a command that takes none."""
     if any(map(_is_file, words)):
         raise UsageError(f"{command} takes strings, not files")
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word names a run's YAML; an override's value may end like one."""
+    """Return whether a word names a run's YAML; an override's value may end like one."""
     return word.endswith(YAML) and ("=" not in word or os.path.exists(word))
 
 
 def texts(words: Sequence[str]) -> list[str]:
-    """The allocations that the words are, unchecked. Raises `UsageError`."""
+    """Return the allocations among the words, unchecked. Raises `UsageError`."""
     no_files("format", words)
-    return [text for _, text, _ in _asked(words) if text is not None]
+    return [text for _, text, _ in _list_inputs(words) if text is not None]
 
 
-def _asked(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]]:
-    """Label, text (None: the label is a file) and overrides of everything that the words name."""
+def _list_inputs(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]]:
+    """Return label, text (None: the label is a file) and overrides of everything that the words name."""
     files = [word for word in words if _is_file(word)]
     overrides = [word for word in words if "=" in word and word not in files]
     if overrides and not files:

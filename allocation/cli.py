@@ -1,6 +1,6 @@
 """The command `allocation`: check, explain, memory, plan, count, groups, convert, format, explain-code.
 
-What a command does not need is not imported: `count` takes little longer than Python's own start.
+Commands import only what they need: `count` takes little longer than the start of Python.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def plan(
 
 
 def _tell_of_model(shape: ModelSpec) -> None:
-    """Print what makes the counts of a model uncertain."""
+    """Print warnings about uncertain parameter counts of a model."""
     _tell(run_rules(Source(shape.name), whole_model=shape))
 
 
@@ -424,13 +424,13 @@ def explain_code(
 
 
 def _single(words: Sequence[str], **options: Any) -> Plan:
-    """The plan of the one allocation that the words name."""
+    """Return the plan of the one allocation that the words contain."""
     with usage(UsageError):
         return _plan(one(words, **options))
 
 
 def _settings(words: Sequence[str]) -> str:
-    """Another system's settings: a file's content, standard input, or the words themselves."""
+    """Return another system's settings: the content of a file, standard input, or the words themselves."""
     text = " ".join(words)
     if text == "-":
         return sys.stdin.read()
@@ -443,7 +443,7 @@ def _settings(words: Sequence[str]) -> str:
 
 
 def _plan(case: Case) -> Plan:
-    """The plan; without one the command ends with the findings on standard error."""
+    """Return the plan. Without one, print the findings on stderr and exit."""
     if case.plan is None:
         _tell(case.findings)
         raise typer.Exit(INVALID)
@@ -479,7 +479,7 @@ def _print_case(case: Case) -> None:
 
 
 def _tell(findings: Sequence[Finding]) -> None:
-    """Findings on standard error; the command ends when one of them is an error."""
+    """Print findings on stderr, and exit if one of them is an error."""
     if findings:
         from allocation.views.terminal import finding_text
 

@@ -45,7 +45,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class RoleSettings:
-    """What a role has of its own instead of what all others share."""
+    """Settings of one role that override those shared by all roles."""
 
     model: ModelSpec | None
     batch: BatchSpec | None
@@ -55,7 +55,7 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known besides the string. `model` None: rules about the model have nothing to say; likewise `batch`."""
+    """Everything known besides the string. Rules about the model are skipped if `model` is None; likewise `batch`."""
 
     cluster: Cluster | None = None
     model: ModelSpec | None = None
@@ -82,14 +82,14 @@ def check(
     colocated: Mapping[str, str] | None = None,
     shared: Mapping[str, str] | None = None,
 ) -> Result:
-    """Checks an allocation against everything that is known, and plans it when nothing is wrong.
+    """Check an allocation against everything that is known, and plan it if it has no errors.
 
     `spec` is a whole allocation, or one member per role (`{"actor": "megatron:d4", "rollout": "sglang:d4"}`), whose
-    findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path
-    or a name; `order` is Megatron's rank order; `memory` has a GPU's size, without which every layout fits. `own` has
-    what a role is judged by instead, `colocated` the role whose GPUs a role of a mapping shares, `shared` the role
-    whose ranks one without a layout has, which memory counts. Whatever is written in the strings ends up in the
-    findings. Raises `TypeError` for a spec that is neither a string nor a mapping of strings.
+    findings carry the key `actor.backend`. `key` is the config key of a whole allocation. `model` is a spec, a path or
+    a name; `order` is Megatron's rank order; `memory` has the memory size of a GPU, without which every layout fits.
+    `own` has settings that replace the shared ones for a role, `colocated` the role whose GPUs a role of a mapping
+    shares, `shared` the role whose ranks a role without a layout uses; memory counts both. Every error in the strings
+    becomes a finding. Raises `TypeError` for a spec that is neither a string nor a mapping of strings.
     """
     if not isinstance(spec, str) and not (isinstance(spec, Mapping) and all(isinstance(v, str) for v in spec.values())):
         raise TypeError(f"an allocation is a string or a string per role, not {spec!r}")
@@ -117,7 +117,10 @@ def compile(
     memory: MemorySettings | None = None,
     key: str | None = None,
 ) -> Plan:
-    """The plan of an allocation; arguments as for `check`. Raises `AllocationError` with all findings."""
+    """Return the plan of an allocation; the arguments are those of `check`.
+
+    Raises `AllocationError` with all findings.
+    """
     result = check(
         spec, cluster=cluster, model=model, batch=batch, megatron=megatron, order=order, memory=memory, key=key
     )
@@ -127,7 +130,7 @@ def compile(
 
 
 def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
-    """`check` without suggestions, with the model already read."""
+    """Return `check` without suggestions, with the model already read."""
     request, source, findings = _request(spec, context, key)
     if not request.groups:
         return Result(tuple(findings), None)
@@ -144,20 +147,20 @@ def judge(spec: Spec, context: Context, key: str | None = None) -> Result:
     about_layout = [f for f in findings if "batch" not in RULES[f.code].needs]
     plan = None if has_errors(about_layout) else _plan(request, placed, context.order)
     if plan is not None and context.memory is not None:
-        findings += run_rules(source, planned=_planned(request, plan, context))
+        findings += run_rules(source, planned=_collect_planned(request, plan, context))
     return Result(tuple(findings), None if has_errors(findings) else plan)
 
 
 def _of_role(context: Context, role: str) -> Context:
-    """The context with what a role has of its own."""
+    """Return the context with the settings of one role."""
     if own := context.own.get(role):
         memory = own.memory or context.memory
         return replace(context, model=own.model, batch=own.batch, megatron=own.megatron, memory=memory)
     return context
 
 
-def _planned(request: Request, plan: Plan, context: Context) -> list[Planned]:
-    """What memory is judged by: every engine whose model is known, and the roles that share another's layout."""
+def _collect_planned(request: Request, plan: Plan, context: Context) -> list[Planned]:
+    """Return the input of the memory rules: engines with a known model, and roles that share another role's layout."""
     pairs = list(zip(request.engines, plan.engines, strict=True))
     present = {engine.role for engine in request.engines}
     for role in [role for role in context.shared if role not in present]:
@@ -172,7 +175,7 @@ def _planned(request: Request, plan: Plan, context: Context) -> list[Planned]:
 
 
 def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
-    """The findings of every rule that has what it needs."""
+    """Return the findings of every rule whose needs are known."""
     context = _of_role(context, engine.role)
     known: dict[str, Any] = {"engine": engine, engine.backend.kind: engine}
     wrong: list[Finding] = []
@@ -189,7 +192,7 @@ def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
 
 
 def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, Source, list[Finding]]:
-    """Reads all texts. The source is what findings about several engines refer to."""
+    """Read all texts. The source is what findings about several engines refer to."""
     if isinstance(spec, str):
         source = Source(spec, key)
         tree, findings = read(source)
@@ -208,7 +211,7 @@ def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, So
 def _fields(
     fields: list[tuple[str, str]], colocated: Mapping[str, str]
 ) -> tuple[Source, list[Finding], list[list[Engine]]]:
-    """Reads one member per config field; those of `colocated`, or with the same explicit GPU ids, share their GPUs."""
+    """Read one member per config field; those of `colocated`, or with the same explicit GPU ids, share their GPUs."""
     findings: list[Finding] = []
     groups: list[list[Engine]] = []
     for role, text in fields:
@@ -246,7 +249,7 @@ def _plan(request: Request, placed: tuple[Gpus, ...], order: str) -> Plan:
 
 
 def _compiled_member(engine: Engine) -> Member:
-    """The member with `d*` filled in and, where it came from a config field, its role as name."""
+    """Return the member with `d*` filled in and, where it came from a config field, its role as name."""
     node = engine.node
     name = node.name or (Word(engine.role) if engine.source.key and engine.source.key.endswith(".backend") else None)
     attn = tuple(Dim("d", str(engine.dp)) if dim.count == "*" else dim for dim in node.layout.attn)

@@ -1,4 +1,4 @@
-"""What is wrong with a model's config.json: fields that are missing, no numbers, absurd, or at odds with each other."""
+"""Errors in a model's config.json: fields that are missing, not numbers, absurd, or inconsistent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _MOST_LAYERS = 10_000  # rules and memory look at each
 
 
 def problems(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """One sentence for every wrong field, by its name; relations only between fields that are right by themselves."""
+    """Yield one sentence for every wrong field, by its name; relations only between fields that are right by
+    themselves."""
     found = list(_wrong_fields(config, family))
     yield from found or _contradictions(config, family)
 
@@ -47,25 +48,25 @@ def _wrong_fields(config: Mapping[str, Any], family: Family) -> Iterator[str]:
             yield from _wrong_number(name, value, 1 if name in required else 0)
     first = config.get("first_k_dense_replace", 0)
     if not isinstance(first, int) or first < 0:
-        yield f"first_k_dense_replace must be a number of layers, not {_shown(first)}"
+        yield f"first_k_dense_replace must be a number of layers, not {_show(first)}"
     named = config.get("mlp_only_layers") or []
     if not isinstance(named, list):
-        yield f"mlp_only_layers must be a list of layers, not {_shown(named)}"
+        yield f"mlp_only_layers must be a list of layers, not {_show(named)}"
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if family.linear_attention and types and not (isinstance(types, list) and len(types) == layers):
-        yield f"layer_types must be a list of {_shown(layers)} kinds of layers"
+        yield f"layer_types must be a list of {_show(layers)} kinds of layers"
 
 
 def _wrong_number(name: str, value: object, smallest: int) -> Iterator[str]:
     largest = _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST
     if not isinstance(value, int) or isinstance(value, bool) or value < smallest:
-        yield f"{name} must be a positive integer, not {_shown(value)}"
+        yield f"{name} must be a positive integer, not {_show(value)}"
     elif value > largest:
-        yield f"{name} must be at most {largest:,}, not {_shown(value)}"
+        yield f"{name} must be at most {largest:,}, not {_show(value)}"
 
 
 def _contradictions(config: Mapping[str, Any], family: Family) -> Iterator[str]:
-    """Fields that cannot be true together."""
+    """Yield fields that cannot be true together."""
     heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
     if groups and not family.latent_attention and heads % groups:
         yield f"num_key_value_heads = {groups} does not divide num_attention_heads = {heads}"
@@ -76,7 +77,7 @@ def _contradictions(config: Mapping[str, Any], family: Family) -> Iterator[str]:
         yield f"num_experts_per_tok = {chosen} is more than {family.experts} = {experts}"
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST:
         return f"{value:.0e}" if abs(value) < 10**300 else "a number of more than 300 digits"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Findings: what is wrong (or worth knowing) in an allocation, as values, and how they are shown."""
+"""Findings: errors, warnings and notes about an allocation, as values, and their display."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Span(NamedTuple):
 
 
 class Severity(StrEnum):
-    """`ERROR`: no plan is made. `WARNING`: it runs, and the user should know. `NOTE`: good to know."""
+    """`ERROR`: no plan is made. `WARNING`: the plan works, but the user should know. `NOTE`: information."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -26,9 +26,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text that is checked and, when it is a config field's, that field's key (`actor.backend`).
+    """A checked text and, if it comes from a config field, the key of that field (`actor.backend`).
 
-    A key may be several, joined by ` + `; `places` says where each of them was set (`run.yaml:12`), if that is known.
+    Several keys are joined by ` + `; `places` says where each of them was set (`run.yaml:12`), if known.
     """
 
     text: str
@@ -38,9 +38,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a rule found: one sentence, the spans it is about, and what would be right.
+    """The result of a rule: one sentence, the spans in question, and the fix.
 
-    `source` is the text that the spans are in, where it is not the one that the rule runs on.
+    `source` is the text of the spans, if it is not the text that the rule runs on.
     """
 
     message: str
@@ -53,8 +53,8 @@ class Problem:
 class Finding:
     """One violation of one rule.
 
-    `spans` index `source.text`, the most important one first. `nearest` are whole strings, closest first,
-    that were checked and are valid.
+    `spans` index `source.text`, the most important one first. `nearest` are whole strings, closest first, that were
+    checked and are valid.
     """
 
     code: str
@@ -79,11 +79,11 @@ class Finding:
 
     @property
     def span(self) -> Span | None:
-        """The span that the finding is mainly about."""
+        """The most important span of the finding."""
         return self.spans[0] if self.spans else None
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
+        """Return all fields as JSON types."""
         return {
             "code": self.code,
             "severity": self.severity.value,
@@ -102,7 +102,7 @@ class Finding:
 
 
 class AllocationError(ValueError):
-    """The allocation has errors; `findings` holds all of them, warnings included."""
+    """Raised for an allocation with errors; `findings` holds all findings, warnings included."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -110,12 +110,12 @@ class AllocationError(ValueError):
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
-    """Whether a finding forbids a plan."""
+    """Return whether a finding rules out a plan."""
     return any(finding.severity is Severity.ERROR for finding in findings)
 
 
 def render(finding: Finding) -> str:
-    """The finding as plain text of at most about 80 columns, with the place in the string underlined."""
+    """Return the finding as plain text of at most about 80 columns, with the place in the string underlined."""
     where = f" in {finding.where}" if finding.key else ""
     lines = [f"{finding.severity}[{finding.code}]{where}: {finding.message}"]
     lines += _excerpt(finding.source.text, finding.spans)
@@ -129,7 +129,7 @@ def render(finding: Finding) -> str:
 
 
 def _excerpt(text: str, spans: tuple[Span, ...]) -> list[str]:
-    """The part of `text` around the first span, `^` under it and `~` under the other spans."""
+    """Return the part of `text` around the first span, `^` under it and `~` under the other spans."""
     if not spans:
         return []
     width = WIDTH - 8

@@ -1,4 +1,4 @@
-"""What share of a GPU's figures in `hardware.py` a run reaches: every constant of the planner, with its source."""
+"""The constants of the planner, each with its source: the share of the figures in `hardware.py` that a run reaches."""
 
 # Matrix multiplications of training reach PEAK · w / (w + HALF) of a GPU's FLOP/s, w being the width of the narrower
 # side. Fitted to benchmarks/results/trainer_throughput_qwen3_4b_h200.json (w 2560: 52 %) and that of 8b (w 4096: 62 %).

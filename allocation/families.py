@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's config calls its experts; `experts` is empty for a dense one.
+    """A family's names of the config fields about experts; `experts` is empty for a dense one.
 
-    `bias` are the attention projections that `attention_bias` means, `norms` the norms of a layer, `defaults` the
-    values that transformers' configuration class gives keys which a config leaves out. All layers but each
-    `full_every`-th attend to a window, where the config does not list the kinds; 0: none, 1: all, if there is a window.
+    `bias` are the attention projections that `attention_bias` covers, `norms` the norms of a layer, `defaults` the
+    values that transformers' configuration class uses for keys that a config omits. If the config does not list the
+    kinds of layers, all but every `full_every`-th attend to a window; 0: none do, 1: all do, if there is a window.
     """
 
     experts: str = ""

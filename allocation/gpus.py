@@ -6,12 +6,12 @@ Gpus = tuple[range, ...]
 
 
 def n_gpus(gpus: Iterable[range]) -> int:
-    """Number of ids."""
+    """Return the number of ids."""
     return sum(map(len, gpus))
 
 
-def joined(gpus: Iterable[range]) -> Gpus:
-    """The ids in the same order, ranges that continue each other joined."""
+def merge(gpus: Iterable[range]) -> Gpus:
+    """Return the ids in the same order, with adjacent ranges joined."""
     runs: list[range] = []
     for ids in gpus:
         if runs and ids.start == runs[-1].stop:
@@ -22,7 +22,7 @@ def joined(gpus: Iterable[range]) -> Gpus:
 
 
 def union(parts: Iterable[Iterable[range]]) -> Gpus:
-    """The ids of all parts, each once, in ascending order."""
+    """Return the ids of all parts, each once, in ascending order."""
     runs: list[range] = []
     for ids in sorted((ids for part in parts for ids in part), key=lambda ids: ids.start):
         if runs and ids.start <= runs[-1].stop:
@@ -33,6 +33,6 @@ def union(parts: Iterable[Iterable[range]]) -> Gpus:
 
 
 def meet(first: Iterable[range], second: Iterable[range]) -> bool:
-    """Whether an id is in both."""
+    """Return whether an id is in both."""
     others = tuple(second)
     return any(a.start < b.stop and b.start < a.stop for a in first for b in others)

@@ -29,7 +29,7 @@ class RankGrid:
 
     @classmethod
     def from_order(cls, order: str, sizes: Mapping[str, int]) -> RankGrid:
-        """A grid in Megatron's order; axes without a size are 1."""
+        """Return a grid in Megatron's order; axes without a size are 1."""
         axes = tuple(order.split("-"))
         return cls(axes, tuple(sizes.get(axis, 1) for axis in axes))
 
@@ -39,11 +39,11 @@ class RankGrid:
         return math.prod(self.sizes)
 
     def size(self, *axes: str) -> int:
-        """Number of ranks in a group over `axes`."""
+        """Return the number of ranks in a group over `axes`."""
         return math.prod(self.sizes[self.axes.index(axis)] for axis in axes)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Position of `rank` on each axis. Raises `ValueError` for a rank outside the world."""
+        """Return the position of `rank` on each axis. Raises `ValueError` for a rank outside the world."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is outside 0..{self.world_size - 1}")
         position = {}
@@ -52,7 +52,7 @@ class RankGrid:
         return position
 
     def rank(self, **coordinates: int) -> int:
-        """The rank at `coordinates`; axes left out are 0. Raises `ValueError` for one that is off the grid."""
+        """Return the rank at `coordinates`; axes left out are 0. Raises `ValueError` for one that is off the grid."""
         rank, stride = 0, 1
         if unknown := coordinates.keys() - set(self.axes):
             raise ValueError(f"no such axis: {', '.join(sorted(unknown))}; the axes are {', '.join(self.axes)}")
@@ -64,7 +64,7 @@ class RankGrid:
         return rank
 
     def groups(self, *axes: str) -> NDArray[np.int64]:
-        """Rank groups over `axes`, `[groups, size]`, both in Megatron's order."""
+        """Return the rank groups over `axes`, `[groups, size]`, both in Megatron's order."""
         import numpy as np
 
         if unknown := set(axes) - set(self.axes):
@@ -76,7 +76,7 @@ class RankGrid:
         return ranks.transpose(*fixed, *inside).reshape(-1, self.size(*axes))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """The group over `axes` that `rank` is in."""
+        """Return the group over `axes` that contains `rank`."""
         here = self.coordinates(rank)
         ranks, stride = [rank], 1
         for axis, size in zip(self.axes, self.sizes, strict=True):

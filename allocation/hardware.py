@@ -9,11 +9,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `memory` are the bytes that a process can have, somewhat less than the name says.
+    """One GPU.
 
-    `flops` are dense bfloat16 multiplications and additions a second, `bandwidth` and `link` bytes a second: of its
-    memory, and of its links to the other GPUs of a node, in one direction. `network` is its share of the node's
-    network, in bytes a second.
+    `memory` are the bytes available to a process, slightly less than the nominal size. `flops` are dense bfloat16
+    operations per second; `bandwidth` and `link` are bytes per second of its memory, and of its links to the other GPUs
+    of a node in one direction. `network` is its share of the node's network, in bytes per second.
     """
 
     name: str
@@ -44,7 +44,7 @@ _UNITS = {"gib": GIB, "g": GIB, "gb": 10**9, "mib": 1 << 20}
 
 
 def find_gpu(text: str) -> Gpu:
-    """The GPU of a name, or one with a size of memory (`24GiB`) and an H100's speed. Raises `ValueError`."""
+    """Return the GPU of a name, or one with a size of memory (`24GiB`) and an H100's speed. Raises `ValueError`."""
     name = text.strip().lower().replace("_", "-")
     name = {"a100": "a100-80", "h100-80": "h100", "4090": "rtx4090"}.get(name, name)
     if name in GPUS:

@@ -1,7 +1,7 @@
-"""The few numbers of a model that the rules need, read from a Hugging Face `config.json`.
+"""The dimensions of a model that the rules need, read from a Hugging Face `config.json`.
 
-A model is named by a path, by a name of the table `models.json` (no network), or by a name that the Hugging Face
-cache or hub knows.
+A model is named by a path, by a name in the table `models.json` (no network), or by a name in the Hugging Face cache or
+on the hub.
 """
 
 import json
@@ -21,21 +21,22 @@ HUB_TIMEOUT_S = 10
 
 
 class ModelError(ValueError):
-    """A model that cannot be read; the message names the file, and the fields that are missing or wrong."""
+    """Raised for an unreadable model; the message names the file, and the fields that are missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shape of a decoder-only model. FFN sizes are per expert; `experts` 0 is a dense model.
 
-    `vocab_size` and `max_positions` are 0 where they are not known.
-    `shared_ffn` is the width of all shared experts of a layer together, `dense_layers` are the layers of a model with
-    experts that have none. `qk_norm` is `head` (one norm's weights for all heads), `full` (of their own) or empty.
-    What begins with `linear_` belongs to gated-delta-net layers (Qwen3-Next), ranks and `qk_nope`, `qk_rope` to latent
-    attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention (DeepSeek-V3.2).
-    `sliding_layers` attend to `window` tokens. `quantization` is how a checkpoint's weights are quantized, if they are.
-    With `capped_attention` scores are bounded, which needs them as a whole (Gemma 2).
-    Parameters of a model whose `known_family` is False are counted as those of a dense one with the usual layers.
+    `vocab_size` and `max_positions` are 0 if unknown. `shared_ffn` is the total width of a layer's shared experts,
+    `dense_layers` are the layers without experts in a model with experts. `qk_norm` is `head` (one norm's weights for
+    all heads), `full` (separate weights) or empty.
+
+    Fields with the prefix `linear_` belong to gated-delta-net layers (Qwen3-Next), ranks and `qk_nope`, `qk_rope` to
+    latent attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention
+    (DeepSeek-V3.2). `sliding_layers` attend to `window` tokens. `quantization` is the quantization method of the
+    checkpoint, if any. `capped_attention` bounds attention scores, which needs them as a whole (Gemma 2). A model with
+    `known_family` False is counted as a dense model with the usual layers.
     """
 
     name: str
@@ -96,7 +97,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSpec:
-    """The spec of a Hugging Face config. Raises `ModelError` that lists every wrong field."""
+    """Return the spec of a Hugging Face config. Raises `ModelError` that lists every wrong field."""
     if not isinstance(config, Mapping):
         raise ModelError(f"{name}: a config is a JSON object, not {type(config).__name__}")
     config = _text_part(config)
@@ -140,7 +141,8 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of a multimodal model's text part; whether the output layer is tied, the whole model's config says."""
+    """Return the config of a multimodal model's text part; whether the output layer is tied comes from the outer
+    config."""
     if not isinstance(text := config.get("text_config"), Mapping):
         return config
     of_all = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if config.get(key) is not None}
@@ -148,7 +150,8 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
-    """The family of a config: a known one, or that of a dense model with the usual fields. Raises `ModelError`."""
+    """Return the family of a config: a known one, or that of a dense model with the usual fields. Raises
+    `ModelError`."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
@@ -160,7 +163,8 @@ def _family(config: Mapping[str, Any], name: str) -> Family:
 
 
 def _looks_dense(config: Mapping[str, Any]) -> bool:
-    """Whether a config of an unknown family has the fields of a dense model, and none of other kinds of layers."""
+    """Return whether a config of an unknown family has the fields of a dense model, and none of other kinds of
+    layers."""
     kinds = config.get("layer_types")
     plain = not kinds or (isinstance(kinds, list) and {*map(str, kinds)} <= {"full_attention", "sliding_attention"})
     usual = (*REQUIRED.values(), "num_key_value_heads")
@@ -168,13 +172,14 @@ def _looks_dense(config: Mapping[str, Any]) -> bool:
 
 
 def _window(config: Mapping[str, Any]) -> int:
-    """Tokens that layers with a sliding window attend to; 0 where there is none."""
+    """Return the size of the sliding window in tokens; 0 without one."""
     window = config.get("sliding_window")
     return window if isinstance(window, int) and config.get("use_sliding_window") is not False else 0
 
 
 def _sliding_layers(config: Mapping[str, Any], family: Family) -> Iterator[int]:
-    """Layers that attend to a window: `layer_types`, or the family's pattern (transformers' configuration classes)."""
+    """Yield layers that attend to a window: `layer_types`, or the family's pattern (transformers' configuration
+    classes)."""
     layers, types = config["num_hidden_layers"], config.get("layer_types")
     every = config.get("sliding_window_pattern") or family.full_every
     every = every if isinstance(every, int) else family.full_every
@@ -192,13 +197,13 @@ def _sliding_layers(config: Mapping[str, Any], family: Family) -> Iterator[int]:
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
-    """How the weights are quantized, as the config calls it; empty where they are not."""
+    """Return the quantization method that the config names; empty for an unquantized model."""
     of_config = config.get("quantization_config") or {}
     return str(of_config.get("quant_method", "unknown")) if isinstance(of_config, Mapping) and of_config else ""
 
 
 def _linear_layers(config: Mapping[str, Any]) -> Iterator[int]:
-    """Layers with linear attention: `layer_types`, or all but every fourth (transformers' Qwen3NextConfig)."""
+    """Yield layers with linear attention: `layer_types`, or all but every fourth (transformers' Qwen3NextConfig)."""
     types = config.get("layer_types")
     for layer in range(config["num_hidden_layers"]):
         if types[layer] == "linear_attention" if types else (layer + 1) % config["full_attention_interval"]:
@@ -206,7 +211,8 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _dense_layers(config: Mapping[str, Any], family: Family) -> Iterable[int]:
-    """Layers without experts: the first ones (DeepSeek, GLM), or those that `decoder_sparse_step` leaves out (Qwen)."""
+    """Return layers without experts: the first ones (DeepSeek, GLM), or those that `decoder_sparse_step` leaves out
+    (Qwen)."""
     layers = range(config["num_hidden_layers"])
     if "first_k_dense_replace" in family.defaults:
         return layers[: config["first_k_dense_replace"]]
@@ -220,13 +226,13 @@ _HUB_NAME = re.compile(r"(?!.*\.json$)\w[\w.-]*/\w[\w.-]*")  # ORGANISATION/NAME
 
 
 def known_models() -> dict[str, dict[str, Any]]:
-    """The offline table: name to the fields of its config."""
+    """Return the offline table: name to the fields of its config."""
     table: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("models.json").read_text())
     return table
 
 
 def load_model(model: str | os.PathLike[str]) -> ModelSpec:
-    """The spec of a path (a folder or a config.json) or of a model's name. Raises `ModelError`."""
+    """Return the spec of a path (a folder or a config.json) or of a model's name. Raises `ModelError`."""
     path = Path(os.path.expanduser(model))
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
@@ -240,7 +246,7 @@ def load_model(model: str | os.PathLike[str]) -> ModelSpec:
         close = get_close_matches(name.lower(), {known.rpartition("/")[2].lower(): 0 for known in table}, n=2)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"{name}: no such file, and not a model's name{hint}")
-    cached = _cached(name)
+    cached = _find_cached(name)
     return _from_file(cached, name) if cached else from_config(_download(name), name)
 
 
@@ -252,8 +258,8 @@ def _from_file(file: Path, name: str) -> ModelSpec:
     return from_config(config, name)
 
 
-def _cached(name: str) -> Path | None:
-    """The newest config.json of `name` in the Hugging Face cache."""
+def _find_cached(name: str) -> Path | None:
+    """Return the newest config.json of `name` in the Hugging Face cache."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     files = sorted(
@@ -264,7 +270,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _download(name: str) -> Any:
-    """The config.json of `name` from the hub, unless HF_HUB_OFFLINE is set."""
+    """Return the config.json of `name` from the hub, unless HF_HUB_OFFLINE is set."""
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
         raise ModelError(f"{name}: not in the offline table or the cache, and HF_HUB_OFFLINE is set")
     from http.client import HTTPException

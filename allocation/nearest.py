@@ -1,6 +1,6 @@
-"""Nearest valid strings: small changes of the layouts that have errors, each checked before it is offered.
+"""Nearest valid strings: small changes of the layouts that have errors, each checked before it is suggested.
 
-The distance of a change is the sum of |log2(new / old)| over the counts that change; see `_distance`.
+The distance of a change is the sum of |log2(new / old)| over the changed counts; see `_distance`.
 """
 
 import math
@@ -31,7 +31,7 @@ Judge = Callable[[str | Mapping[str, str]], Findings]
 
 
 def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Findings, judge: Judge) -> Findings:
-    """The findings with remedies that work.
+    """Return the findings with remedies that work.
 
     Errors get up to two valid strings where changing counts is enough to reach them. A help that quotes an allocation
     which is itself wrong here is taken out.
@@ -51,7 +51,7 @@ def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Find
 
 
 def _works(help: str | None, judge: Judge) -> bool:
-    """Whether every whole allocation that a help quotes is valid by itself."""
+    """Return whether every whole allocation that a help quotes is valid by itself."""
     for quoted in _QUOTED.findall(help or ""):
         tree, wrong = read(Source(quoted))
         if not wrong and all(m.backend.text in BACKENDS for m in tree.members) and has_errors(judge(quoted)):
@@ -71,7 +71,7 @@ def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings]
 
 
 def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) -> tuple[str, ...]:
-    """Valid strings near `text`: one member after the other is changed until nothing is wrong with it.
+    """Return valid strings near `text`: one member after the other is changed until nothing is wrong with it.
 
     Each candidate takes one of `checks`; when there are none left, what was found has to do.
     """
@@ -95,7 +95,7 @@ def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) 
 
 
 def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, ...]:
-    """The allocation with every data-parallel size halved until it fits, and with two groups colocated."""
+    """Return the allocation with every data-parallel size halved until it fits, and with two groups colocated."""
     members = list(tree.members)
     found = []
     if len(tree.groups) == 2 and len(members) == 2:
@@ -104,13 +104,13 @@ def _smaller(tree: Allocation, judge: Callable[[str], Findings]) -> tuple[str, .
         sizes = [{d.letter: count(d) or 0 for d in member.layout.attn} for member in members]
         if any(size.get("d", 1) % 2**step for size in sizes):
             break
-        halved = [_changed(m, {("attn", "d"): s["d"] // 2**step}) for m, s in zip(members, sizes, strict=True)]
+        halved = [_change(m, {("attn", "d"): s["d"] // 2**step}) for m, s in zip(members, sizes, strict=True)]
         found.append(_text(tree, halved))
     return tuple(text for text in found if not has_errors(judge(text)))[:OFFERED]
 
 
 def _wrong(findings: Iterable[Finding], text: str, number: int) -> bool:
-    """Whether an error lies in member `number` of `text`."""
+    """Return whether an error lies in member `number` of `text`."""
     span = list(parse(text).members)[number].span
     return any(
         f.severity is Severity.ERROR and (f.span is None or span.start <= f.span.start < span.end) for f in findings
@@ -123,7 +123,7 @@ def _text(tree: Allocation, members: Iterable[Member]) -> str:
 
 
 def _variants(member: Member) -> Iterator[Member]:
-    """Members with one or two counts changed, nearest first."""
+    """Yield members with one or two counts changed, nearest first."""
     dims = member.layout.dims
     if member.backend.text not in BACKENDS or any(count(dim) is None and dim.count != "*" for _, dim in dims):
         return
@@ -137,26 +137,26 @@ def _variants(member: Member) -> Iterator[Member]:
     ]
     single.sort(key=lambda change: (change[0], _PREFERENCE.index(change[1][1])))
     if any(part == "ffn" for part, _ in present):
-        yield _changed(member, {})
+        yield _change(member, {})
     for _, place, new in single[:40]:
-        yield _changed(member, {place: new})
+        yield _change(member, {place: new})
     for rounded in (math.floor, math.ceil):
-        yield _changed(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
-    yield from _traded(member, present)
+        yield _change(member, {place: 2 ** rounded(math.log2(value)) for place, value in present.items() if value})
+    yield from _trade_copies(member, present)
     pairs = [(a, b) for a, b in combinations(single[:16], 2) if a[1] != b[1]]
     for a, b in sorted(pairs, key=lambda pair: pair[0][0] + pair[1][0]):
-        yield _changed(member, dict((a[1:], b[1:])))
+        yield _change(member, dict((a[1:], b[1:])))
 
 
-def _traded(member: Member, present: Mapping[tuple[str, str], int | None]) -> Iterator[Member]:
-    """Members on as many GPUs with fewer copies of the model and more parts of it."""
+def _trade_copies(member: Member, present: Mapping[tuple[str, str], int | None]) -> Iterator[Member]:
+    """Yield members on as many GPUs with fewer copies of the model and more parts of it."""
     copies, backend = present[("attn", "d")] or 1, BACKENDS[member.backend.text]
     letters = "c" if backend.name == "fsdp" else "tp"  # FSDP splits sequences, not matrices
     for factor in (2, 4, 8):
         for letter in letters if copies % factor == 0 and member.layout.ffn is None else "":
             if letter in backend.letters:
                 parts = (present.get(("attn", letter)) or 1) * factor
-                yield _changed(member, {("attn", "d"): copies // factor, ("attn", letter): parts})
+                yield _change(member, {("attn", "d"): copies // factor, ("attn", letter): parts})
 
 
 def _near(value: int) -> list[int]:
@@ -165,12 +165,13 @@ def _near(value: int) -> list[int]:
 
 
 def _distance(old: int, new: int) -> float:
-    """Sizes that are no power of two come last: few models and clusters divide by them."""
+    """Return |log2(new / old)|, plus a penalty for a size that is not a power of two: few models are divisible by
+    it."""
     return abs(math.log2(new / old)) + (2 if new & (new - 1) else 0)
 
 
-def _changed(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
-    """The member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
+def _change(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
+    """Return the member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
     attn = [Dim(d.letter, str(changes.get(("attn", d.letter), d.count))) for d in member.layout.attn]
     for letter in "tpcd":
         if ("attn", letter) in changes and all(d.letter != letter for d in attn):

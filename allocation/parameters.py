@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how many of them a rank holds: the shapes of transformers' modeling files.
+"""Parameter counts of a model and of each rank, from the shapes of transformers' modeling files.
 
 Counts are those of `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
 without layers for multi-token prediction, which neither transformers nor the trainer builds.
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters by how they are spread.
+    """Numbers of parameters by their distribution over ranks.
 
-    `split` lie once on the ranks of a tensor-parallel group, `kv` too, as long as there are heads enough, `copied` on
-    each of its ranks, `experts` once on the ranks of an expert and expert-tensor parallel block.
+    `split` exist once per tensor-parallel group, as do `kv` if there are enough heads; `copied` exist on each rank of
+    the group, `experts` once per expert and expert-tensor parallel block.
     """
 
     split: int = 0
@@ -48,18 +48,20 @@ class Parameters:
         return self.split + self.kv + self.copied + self.experts
 
     def dense_on(self, tp: int, kv_heads: int) -> int:
-        """Parameters on one tensor-parallel rank, without its experts; KV heads are copied where there are too few."""
+        """Return parameters on one tensor-parallel rank, without its experts; KV heads are copied where there are
+        too few."""
         return -(-self.split // tp) + -(-self.kv // min(tp, kv_heads)) + self.copied
 
 
 def total_parameters(model: ModelSpec) -> int:
-    """All parameters of a model; a tied output layer counts once."""
+    """Return all parameters of a model; a tied output layer counts once."""
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
     return layers_together(model, range(model.layers)).total + tables + model.hidden_size
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:
-    """Parameters of low-rank adapters of the attention and dense feed-forward modules whose names `targets` wants."""
+    """Return parameters of low-rank adapters of the attention and dense feed-forward modules whose names `targets`
+    wants."""
     hidden, queries, keys = model.hidden_size, model.query_width, model.kv_heads * model.head_dim
     ends = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
     ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + model.ffn)
@@ -67,31 +69,32 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], boo
 
 
 def active_parameters(model: ModelSpec) -> int:
-    """Parameters that a token passes through: its experts, all else, and the output layer but not the embedding."""
+    """Return parameters that a token passes through: its experts, all else, and the output layer but not the
+    embedding."""
     layers = layers_together(model, range(model.layers))
     chosen = layers.experts * model.experts_per_token // model.experts if model.experts else 0
     return layers.total - layers.experts + chosen + vocabulary(model) + model.hidden_size
 
 
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
-    """Parameters of an embedding or an output layer with its rows padded to a `multiple`."""
+    """Return parameters of an embedding or an output layer with its rows padded to a `multiple`."""
     return -(-model.vocab_size // multiple) * multiple * model.hidden_size
 
 
 class Kind(NamedTuple):
-    """What a layer is made of; most models have layers of one or two kinds."""
+    """The composition of a layer; most models have layers of one or two kinds."""
 
     linear: bool
     experts: bool
 
 
 def kind(model: ModelSpec, number: int) -> Kind:
-    """The kind of layer `number`."""
+    """Return the kind of layer `number`."""
     return Kind(number in model.linear_layers, model.experts > 0 and number not in model.dense_layers)
 
 
 def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[Kind, int]:
-    """How many of some layers are of which kind."""
+    """Return the number of layers of each kind."""
     if not (model.linear_layers or model.dense_layers):
         return {Kind(linear=False, experts=model.experts > 0): len(layers)} if layers else {}
     return Counter(kind(model, number) for number in layers)
@@ -99,18 +102,18 @@ def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[Kind, int]:
 
 @cache
 def layer(model: ModelSpec, of: Kind) -> Parameters:
-    """The parameters of a decoder layer."""
+    """Return the parameters of a decoder layer."""
     attention = _linear(model) if of.linear else _latent(model) if model.latent_attention else _attention(model)
     return attention + _feed_forward(model, of) + Parameters(copied=model.norms * model.hidden_size)
 
 
 def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
-    """The parameters of some decoder layers."""
+    """Return the parameters of some decoder layers."""
     return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
 
 
 def _feed_forward(model: ModelSpec, of: Kind) -> Parameters:
-    """The dense part, or router, experts and shared experts."""
+    """Return the dense part, or router, experts and shared experts."""
     h = model.hidden_size
     if not of.experts:
         bias = model.mlp_bias * 2 * model.ffn
@@ -130,7 +133,7 @@ def _attention(model: ModelSpec) -> Parameters:
 
 
 def _latent(model: ModelSpec) -> Parameters:
-    """Multi-head latent attention; the compressing matrices are on every tensor-parallel rank."""
+    """Return multi-head latent attention; the compressing matrices are on every tensor-parallel rank."""
     h, heads, biased = model.hidden_size, model.heads, model.qkv_bias
     inner = (model.q_rank or h) * model.query_width
     inner += model.kv_rank * heads * (model.qk_nope + model.value_dim) + heads * model.value_dim * h
@@ -142,7 +145,8 @@ def _latent(model: ModelSpec) -> Parameters:
 
 
 def _linear(model: ModelSpec) -> Parameters:
-    """A gated delta net: queries and keys, values and gates, a convolution, two numbers and two vectors per head."""
+    """Return a gated delta net: queries and keys, values and gates, a convolution, two numbers and two vectors per
+    head."""
     h, values = model.hidden_size, model.linear_value_heads
     keys, width = model.linear_key_heads * model.linear_key_dim, values * model.linear_value_dim
     projections = h * (2 * keys + 2 * width + 2 * values) + width * h
@@ -152,7 +156,7 @@ def _linear(model: ModelSpec) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters on one rank: those of the dense grid and those of the experts' grid, which have optimizers apart."""
+    """Parameters on one rank: those of the dense grid and those of the expert grid, which have separate optimizers."""
 
     dense: int
     expert: int
@@ -162,8 +166,9 @@ class Held:
         return self.dense + self.expert
 
 
-def held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool) -> Held:
-    """What a rank of a trainer holds whose pipeline stage has `layers`, and the embedding (`first`), and the head."""
+def count_held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool) -> Held:
+    """Return the parameters on a trainer rank whose pipeline stage has `layers` and, if `first`, the embedding, if
+    `last`, the head."""
     parts = layers_together(model, layers)
     table = vocabulary(model, sizes.tp) // sizes.tp
     tables = first + (last and not (model.tied_embeddings and first))
@@ -200,9 +205,9 @@ def _layers_of_stages(model: ModelSpec, sizes: ParallelSizes, settings: Megatron
 
 
 def distinct_stages(model: ModelSpec, chunks: Sequence[Sequence[range]]) -> list[int]:
-    """Return the first stage of each content; those after it have fewer micro-batches under way.
+    """Return the first of all stages with the same content; later ones have fewer micro-batches in flight.
 
-    Stages differ in their layers' kinds, in order, and in embedding and head.
+    The content is the layers' kinds, in order, and embedding and head.
     """
     found: dict[object, int] = {}
     for stage, parts in enumerate(chunks):

@@ -1,4 +1,4 @@
-"""Layers of pipeline stages: Megatron's layout strings, and splits with a first and a last stage of their own."""
+"""Layers of pipeline stages: Megatron's layout strings, and splits with a separate first and last stage."""
 
 import re
 
@@ -13,7 +13,7 @@ EVEN: Ends = (None, None)
 
 
 def pipeline_stages(text: str) -> list[str] | None:
-    """The stages of a layout string with all repetitions written out, None when it is malformed or absurd.
+    """Return the stages of a layout string with all repetitions written out, None when it is malformed or absurd.
 
     Megatron-LM core/transformer/pipeline_parallel_layer_layout.py.
     """

@@ -1,6 +1,6 @@
-"""Which GPUs each engine gets: `d*`, colocation and explicit ids. The rules are in `rules/placement.py`.
+"""Placement of engines on GPUs: `d*`, colocation and explicit ids. The rules are in `rules/placement.py`.
 
-Groups take the lowest free GPU ids from left to right; ids that the string names are set aside first.
+Groups take the lowest free GPU ids from left to right; ids named in the string are reserved first.
 """
 
 import math
@@ -19,7 +19,7 @@ DEFAULT_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What placement is asked for: engines in groups, and the cluster (None: as large as needed)."""
+    """The input of placement: engines in groups, and the cluster (None: as large as needed)."""
 
     groups: tuple[tuple[Engine, ...], ...]
     cluster: Cluster | None
@@ -31,7 +31,7 @@ class Request:
 
 
 def explicit(engine: Engine) -> Gpus:
-    """The ids that the string gives to `engine`. Raises `UnknownSize` when they are unusable."""
+    """Return the ids that the string gives to `engine`. Raises `UnknownSize` when they are unusable."""
     bounds = [(int(r.first), int(r.last)) for r in engine.node.gpus]
     if any(first > last or last > LARGEST for first, last in bounds):
         raise UnknownSize("gpus")
@@ -39,7 +39,7 @@ def explicit(engine: Engine) -> Gpus:
 
 
 def group_size(group: Sequence[Engine]) -> int:
-    """GPUs of a colocated group: its ids if it names any, else its largest member that says how many it needs.
+    """Return GPUs of a colocated group: its ids if it names any, else its largest member that says how many it needs.
 
     Raises `UnknownSize`.
     """
@@ -48,12 +48,12 @@ def group_size(group: Sequence[Engine]) -> int:
 
 
 def takes_the_rest(group: Sequence[Engine]) -> bool:
-    """Whether nothing in a group with `d*` says how many GPUs it has, so that it takes what the others leave."""
+    """Return whether only the cluster determines the number of GPUs of a group with `d*`."""
     return all(engine.starred and not engine.node.gpus for engine in group)
 
 
 def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]]:
-    """The request with every `d*` replaced by a number, as far as that is possible."""
+    """Return the request with every `d*` replaced by a number, as far as that is possible."""
     if not any(engine.starred for engine in request.engines):
         return request, []
     findings = run_rules(source, open_request=request)
@@ -76,9 +76,9 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
 
 
 def _room(request: Request, group: tuple[Engine, ...]) -> int:
-    """GPUs for a group with `d*`: what its other members or ids say, else what the cluster leaves.
+    """Return the GPUs for a group with `d*`: the number from its other members or ids, else the rest of the cluster.
 
-    What is left is rounded down to a number on which every starred layout fits.
+    The rest is rounded down to a number that suits every starred layout.
     """
     if not takes_the_rest(group):
         return group_size(group)
@@ -89,7 +89,7 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
 
 
 def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Finding]]:
-    """GPU ids of every engine, left to right, and the findings; without sizes nothing is placed."""
+    """Return GPU ids of every engine, left to right, and the findings; without sizes nothing is placed."""
     try:
         for engine in request.engines:
             _ = engine.world, explicit(engine)
@@ -99,7 +99,7 @@ def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Find
     findings = run_rules(source, sized_request=request) or run_rules(source, request=request, needs=needs)
     if has_errors(findings):
         return (), findings
-    free = _without(range(LARGEST), union(explicit(engine) for engine in request.engines))
+    free = _subtract(range(LARGEST), union(explicit(engine) for engine in request.engines))
     current = next(free)
     placed: list[Gpus] = []
     for group, need in zip(request.groups, needs, strict=True):
@@ -114,8 +114,8 @@ def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Find
     return tuple(placed), findings
 
 
-def _without(everything: range, taken: Gpus) -> Iterator[range]:
-    """What is left of `everything`; `taken` is ascending."""
+def _subtract(everything: range, taken: Gpus) -> Iterator[range]:
+    """Return `everything` except `taken`, which is ascending."""
     start = everything.start
     for gpus in taken:
         if gpus.start > start:

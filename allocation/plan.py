@@ -1,7 +1,7 @@
 """The plan: which engines run, on which GPUs, in which groups. Immutable; to and from JSON.
 
-A plan exists only for an allocation without errors. Everything that could be long (devices, rank groups) is
-computed when it is asked for.
+A plan exists only for an allocation without errors. Potentially long values (devices, rank groups) are computed on
+demand.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """`4x8` is four nodes with eight GPUs. Raises `ValueError`."""
+        """Return the cluster of a text: `4x8` is four nodes with eight GPUs. Raises `ValueError`."""
         nodes, x, gpus = text.strip().lower().partition("x")
         if not (x and nodes.isdecimal() and gpus.isdecimal() and len(text) < 40):
             raise ValueError(f"a cluster is written NODESxGPUS, for example 4x8, not {text!r}")
@@ -81,7 +81,7 @@ class ParallelSizes:
 
     @property
     def per_replica(self) -> int:
-        """GPUs of one replica: what `dp` multiplies."""
+        """GPUs of one replica."""
         return self.tp * self.pp * self.cp
 
     @property
@@ -148,7 +148,8 @@ class EnginePlan:
 
     @property
     def sequence_parallel(self) -> bool:
-        """On whenever TP is more than 1: MoE layers refuse to train without it (moe_layer.py:636)."""
+        """Whether sequence parallelism is on: whenever TP exceeds 1, as MoE layers refuse to train without it
+        (moe_layer.py:636)."""
         return self.kind == TRAINER and self.sizes.tp > 1
 
     @property
@@ -158,10 +159,10 @@ class EnginePlan:
         return (*DENSE_GROUPS, "embedding", "position-embedding", *expert)
 
     def groups(self, name: str) -> NDArray[np.int64]:
-        """The rank groups called `name`, `[groups, size]`, as `initialize_model_parallel` builds them.
+        """Return the rank groups called `name`, `[groups, size]`, as `initialize_model_parallel` builds them.
 
-        `embedding` has the first and last stage of each pipeline, `position-embedding` the first. Raises
-        `KeyError` for a name that is not in `group_names`.
+        `embedding` has the first and last stage of each pipeline, `position-embedding` the first. Raises `KeyError` for
+        a name that is not in `group_names`.
         """
         if name in DENSE_GROUPS:
             return self.dense.groups(*DENSE_GROUPS[name])
@@ -170,10 +171,11 @@ class EnginePlan:
         return self.dense.groups("pp")[:, {"embedding": [0, -1][: self.sizes.pp], "position-embedding": [0]}[name]]
 
     def all_groups(self) -> dict[str, NDArray[np.int64]]:
+        """Return every rank group by name."""
         return {name: self.groups(name) for name in self.group_names}
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Position of `rank` in both grids: `tp cp dp pp` and, for Megatron, `etp ep edp`."""
+        """Return the position of `rank` in both grids: `tp cp dp pp` and, for Megatron, `etp ep edp`."""
         dense = self.dense.coordinates(rank)
         place = {axis: dense[axis] for axis in ("tp", "cp", "dp", "pp")}
         if self.expert:
@@ -185,7 +187,7 @@ class EnginePlan:
         return render_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The engine as JSON types; GPU ids as `[first, last]` pairs."""
+        """Return the engine as JSON types; GPU ids as `[first, last]` pairs."""
         fields = {name: getattr(self, name) for name in _PLAIN}
         gpus = [[gpus.start, gpus.stop - 1] for gpus in self.gpus]
         return {**fields, "sizes": asdict(self.sizes), "gpus": gpus}
@@ -193,7 +195,7 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an allocation comes to. `allocation` is the string as compiled; members of one group share GPUs."""
+    """The compiled allocation. `allocation` is the string as compiled; members of one group share GPUs."""
 
     allocation: str
     cluster: Cluster
@@ -202,7 +204,7 @@ class Plan:
     order: str
 
     def engine(self, role: str) -> EnginePlan:
-        """The engine with that role. Raises `KeyError`."""
+        """Return the engine with that role. Raises `KeyError`."""
         for engine in self.engines:
             if engine.role == role:
                 return engine
@@ -222,7 +224,7 @@ class Plan:
         return render_html(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON types, with the version of this form."""
+        """Return the plan as JSON types, with the version of the format."""
         return {
             "version": VERSION,
             "allocation": self.allocation,
@@ -234,7 +236,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote. Raises `ValueError` for another version or a missing field."""
+        """Return the plan that `to_json` wrote. Raises `ValueError` for another version or a missing field."""
         if data.get("version") != VERSION:
             raise ValueError(f"this is plan version {data.get('version')!r}; version {VERSION} can be read")
         try:

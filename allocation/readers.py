@@ -1,6 +1,6 @@
-"""Readers of files: who knows a kind of file reads and checks it, and registers as an entry point `allocation.readers`.
+"""Readers of run files, registered as entry points `allocation.readers`.
 
-So a run's YAML has one reader, that of the engine which runs it, and one verdict.
+A run's YAML has one reader, which belongs to the engine that runs it, and one result.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ GROUP = "allocation.readers"
 
 
 class FileError(ValueError):
-    """A file that cannot be read, or an override that is none; the message says where and what would be right."""
+    """Raised for an unreadable file or an invalid override; the message names the place and the fix."""
 
 
 @dataclass(frozen=True)
 class ReadFile:
-    """A file that was read and checked.
+    """A file that was read and checked. The source of a finding has its place: `run.yaml:12`.
 
-    A finding's source has its place: `run.yaml:12`. `plan` is None when a finding is an error.
-    `checked_with` says what there was besides the layout: `cluster 4x8, model Qwen/Qwen3-0.6B, batch 256x4`.
+    `plan` is None if a finding is an error. `checked_with` lists the context besides the layout: `cluster 4x8, model
+    Qwen/Qwen3-0.6B, batch 256x4`.
     """
 
     findings: tuple[Finding, ...]
@@ -34,7 +34,7 @@ Reader = Callable[[str, Sequence[str]], ReadFile]
 
 
 def read_file(file: str, overrides: Sequence[str] = ()) -> ReadFile:
-    """What the installed reader says of `file` with `key=value` overrides. Raises `FileError`."""
+    """Return the installed reader's result for `file` with `key=value` overrides. Raises `FileError`."""
     registered = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     if not registered:
         raise FileError(f"{file}: no reader of run files is installed; `pip install areal-like` brings one")

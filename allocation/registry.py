@@ -1,6 +1,6 @@
-"""The registered rules, and the one function that runs them.
+"""The registered rules, and the function that runs them.
 
-A rule is a small generator of `Problem`s with `@rule`; its docstring is the reason that `docs/rules.md` prints.
+A rule is a small generator of `Problem`s with `@rule`; `docs/rules.md` prints its docstring as the reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Check = Callable[..., Iterator[Problem]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A registered constraint. `source` is where it comes from, `megatron` Megatron's name of the quantity.
+    """A registered constraint. `source` names its origin, `megatron` Megatron's name of the quantity.
 
     `needs` are the names of the parameters of `check`, in their order.
     """
@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {}
 def rule(
     code: str, *, source: str, megatron: str | None = None, severity: Severity = Severity.ERROR
 ) -> Callable[[Check], Check]:
-    """Registers a generator of `Problem`s under a stable `code`."""
+    """Register a generator of `Problem`s under a stable `code`."""
 
     def register(check: Check) -> Check:
         needs = check.__code__.co_varnames[: check.__code__.co_argcount]
@@ -62,11 +62,11 @@ def rule(
 
 
 class UnknownSize(Exception):
-    """A rule asked for a size that is itself wrong in the string; the rule then has nothing to say."""
+    """Raised when a rule reads a size that is itself wrong in the string; the rule is then skipped."""
 
 
 def run_rules(source: Source, **known: Any) -> list[Finding]:
-    """The findings, about `source`, of every rule that needs nothing but what is `known`."""
+    """Return the findings, about `source`, of every rule whose needs are all in `known`."""
     findings: list[Finding] = []
     for rule in _runnable(tuple(known)):
         try:

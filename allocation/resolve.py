@@ -1,6 +1,6 @@
-"""Syntax tree to engines with sizes: what each word means, the defaults, and which role each member has.
+"""Syntax tree to engines with sizes: the meaning of each word, the defaults, and the role of each member.
 
-Left out, every size is 1: also ETP, for which Megatron's own default is TP.
+Every omitted size is 1, including ETP, whose default in Megatron is TP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERVER = "server"
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What runs an engine: `letters` are the dimensions it has, `folds` whether `(attn:…|ffn:…)` is possible."""
+    """Software that runs an engine: `letters` are its dimensions, `folds` whether it supports `(attn:…|ffn:…)`."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ DEFAULT_ROLE = {TRAINER: "actor", SERVER: "rollout"}
 
 
 class _Size:
-    """The size of an engine that the attribute is called after, 1 when it was left out. Raises `UnknownSize`."""
+    """The size of an engine named like the attribute, 1 if omitted. Raises `UnknownSize`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -63,9 +63,9 @@ class _Size:
 class Engine:
     """A member with its meaning.
 
-    `sizes` maps `dp tp pp cp ep etp vpp` and, where written, `ffn_dp ffn_pp` to a positive integer, or to
-    None where the string's own value is unusable; reading such a size raises `UnknownSize`.
-    `written` has the dimension of each size that stands in the string, `dims` every dimension with its part.
+    `sizes` maps `dp tp pp cp ep etp vpp` and, if written, `ffn_dp ffn_pp` to a positive integer, or to None if the
+    value in the string is unusable; reading such a size raises `UnknownSize`. `written` has the dimension of each size
+    in the string, `dims` every dimension with its part.
     """
 
     node: Member
@@ -80,12 +80,12 @@ class Engine:
 
     @property
     def per_replica(self) -> int:
-        """GPUs with `d1`: what `d` multiplies."""
+        """GPUs with `d1`, the factor of `d`."""
         return self.tp * self.pp * self.cp
 
     @property
     def world(self) -> int:
-        """GPUs of the engine; `e` never adds any."""
+        """GPUs of the engine; `e` adds none."""
         return self.dp * self.per_replica
 
     @property
@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def edp(self) -> int:
-        """Expert data parallel size: copies of the experts. Raises `UnknownSize` where they are not whole."""
+        """Expert data parallel size: copies of the experts. Raises `UnknownSize` if it is not whole."""
         copies, rest = divmod(self.world, self.expert_block)
         if rest:
             raise UnknownSize("edp")
@@ -110,20 +110,20 @@ class Engine:
 
     @property
     def starred(self) -> bool:
-        """Whether `d*` was written and is not filled yet."""
+        """Whether the member has a `d*` that is not yet resolved."""
         return self.sizes.get("dp", 1) is None and "dp" in self.written and self.written["dp"].count == "*"
 
     @property
     def label(self) -> str:
-        """How a message calls the engine: as it was written, without GPU ids."""
+        """The engine's name in messages: its text without GPU ids."""
         return spell(replace(self.node, name=None, gpus=()))
 
     def spans(self, *names: str) -> tuple[Span, ...]:
-        """Where the sizes `names` are written; the whole layout when none of them is."""
+        """Return the spans of the sizes `names`, or that of the whole layout if the string has none of them."""
         return tuple(self.written[n].span for n in names if n in self.written) or (self.node.layout.span,)
 
     def says(self, name: str) -> str:
-        """The size as the user wrote it (`e4`), or its value and that it is the default."""
+        """Return the size as the user wrote it (`e4`), or its value with a note that it is the default."""
         if name in self.written:
             return str(self.written[name])
         letter = {"etp": "t"}.get(name, name[0])
@@ -131,7 +131,7 @@ class Engine:
 
 
 def resolve(node: Member, source: Source, role: str | None) -> Engine:
-    """The engine of `node`. Wrong words leave sizes unknown; the rules of `words.py` report them."""
+    """Return the engine of `node`. Wrong words leave sizes unknown; the rules of `words.py` report them."""
     backend = BACKENDS.get(node.backend.text) or BACKENDS.get(_guess(node.backend.text), UNKNOWN_BACKEND)
     written: dict[str, Dim] = {}
     sizes: dict[str, int | None] = {}
@@ -152,7 +152,7 @@ def resolve(node: Member, source: Source, role: str | None) -> Engine:
 
 
 def count(dim: Dim) -> int | None:
-    """The count as a positive integer, None when it is none (or `*`)."""
+    """Return the count as a positive integer, None when it is none (or `*`)."""
     return _number(dim.count)
 
 

@@ -1,4 +1,4 @@
-"""What an engine's configuration says beyond the layout, as far as rules need it: Megatron options and batch."""
+"""Engine settings besides the layout, as far as rules need them: Megatron options and batch."""
 
 from dataclasses import dataclass, field
 
@@ -12,9 +12,9 @@ ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 class MegatronSettings:
     """Megatron options, by Megatron's names and with the defaults of this project.
 
-    The three offloads keep a part in host memory in the phases that do without it, `offload` all of them, of FSDP too.
-    `sequence_parallel` None means: on whenever TP is more than 1. `pipeline_model_parallel_layout` is Megatron's
-    string, stages split by `|` (`Et*3|(tt|)*29,t|L`).
+    The three offloads keep a part in host memory during phases that do not need it; `offload` covers all three, also
+    for FSDP. `sequence_parallel` None: on whenever TP exceeds 1. `pipeline_model_parallel_layout` is Megatron's string,
+    with stages split by `|` (`Et*3|(tt|)*29,t|L`).
     """
 
     sequence_parallel: bool | None = None
@@ -71,13 +71,13 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """What else decides how much memory is needed. `gpu_bytes` None: the size of a GPU is not known.
+    """Further settings that determine memory.
 
-    `bucket_bytes` are sent at once in a weight update, and `ahead_bytes` gathered before the first.
-    `mem_fraction_static` is SGLang's: the share of a GPU for weights and KV cache. With `offload` engines that share
-    GPUs take turns on them and wait in the host's memory. `trained` is the share of the parameters that have gradients
-    and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and `offload_params` are FSDP's; the latter
-    keeps weights and optimizer on the host.
+    `gpu_bytes` None: the size of a GPU is unknown. A weight update sends `bucket_bytes` per batch, and gathers
+    `ahead_bytes` before the first batch. `mem_fraction_static` is SGLang's share of a GPU for weights and KV cache.
+    With `offload`, engines that share GPUs are time-shared and wait in host memory. `trained` is the share of the
+    parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
+    `offload_params` are FSDP's; the latter keeps weights and optimizer on the host.
     """
 
     gpu_bytes: int | None = None
@@ -92,13 +92,13 @@ class MemorySettings:
 
     @property
     def item(self) -> int:
-        """Bytes of a number of `dtype`."""
+        """Bytes of one number of type `dtype`."""
         return ITEMS[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that the memory model is told beside an engine."""
+    """The input of the memory model beside an engine."""
 
     model: ModelSpec
     megatron: MegatronSettings = field(default_factory=MegatronSettings)

@@ -19,20 +19,19 @@ SYSTEMS: tuple[str, ...] = tuple(_SYSTEMS)
 
 
 def read(system: str, text: str) -> tuple[str, list[Finding]]:
-    """The allocation that `text`, settings of `system`, describes, and what is wrong or lost.
+    """Return the allocation that `text`, settings of `system`, describes, and findings about errors and losses.
 
-    The string is empty when a finding is an error. It is not checked beyond what reading needs: `allocation.check`
-    does that. Raises `KeyError` for a system that is not in `SYSTEMS`.
+    The string is empty if a finding is an error. It is checked only as far as reading needs; `allocation.check` does
+    the rest. Raises `KeyError` for a system that is not in `SYSTEMS`.
     """
     allocation, findings = _SYSTEMS[system].read(text)
     return ("" if has_errors(findings) else allocation), findings
 
 
 def write(system: str, plan: Plan) -> tuple[str, list[Finding]]:
-    """Settings of `system` for `plan`, and a finding for all that they cannot say.
+    """Return settings of `system` for `plan`, and a finding for everything that they cannot express.
 
-    The text is empty when nothing of the plan has a place there. Raises `KeyError` for a system that is not in
-    `SYSTEMS`.
+    The text is empty if no part of the plan has an equivalent. Raises `KeyError` for a system that is not in `SYSTEMS`.
     """
     target = _SYSTEMS[system]
     text = target.write(plan)

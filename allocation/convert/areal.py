@@ -1,7 +1,7 @@
 """AReaL: one `backend` field per engine, or the older single string, `sglang.d4p1t1+d2p2t1`.
 
-Both as in AReaL's allocation reference; the older string also in the spelling with dots, with `m` for tensor
-parallelism, and with a trainer that is not named: AReaL takes fsdp for it, or megatron when p or e is above 1.
+Both follow AReaL's allocation reference. The older string is also read in its spelling with dots, with `m` for tensor
+parallelism, and with an unnamed trainer: AReaL uses megatron if p or e is above 1, else fsdp.
 """
 
 import re
@@ -12,7 +12,7 @@ from allocation.convert.drafts import Draft, engines, join, names_needed
 from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span
-from allocation.language.spelling import normalised, spell
+from allocation.language.spelling import normalise, spell
 from allocation.language.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, Plan
 from allocation.registry import run_rules
@@ -29,7 +29,7 @@ _NO_TRAINER = ("eval", "cpu")
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """The engines of per-engine fields (YAML or `key=value`), of `allocation_mode`, or of a bare string."""
+    """Return the engines of per-engine fields (YAML or `key=value`), of `allocation_mode`, or of a bare string."""
     if not re.search(r"backend|allocation_mode", text):
         text = text.strip()
         reading = Reading(text, {})
@@ -57,7 +57,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
 
 
 def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
-    """The member in a field, with the sizes that AReaL keeps in other fields."""
+    """Return the member in a field, with the sizes that AReaL keeps in other fields."""
     value = setting.value
     if value.startswith("archon"):
         reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
@@ -81,23 +81,23 @@ def _member(reading: Reading, setting: Setting, role: str) -> Member | None:
 
 
 def _of_words(tree: Allocation, source: Source, role: str | None = None) -> list[Finding]:
-    """The findings about letters, counts and names: what is wrong there would be lost, or mean something else."""
+    """Return the findings about letters, counts and names, where an error would be lost or change the meaning."""
     engines = [resolve(member, source, role) for member in tree.members]
     findings = [found for engine in engines for found in run_rules(source, member=engine)]
     return findings if role else [*findings, *run_rules(source, engines=engines)]
 
 
 def _text(groups: list[list[Member]]) -> str:
-    """The allocation, with names only where they are needed and without the sizes that are 1, but for `d`."""
+    """Return the allocation, with names only where they are needed and without the sizes that are 1, but for `d`."""
     named = names_needed((_role(member), member.backend.text) for group in groups for member in group)
 
-    def shortened(member: Member) -> Member:
+    def shorten(member: Member) -> Member:
         attn = member.layout.attn
         kept = tuple(dim for dim in attn if dim.letter == "d" or dim.count != "1") or attn
         layout = Layout(kept, member.layout.ffn)
         return Member(member.backend, layout, Word(_role(member)) if named else None, member.gpus)
 
-    return spell(normalised(Allocation(tuple(Group(tuple(map(shortened, group))) for group in groups))))
+    return spell(normalise(Allocation(tuple(Group(tuple(map(shorten, group))) for group in groups))))
 
 
 def _role(member: Member) -> str:
@@ -108,7 +108,7 @@ def _role(member: Member) -> str:
 
 
 def _legacy(reading: Reading, setting: Setting) -> str:
-    """A whole allocation in any of the older spellings."""
+    """Return a whole allocation in any of the older spellings."""
     text = setting.value
     if len(text) <= LONGEST:
         parts: list[str] = []
@@ -127,7 +127,7 @@ def _legacy(reading: Reading, setting: Setting) -> str:
 
 
 def _component(reading: Reading, setting: Setting) -> str:
-    """One engine in today's spelling."""
+    """Return one engine in the current spelling."""
     match = _COMPONENT.match(setting.value)
     layout = match["layout"] if match else setting.value
     if match is None or not (_DIMS.fullmatch(layout) or match["mark"]):
@@ -146,7 +146,8 @@ def _component(reading: Reading, setting: Setting) -> str:
 
 
 def write(plan: Plan) -> str:
-    """YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has them."""
+    """Return YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has
+    them."""
     written: dict[str, object] = {"cluster": asdict(plan.cluster)}
     roles: list[str] = []
     for engine in engines(plan, ROLES):
@@ -163,7 +164,7 @@ def write(plan: Plan) -> str:
 
 
 def _draft(engine: EnginePlan) -> Draft:
-    """The engine in AReaL's letters, which have no `v` and for servers no `e`."""
+    """Return the engine in AReaL's letters, which have no `v` and for servers no `e`."""
     sizes = replace(engine.sizes, vpp=1)
     if engine.kind == "server":
         sizes = replace(sizes, ep=1, etp=1)
@@ -171,7 +172,7 @@ def _draft(engine: EnginePlan) -> Draft:
 
 
 def write_legacy(plan: Plan) -> str:
-    """The whole allocation as one string, for `allocation_mode`."""
+    """Return the whole allocation as one string, for `allocation_mode`."""
     by_role = {engine.role: engine for engine in plan.engines}
     return join([[_draft(by_role[role]) for role in group] for group in plan.groups])
 

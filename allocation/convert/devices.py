@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from allocation.convert.settings import number
-from allocation.gpus import joined, n_gpus
+from allocation.gpus import merge, n_gpus
 
 MOST_GPUS = 1 << 17
 _TERM = re.compile(r"\[([\d,\s]*)\]|(list\s*\(\s*)?range\s*\(([\d,\s]*)\)\s*(\))?")
 
 
 def parse(text: str) -> tuple[range, ...]:
-    """The ids in order, as ranges. Raises `ValueError` with the reason."""
+    """Return the ids in order, as ranges. Raises `ValueError` with the reason."""
     text = text.strip()
     ids: list[range] = []
     position = 0
@@ -32,7 +32,7 @@ def parse(text: str) -> tuple[range, ...]:
         if rest[0] != "+":
             raise ValueError(f"`{rest[:20]}` is not understood")
         position = len(text) - len(rest[1:].lstrip())
-    runs = joined(run for part in ids for run in ([part] if part.step == 1 else _singles(part)))
+    runs = merge(run for part in ids for run in ([part] if part.step == 1 else _singles(part)))
     if not runs:
         raise ValueError("it is empty")
     ends = sorted((run.start, run.stop) for run in runs)
@@ -43,7 +43,7 @@ def parse(text: str) -> tuple[range, ...]:
 
 
 def show(gpus: Sequence[range]) -> str:
-    """The ids as ROLL writes them."""
+    """Return the ids as ROLL writes them."""
     return " + ".join(f"list(range({ids.start},{ids.stop}))" for ids in gpus)
 
 

@@ -18,7 +18,7 @@ COUNTED_ONE_BY_ONE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An engine that was read: `gpus` are explicit ids in rank order, none when the compiler places it."""
+    """An engine as read. `gpus` are explicit ids in rank order, empty if the compiler places the engine."""
 
     role: str
     backend: str
@@ -27,7 +27,7 @@ class Draft:
 
     @property
     def layout(self) -> Layout:
-        """The dimensions; with expert parallelism folded, so that ETP is explicit."""
+        """The dimensions; with expert parallelism, a folded layout that makes ETP explicit."""
         s = self.sizes
         attn = {"d": s.dp, "p": s.pp, "t": s.tp, "c": s.cp}
         if BACKENDS[self.backend].kind == SERVER:
@@ -42,7 +42,8 @@ class Draft:
 
 
 def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
-    """Whether the (role, backend) pairs need names: without them a lone trainer is the actor, a lone server rollout."""
+    """Return whether the (role, backend) pairs need names: without them a lone trainer is the actor, a lone server
+    rollout."""
     pairs = list(engines)
     kinds = [BACKENDS[backend].kind if backend in BACKENDS else backend for _, backend in pairs]
     plain = all(role == DEFAULT_ROLE.get(kind) for (role, _), kind in zip(pairs, kinds, strict=True))
@@ -50,7 +51,7 @@ def names_needed(engines: Iterable[tuple[str, str]]) -> bool:
 
 
 def join(groups: Sequence[Sequence[Draft]]) -> str:
-    """The allocation of colocated groups."""
+    """Return the allocation of colocated groups."""
     named = names_needed((draft.role, draft.backend) for group in groups for draft in group)
 
     def member(draft: Draft) -> Member:
@@ -59,10 +60,11 @@ def join(groups: Sequence[Sequence[Draft]]) -> str:
     return spell(Allocation(tuple(Group(tuple(map(member, group))) for group in groups)))
 
 
-def filled(
+def fill_data_parallel(
     reading: Reading, role: str, backend: str, sizes: ParallelSizes, n_gpus: int, key: str, gpus: Gpus = ()
 ) -> Draft:
-    """The engine with the data parallelism that `n_gpus`, as in `key`, leave; what does not divide is reported."""
+    """Return the engine with the data parallelism that `n_gpus`, as in `key`, leave; what does not divide is
+    reported."""
     replica = sizes.per_replica
     if n_gpus % replica:
         reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key))
@@ -72,14 +74,14 @@ def filled(
 def engines(
     plan: Plan, roles: Container[str] | None = None, *, backends: Container[str] = BACKENDS
 ) -> list[EnginePlan]:
-    """The engines of `plan` with one of `roles` (None: any) and `backends`, the well-known roles first."""
+    """Return the engines of `plan` with one of `roles` (None: any) and `backends`, the well-known roles first."""
     chosen = [e for e in plan.engines if (roles is None or e.role in roles) and e.backend in backends]
     return sorted(chosen, key=lambda engine: (*ROLE_ORDER, engine.role).index(engine.role))
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """GPUs as other systems count them; `even` when every node really gives `per_node` of them."""
+    """GPUs as other systems count them; `even` if every node contributes exactly `per_node` of them."""
 
     nodes: int
     per_node: int
@@ -87,7 +89,7 @@ class Pool:
 
 
 def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
-    """Nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
+    """Return nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
     total = n_gpus(gpus)
     if total <= COUNTED_ONE_BY_ONE:
         counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)

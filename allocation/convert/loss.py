@@ -1,4 +1,5 @@
-"""What settings that were written do not say: they are read back, and every difference is a finding."""
+"""Differences between a plan and its written settings: the settings are read back, and every difference is a
+finding."""
 
 from dataclasses import asdict, replace
 
@@ -7,7 +8,7 @@ from allocation.compiler import Context, judge
 from allocation.convert.drafts import pool
 from allocation.convert.system import System
 from allocation.diagnostics import Finding, Source, Span, has_errors
-from allocation.gpus import joined, union
+from allocation.gpus import merge, union
 from allocation.plan import EnginePlan, Plan
 from allocation.registry import run_rules
 
@@ -23,7 +24,7 @@ SIZES = {
 
 
 def findings(system: System, plan: Plan, text: str) -> list[Finding]:
-    """Every difference between `plan` and what `system.read` makes of `text`."""
+    """Return every difference between `plan` and what `system.read` makes of `text`."""
     back_text, problems = system.read(text)
     result = judge(back_text, Context(plan.cluster)) if back_text and not has_errors(problems) else None
     found: list[Finding] = []
@@ -50,7 +51,7 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
         if differences:
             report(engine, resized=engine, differences=differences)
     ours, others_ = [pair[0] for pair in kept], [pair[1] for pair in kept]
-    named = "@" in plan.allocation and [joined(e.gpus) for e in ours] != [joined(e.gpus) for e in others_]
+    named = "@" in plan.allocation and [merge(e.gpus) for e in ours] != [merge(e.gpus) for e in others_]
     if kept and (named or not _even(system, ours) or _places(ours) != _places(others_)):
         report(None, scattered=plan)
     if plan.order not in system.orders and any(engine.kind == "trainer" for engine in ours):
@@ -59,16 +60,16 @@ def findings(system: System, plan: Plan, text: str) -> list[Finding]:
 
 
 def _even(system: System, engines: list[EnginePlan]) -> bool:
-    """Whether the system's nodes can give equally many GPUs, where it wants that."""
+    """Return whether the nodes contribute equally many GPUs, where the system requires it."""
     together = {"none": [], "each": [[engine] for engine in engines], "all": [engines]}[system.even]
     return all(pool(union(e.gpus for e in part), engines[0].n_gpus_per_node).even for part in together)
 
 
 def _places(engines: list[EnginePlan]) -> list[list[tuple[int, int, int]]]:
-    """Where engines lie relative to each other: start, end and number of nodes of every run of ids."""
+    """Return the relative positions of engines: start, end and number of nodes of every range of ids."""
     low = min(union(e.gpus for e in engines)[0].start, *(engine.gpus[0].start for engine in engines))
     per = engines[0].n_gpus_per_node
     return [
-        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in joined(engine.gpus)]
+        [(run.start - low, run.stop - low, (run.stop - 1) // per - run.start // per) for run in merge(engine.gpus)]
         for engine in engines
     ]

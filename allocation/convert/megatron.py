@@ -1,12 +1,12 @@
 """Megatron-LM: the command line of one training job, started by torchrun.
 
-Options as in `megatron/training/arguments.py`. Data parallelism is what torchrun's number of processes leaves; ETP
-is TP unless it is given.
+Options are those of `megatron/training/arguments.py`. Data parallelism follows from torchrun's number of processes; ETP
+defaults to TP.
 """
 
 from dataclasses import replace
 
-from allocation.convert.drafts import engines, filled, join, pool
+from allocation.convert.drafts import engines, fill_data_parallel, join, pool
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
@@ -35,7 +35,7 @@ _UNREAD = {
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """The trainer of a Megatron-LM command line."""
+    """Return the trainer of a Megatron-LM command line."""
     reading = Reading.of_command(text)
     if reading.findings or not reading.has(*_SIZES.values(), _PROCESSES):
         return reading.nothing("Megatron-LM", "an option such as --tensor-model-parallel-size 2")
@@ -46,7 +46,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
     if not world:
         world = sizes.smallest_world
         reading.report(where="torchrun's --nnodes and --nproc-per-node", smallest=world)
-    draft = filled(reading, "actor", "megatron", sizes, world, _PROCESSES)
+    draft = fill_data_parallel(reading, "actor", "megatron", sizes, world, _PROCESSES)
     for key, reason in _UNREAD.items():
         if setting := reading.find(key):
             reading.report(unread=setting, reason=reason)
@@ -55,7 +55,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
 
 
 def _virtual(reading: Reading, pp: int) -> int:
-    """Virtual stages per rank, given directly or as layers of a virtual stage."""
+    """Return virtual stages per rank, given directly or as layers of a virtual stage."""
     per_stage = reading.find("num-layers-per-virtual-pipeline-stage")
     if per_stage is None:
         return reading.size(_VIRTUAL)
@@ -67,7 +67,7 @@ def _virtual(reading: Reading, pp: int) -> int:
 
 
 def megatron_config(engine: EnginePlan) -> dict[str, object]:
-    """Every size of a Megatron trainer by the names of Megatron-core."""
+    """Return every size of a Megatron trainer by the names of Megatron-core."""
     sizes = {
         key: getattr(engine.sizes, name) for name, key in MEGATRON.items() if name != "vpp" or engine.sizes.vpp > 1
     }
@@ -75,7 +75,7 @@ def megatron_config(engine: EnginePlan) -> dict[str, object]:
 
 
 def write(plan: Plan) -> str:
-    """The command line of the plan's Megatron trainer, the actor where there are several."""
+    """Return the command line of the plan's Megatron trainer, the actor where there are several."""
     trainers = engines(plan, backends=["megatron"])
     if not trainers:
         return ""

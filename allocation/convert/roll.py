@@ -1,7 +1,7 @@
 """ROLL: YAML with one section per role, its `strategy_args` and its `device_mapping`.
 
-Keys as in ROLL's configuration guide. A device mapping is Python there; here it is parsed (`devices.py`). Roles whose
-mappings meet share their GPUs.
+Keys are those of ROLL's configuration guide. ROLL evaluates a device mapping as Python; this module parses it
+(`devices.py`). Roles with overlapping mappings share GPUs.
 """
 
 from dataclasses import replace
@@ -9,12 +9,12 @@ from typing import Any
 
 from allocation.compiler import Context, judge
 from allocation.convert import devices
-from allocation.convert.drafts import Draft, engines, filled, join
+from allocation.convert.drafts import Draft, engines, fill_data_parallel, join
 from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
-from allocation.gpus import joined, meet, n_gpus
+from allocation.gpus import meet, merge, n_gpus
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
@@ -26,7 +26,8 @@ _ULYSSES = "ulysses_size"
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """The engines of a ROLL configuration, with explicit GPU ids where the order of the roles does not say them."""
+    """Return the engines of a ROLL configuration, with explicit GPU ids where the order of the roles does not say
+    them."""
     reading = Reading.of_config(text)
     drafts = []
     for role, section in ROLES.items():
@@ -38,11 +39,11 @@ def read(text: str) -> tuple[str, list[Finding]]:
         section, _, last = key.rpartition(".")
         if last == "device_mapping" and section not in ROLES.values() and setting.value:
             reading.report(unread=setting, reason=f"an allocation has no engine for ROLL's `{section}`")
-    return (_arranged(drafts) if drafts else ""), reading.findings
+    return (_arrange(drafts) if drafts else ""), reading.findings
 
 
 def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list[Draft]:
-    """The engine of one section, none when its GPUs or its strategy are not understood."""
+    """Return the engine of one section, none when its GPUs or its strategy are not understood."""
     strategy_key = f"{section}.strategy_args.strategy_name"
     strategy = reading.find(strategy_key)
     try:
@@ -68,11 +69,11 @@ def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list
         sizes = reading.sizes({name: f"{config}.{key}" for name, key in MEGATRON.items()})
         if not reading.has(f"{config}.{MEGATRON['etp']}") and sizes.ep > 1:
             sizes = replace(sizes, etp=sizes.tp)
-    return [filled(reading, role, backend, sizes, n_gpus(gpus), mapping.key, gpus)]
+    return [fill_data_parallel(reading, role, backend, sizes, n_gpus(gpus), mapping.key, gpus)]
 
 
 def _server(reading: Reading, backend: str, section: str, config: str) -> ParallelSizes:
-    """A server has the GPUs of one worker, or what its own configuration says."""
+    """Return a server with the GPUs of one worker, or with those of its own configuration."""
     worker = reading.size(f"{section}.num_gpus_per_worker")
     pp = reading.size(f"{config}.pp_size", f"{config}.pipeline_parallel_size")
     tp = reading.size(f"{config}.tp_size", f"{config}.tensor_parallel_size", default=max(1, worker // pp))
@@ -83,8 +84,8 @@ def _server(reading: Reading, backend: str, section: str, config: str) -> Parall
     return ParallelSizes(tp=tp, pp=pp, ep=ep)
 
 
-def _arranged(drafts: list[Draft]) -> str:
-    """The allocation: roles that share a GPU in one group, ids only where they are needed."""
+def _arrange(drafts: list[Draft]) -> str:
+    """Return the allocation: roles that share a GPU in one group, ids only where they are needed."""
     groups: list[list[Draft]] = []
     for draft in drafts:
         meeting = [group for group in groups if any(meet(draft.gpus, other.gpus) for other in group)]
@@ -94,13 +95,13 @@ def _arranged(drafts: list[Draft]) -> str:
     with_ids = join(groups)
     without = join([[Draft(draft.role, draft.backend, draft.sizes) for draft in group] for group in groups])
     plan = judge(without, Context()).plan
-    wanted = {draft.role: joined(draft.gpus) for draft in drafts}
-    same = plan and {engine.role: joined(engine.gpus) for engine in plan.engines} == wanted
+    wanted = {draft.role: merge(draft.gpus) for draft in drafts}
+    same = plan and {engine.role: merge(engine.gpus) for engine in plan.engines} == wanted
     return without if same else with_ids
 
 
 def write(plan: Plan) -> str:
-    """YAML with the roles' strategies and device mappings, and the GPUs of a node."""
+    """Return YAML with the roles' strategies and device mappings, and the GPUs of a node."""
     tree = {ROLES[engine.role]: _section(engine) for engine in engines(plan, ROLES)}
     return dump({"num_gpus_per_node": plan.cluster.n_gpus_per_node, **tree}) if tree else ""
 
@@ -121,7 +122,7 @@ def _section(engine: EnginePlan) -> dict[str, Any]:
     return {
         "strategy_args": {"strategy_name": name, "strategy_config": config},
         **worker,
-        "device_mapping": devices.show(joined(engine.gpus)),
+        "device_mapping": devices.show(merge(engine.gpus)),
     }
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with, or get lost from, other systems' settings. Registered like all rules."""
+"""Errors in, and losses from, other systems' settings. Registered like all rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = "settings are read, never evaluated"
 _BOTH_WAYS = "what was written is read back and compared"
 
 
-def _at(setting: Setting | None, message: str, help: str | None = None) -> Problem:
+def _problem_at(setting: Setting | None, message: str, help: str | None = None) -> Problem:
     return Problem(message, (setting.span,), help, setting.source) if setting else Problem(message, (), help)
 
 
@@ -33,7 +33,7 @@ def readable(unreadable: Unreadable) -> Iterator[Problem]:
 
 @rule("CONVERT-NOTHING", source="nothing is guessed")
 def something_to_read(title: str, expected: str) -> Iterator[Problem]:
-    """There must be at least one setting that says how an engine is parallelised."""
+    """At least one setting must define the parallelism of an engine."""
     yield Problem(f"no engine of {title} is in this text", (), f"expected is {expected}")
 
 
@@ -41,54 +41,54 @@ def something_to_read(title: str, expected: str) -> Iterator[Problem]:
 def value_is_a_size(size: Setting) -> Iterator[Problem]:
     """A parallel size or a number of GPUs is a positive integer."""
     if "$" not in size.value:
-        yield _at(size, f"`{size.value[:40]}` is no positive integer", "write the number itself")
+        yield _problem_at(size, f"`{size.value[:40]}` is no positive integer", "write the number itself")
 
 
 @rule("CONVERT-VARIABLE", source=_PLAIN)
 def value_is_known(size: Setting) -> Iterator[Problem]:
-    """Shell variables and references that lead out of the text have no value here."""
+    """Shell variables and references to values outside the text are unknown."""
     if "$" in size.value:
-        yield _at(size, f"the value of `{size.value[:40]}` is not in this text", "write the number itself")
+        yield _problem_at(size, f"the value of `{size.value[:40]}` is not in this text", "write the number itself")
 
 
 @rule("CONVERT-DEVICES", source="ROLL evaluates device_mapping as Python; here it is parsed")
 def devices_understood(devices: Setting, reason: str) -> Iterator[Problem]:
     """A device mapping is a list of GPU ids: `[0,1,2]`, `list(range(0,16))`, or several of them joined with `+`."""
     help = "write `list(range(0,8))`, `[0,1,2]` or several joined with `+`"
-    yield _at(devices, f"`{devices.value[:60]}` is no list of GPU ids: {reason}", help)
+    yield _problem_at(devices, f"`{devices.value[:60]}` is no list of GPU ids: {reason}", help)
 
 
 @rule("CONVERT-MISSING", source="nothing is guessed")
 def setting_there(key: str, near: Setting, help: str | None) -> Iterator[Problem]:
-    """A setting without which the others have no meaning."""
-    yield _at(near, f"`{key}` is missing", help)
+    """A setting that gives meaning to the others must not be missing."""
+    yield _problem_at(near, f"`{key}` is missing", help)
 
 
 @rule("CONVERT-BACKEND", source=LANGUAGE)
 def backend_known(backend: Setting) -> Iterator[Problem]:
-    """What runs an engine must be one of the language's backends."""
+    """The software that runs an engine must be one of the language's backends."""
     close = get_close_matches(backend.value.lower(), BACKENDS, n=1)
     help = f"did you mean `{close[0]}`?" if close else f"the backends are {', '.join(BACKENDS)}"
-    yield _at(backend, f"an allocation has no backend `{backend.value[:40]}`", help)
+    yield _problem_at(backend, f"an allocation has no backend `{backend.value[:40]}`", help)
 
 
 @rule("CONVERT-READ-AS", source=LANGUAGE, severity=Severity.WARNING)
 def read_as_another(setting: Setting, read_as: str, reason: str) -> Iterator[Problem]:
-    """A backend that is not named, or that the language lacks but another one resembles, is read as that one."""
-    yield _at(setting, f"`{setting.value[:60]}` is read as `{read_as}`: {reason}")
+    """A missing or unsupported backend is read as a similar one."""
+    yield _problem_at(setting, f"`{setting.value[:60]}` is read as `{read_as}`: {reason}")
 
 
 @rule("CONVERT-GPUS", source="data parallelism is what the number of GPUs leaves",
       severity=Severity.WARNING)  # fmt: skip
 def gpus_known(where: str, smallest: int) -> Iterator[Problem]:
-    """Without the number of GPUs the data-parallel size is unknown; the smallest that fits is taken."""
+    """Without the number of GPUs the data-parallel size is unknown; the smallest that fits is used."""
     yield Problem(f"the number of GPUs is not in this text; {smallest}, the fewest, are taken", (), f"add {where}")
 
 
 @rule("CONVERT-WORLD", source=f"{STATE}:823")
 def gpus_divide(role: str, n_gpus: int, replica: int, setting: Setting | None) -> Iterator[Problem]:
-    """The GPUs of an engine are a multiple of those of one replica, t·p·c."""
-    yield _at(setting, f"`{role}`: {n_gpus} GPUs are no multiple of the {replica} of one replica (t·p·c)")
+    """The number of GPUs of an engine is a multiple of the GPUs of one replica, t·p·c."""
+    yield _problem_at(setting, f"`{role}`: {n_gpus} GPUs are no multiple of the {replica} of one replica (t·p·c)")
 
 
 @rule("CONVERT-SERVERS", source=LANGUAGE)
@@ -100,13 +100,13 @@ def servers_alike(first: Draft, other: Draft) -> Iterator[Problem]:
 
 @rule("CONVERT-LOSES-SETTING", source=LANGUAGE, severity=Severity.WARNING)
 def setting_lost(unread: Setting, reason: str) -> Iterator[Problem]:
-    """A setting about GPUs that an allocation cannot say."""
-    yield _at(unread, f"`{unread.key}` is left out: {reason}")
+    """Some settings about GPUs have no equivalent in an allocation."""
+    yield _problem_at(unread, f"`{unread.key}` is left out: {reason}")
 
 
 @rule("CONVERT-UNWRITABLE", source=_BOTH_WAYS)
 def nothing_to_write(system: System, plan: Plan, problems: Sequence[Finding]) -> Iterator[Problem]:
-    """At least one engine of the plan must have a place in the other system, and what has one must run there."""
+    """At least one engine of the plan must have an equivalent in the other system, and must be able to run there."""
     engines = ", ".join(f"`{engine.text}`" for engine in plan.engines)
     if problems:
         reason = next((f.message for f in problems if f.severity is Severity.ERROR), problems[0].message)
@@ -117,30 +117,30 @@ def nothing_to_write(system: System, plan: Plan, problems: Sequence[Finding]) ->
 
 @rule("CONVERT-LOSES-ENGINE", source=_BOTH_WAYS, severity=Severity.WARNING)
 def engine_lost(system: System, lost: EnginePlan) -> Iterator[Problem]:
-    """An engine that the other system's settings have no place for."""
+    """Some engines have no equivalent in the other system's settings."""
     yield Problem(f"`{lost.text}` is left out of the settings of {system.title}", ())
 
 
 @rule("CONVERT-LOSES-BACKEND", source=_BOTH_WAYS, severity=Severity.WARNING)
 def backend_lost(system: System, moved: EnginePlan, theirs: EnginePlan) -> Iterator[Problem]:
-    """An engine that the other system runs on another backend."""
+    """The other system runs an engine on another backend."""
     yield Problem(f"`{moved.text}` runs on {theirs.backend} in {system.title}, not on {moved.backend}", ())
 
 
 @rule("CONVERT-LOSES-SIZE", source=_BOTH_WAYS, severity=Severity.WARNING)
 def size_lost(system: System, resized: EnginePlan, differences: Sequence[tuple[str, int, int]]) -> Iterator[Problem]:
-    """A size that is another one in the other system."""
+    """The other system changes a size."""
     for name, ours, theirs in differences:
         yield Problem(f"`{resized.text}` has {name} {ours}, but {theirs} in the settings of {system.title}", ())
 
 
 @rule("CONVERT-LOSES-GPUS", source=_BOTH_WAYS, severity=Severity.WARNING)
 def gpus_lost(system: System, scattered: Plan) -> Iterator[Problem]:
-    """Which engines share GPUs, how they lie on nodes, or ids that the allocation names: the other differs."""
+    """The other system shares GPUs, places engines on nodes or numbers GPUs differently."""
     yield Problem(f"the settings of {system.title} give `{scattered.allocation}` other GPUs", ())
 
 
 @rule("CONVERT-LOSES-ORDER", source=_BOTH_WAYS, severity=Severity.WARNING)
 def order_lost(system: System, reordered: Plan) -> Iterator[Problem]:
-    """A rank order that the other system cannot be told."""
+    """The other system does not support the rank order."""
     yield Problem(f"the settings of {system.title} cannot say the rank order `{reordered.order}`", ())

@@ -1,6 +1,6 @@
-"""Other systems' settings as text: YAML, Hydra's `key=value` and command lines, each value with its place.
+"""Other systems' settings as text: YAML, Hydra's `key=value` and command lines, each value with its position.
 
-Nothing is evaluated. YAML is only composed: every scalar stays a string, no tag makes an object.
+Nothing is evaluated. YAML is only composed: every scalar stays a string, and tags create no objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from allocation.convert.shell import calculated, with_names, words
+from allocation.convert.shell import calculate, with_names, words
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
 from allocation.plan import ParallelSizes
@@ -41,7 +41,7 @@ NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as written. `source` is the line that it stands in, `span` its place in that line."""
+    """A value as written. `source` is its line, `span` its position in that line."""
 
     key: str
     value: str
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(eq=False)
 class Unreadable(Exception):
-    """The text is no settings: the reason and the place."""
+    """Text that cannot be read as settings: the reason and the place."""
 
     reason: str
     source: Source
@@ -59,9 +59,9 @@ class Unreadable(Exception):
 
 
 class Reading:
-    """Settings by dotted key, and the findings about them that reading collects.
+    """Settings by dotted key, and the findings that reading them collects.
 
-    `variables` are the shell variables that the text itself sets. They are filled in, never evaluated.
+    `variables` are the shell variables that the text itself sets. They are substituted, never evaluated.
     """
 
     def __init__(self, text: str, settings: dict[str, Setting], variables: dict[str, str] | None = None) -> None:
@@ -72,16 +72,16 @@ class Reading:
 
     @classmethod
     def of_config(cls, text: str) -> Reading:
-        """Reads YAML or `key=value` overrides; a text that is neither becomes an error finding."""
-        return cls._of(text, _overrides if _FIRST_OVERRIDE.search(text[:LONGEST]) else _yaml)
+        """Read YAML or `key=value` overrides; a text that is neither becomes an error finding."""
+        return cls._read_with(text, _overrides if _FIRST_OVERRIDE.search(text[:LONGEST]) else _yaml)
 
     @classmethod
     def of_command(cls, text: str) -> Reading:
-        """Reads `--option value` and `--option=value`; an option alone has the value `true`, the last one counts."""
-        return cls._of(text, _options)
+        """Read `--option value` and `--option=value`; an option alone has the value `true`, the last one counts."""
+        return cls._read_with(text, _options)
 
     @classmethod
-    def _of(cls, text: str, parse: Callable[[str], Iterator[Setting]]) -> Reading:
+    def _read_with(cls, text: str, parse: Callable[[str], Iterator[Setting]]) -> Reading:
         reading = cls(text, {})
         try:
             if len(text) > LONGEST:
@@ -95,11 +95,11 @@ class Reading:
         return reading
 
     def report(self, **known: object) -> None:
-        """Adds what the rules that need nothing but `known` find."""
+        """Add the findings of the rules that need only `known`."""
         self.findings += run_rules(Source(""), **known)
 
     def has(self, *keys: str) -> bool:
-        """Whether one of the keys, or a key below it, is set to something."""
+        """Return whether one of the keys, or a key below it, has a value."""
         return any(
             setting.value not in NULL and (name == key or name.startswith(key + "."))
             for name, setting in self.settings.items()
@@ -107,20 +107,20 @@ class Reading:
         )
 
     def find(self, *keys: str) -> Setting | None:
-        """The first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
+        """Return the first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
         for key in keys:
             setting = self.settings.get(key)
-            if setting and (value := self._filled(setting.value)) not in NULL:
+            if setting and (value := self._fill(setting.value)) not in NULL:
                 return Setting(setting.key, value, setting.source, setting.span)
         return None
 
     def value(self, *keys: str) -> str | None:
-        """The value of the first of the keys that is set."""
+        """Return the value of the first of the keys that is set."""
         setting = self.find(*keys)
         return setting.value if setting else None
 
     def size(self, *keys: str, default: int = 1) -> int:
-        """A positive integer; another value is an error finding and counts as the default."""
+        """Return a positive integer; another value is an error finding and counts as the default."""
         setting = self.find(*keys)
         if setting is None:
             return default
@@ -130,60 +130,61 @@ class Reading:
         return size or default
 
     def sizes(self, keys: Mapping[str, str], default: ParallelSizes = _ONES) -> ParallelSizes:
-        """Sizes by the key of each, `default` where a key is not set."""
+        """Return sizes by the key of each, `default` where a key is not set."""
         return replace(default, **{name: self.size(key, default=getattr(default, name)) for name, key in keys.items()})
 
     def nothing(self, title: str, expected: str) -> tuple[str, list[Finding]]:
-        """What reading ends with when no engine was found: no allocation, and why."""
+        """Return an empty allocation and the findings that say why no engine was found."""
         if not self.findings:
             self.report(title=title, expected=expected)
         return "", self.findings
 
-    def _filled(self, value: str) -> str:
+    def _fill(self, value: str) -> str:
         value = with_names(value)
         for _ in range(8):
-            filled = _REFERENCE.sub(self._referred, value)
+            filled = _REFERENCE.sub(self._look_up, value)
             if filled == value or len(filled) > LONGEST_VALUE:
                 break
             value = filled
-        return calculated(value)
+        return calculate(value)
 
-    def _referred(self, match: re.Match[str]) -> str:
+    def _look_up(self, match: re.Match[str]) -> str:
         setting = self.settings.get(match[1] or match[3])
         known = {setting.key: setting.value} | self.variables if setting else self.variables
-        return _substituted(match, known)
+        return _substitute(match, known)
 
 
 def _variables(text: str) -> dict[str, str]:
-    """The shell variables that the text sets at the begin of its lines, in its order, with earlier ones filled in."""
+    """Return the shell variables that the text sets at the begin of its lines, in its order, with earlier ones
+    filled in."""
     found: dict[str, str] = {}
     begins = False
     for word in words(text):
         begins = begins or word.first
         match = _VARIABLE.fullmatch(word.text) if begins else None
         if match and len(word.text) <= LONGEST_REFERRED:
-            value = _REFERENCE.sub(lambda reference: _substituted(reference, found), with_names(_unquoted(match[2])))
-            found[match[1]] = calculated(value)
+            value = _REFERENCE.sub(lambda reference: _substitute(reference, found), with_names(_unquote(match[2])))
+            found[match[1]] = calculate(value)
         begins = begins and word.text in ("export", "local")
     return found
 
 
-def _substituted(reference: re.Match[str], known: Mapping[str, str]) -> str:
-    """What a reference stands for: `${NAME:-8}` is 8 where the text gives NAME no value."""
-    value = known.get(reference[1] or reference[3], reference[2] and _unquoted(reference[2]))
+def _substitute(reference: re.Match[str], known: Mapping[str, str]) -> str:
+    """Return the value of a reference: `${NAME:-8}` is 8 if the text does not set NAME."""
+    value = known.get(reference[1] or reference[3], reference[2] and _unquote(reference[2]))
     return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
 
 
 def number(text: str) -> int | None:
-    """A count of at most 10^18 in plain digits, 0 included; None for anything else."""
+    """Return a count of at most 10^18 in plain digits, 0 included; None for anything else."""
     if not re.fullmatch(r"[0-9]{1,19}", text):
         return None
     value = int(text)
     return value if value <= LARGEST else None
 
 
-def _unquoted(text: str) -> str:
-    """A value without its quotes and, as the last of an array, the parenthesis that closes it."""
+def _unquote(text: str) -> str:
+    """Return a value without its quotes and, as the last of an array, the parenthesis that closes it."""
     text = text.rstrip("\\")
     return (text if "(" in text else text.rstrip(")")).strip("\"'")
 
@@ -200,7 +201,7 @@ def _overrides(text: str) -> Iterator[Setting]:
     for word in words(text):
         if match := _OVERRIDE.fullmatch(word.text):
             begin = text.find("=", word.start, word.end) + 1
-            yield _setting(text, match[1], _unquoted(match[2]), begin, word.end)
+            yield _setting(text, match[1], _unquote(match[2]), begin, word.end)
         elif " " in word.text and "=" in word.text:  # a command in quotes
             yield from _overrides(word.text)
 
@@ -219,15 +220,15 @@ def _options(text: str) -> Iterator[Setting]:
         after = found[place + 1 : place + 1 + most]
         values = list(takewhile(lambda other: not (other.first or _NO_VALUE.match(other.text)), after))
         if given is not None or not values:
-            yield _setting(text, key, _unquoted(given) if given else "true", word.start, word.end)
+            yield _setting(text, key, _unquote(given) if given else "true", word.start, word.end)
             continue
         several = [values[0], *takewhile(lambda other: _FURTHER.fullmatch(other.text), values[1:])]
-        value = f"[{','.join(each.text for each in several)}]" if len(several) > 1 else _unquoted(values[0].text)
+        value = f"[{','.join(each.text for each in several)}]" if len(several) > 1 else _unquote(values[0].text)
         yield _setting(text, key, value, values[0].start, values[0].end)
 
 
 def dump(settings: Mapping[str, object]) -> str:
-    """Settings by dotted key as YAML."""
+    """Return settings by dotted key as YAML."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *path, last = key.split(".")
@@ -257,8 +258,8 @@ def _yaml(text: str) -> Iterator[Setting]:
 
 
 def _flat(text: str, node: yaml.Node, key: str, depth: int, budget: Iterator[int]) -> Iterator[Setting]:
-    """Every scalar and list below `node`; a list of scalars is written `[a,b]`. Aliases can repeat a node without end:
-    each visit takes from the `budget`."""
+    """Yield every scalar and list below `node`; a list of scalars is written `[a,b]`. Aliases can repeat a node
+    without end: each visit takes from the `budget`."""
     if depth > DEEPEST:
         raise Unreadable("this YAML is nested too deeply", Source(""))
     for _ in node.value if isinstance(node, yaml.SequenceNode) else (None,):

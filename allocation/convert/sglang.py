@@ -1,7 +1,7 @@
 """SGLang: one `sglang.launch_server` command line per server, or per node of a server that spans several.
 
-Options as in `sglang/srt/server_args.py`. Replicas that a command makes itself (`--dp-size`) count as servers; with
-`--enable-dp-attention` they are groups inside one server and take no GPUs of their own.
+Options are those of `sglang/srt/server_args.py`. Replicas that one command starts (`--dp-size`) count as servers; with
+`--enable-dp-attention` they are groups inside one server and need no GPUs of their own.
 """
 
 import re
@@ -13,7 +13,7 @@ from allocation.convert.drafts import Draft, engines, join
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
-from allocation.gpus import joined
+from allocation.gpus import merge
 from allocation.plan import ParallelSizes, Plan, ServerPlan
 
 _LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
@@ -24,7 +24,7 @@ _UNREAD = dict.fromkeys(("moe-dp-size", "attn-cp-size", "dcp-size", "enable-dp-a
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """The servers of one or more launch commands."""
+    """Return the servers of one or more launch commands."""
     readings = [Reading.of_command(command) for command in re.split(r"(?<!\\)\n|;|&", text)]
     servers = [draft for reading in readings if _launches(reading) for draft in _server(reading)]
     last = readings[-1]
@@ -38,23 +38,27 @@ def read(text: str) -> tuple[str, list[Finding]]:
 
 
 def _launches(reading: Reading) -> bool:
-    """Whether a command starts a server."""
+    """Return whether a command starts a server."""
     return "sglang" in reading.text or any(reading.has(f"{name}-size", long, name) for name, long in _LONG.items())
 
 
 def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
-    """GPU ids where the commands say other ones than the compiler would: none when they repeat, as on several nodes."""
+    """Return GPU ids where the commands say other ones than the compiler would: none when they repeat, as on several
+    nodes."""
     world = sizes.dp * sizes.per_replica
     if any(not server.gpus for server in servers):
         return (range(world),)
     ids = [gpu for server in servers for gpus in server.gpus for gpu in gpus]
     if len(set(ids)) < world or ids == list(range(len(ids))):
         return ()
-    return tuple(joined(range(gpu, gpu + 1) for gpu in ids))
+    return tuple(merge(range(gpu, gpu + 1) for gpu in ids))
 
 
 def _server(reading: Reading) -> list[Draft]:
-    """What one command starts, with GPU ids on its node unless it spans several; nothing for its further nodes."""
+    """Return the server that one command starts, None for a further node of a server that spans several.
+
+    It has GPU ids on its node, unless it spans several nodes.
+    """
     tp, pp, dp, ep = (reading.size(f"{name}-size", _LONG[name], name) for name in ("tp", "pp", "dp", "ep"))
     for key, reason in _UNREAD.items():
         setting = reading.find(key)
@@ -76,7 +80,7 @@ def _server(reading: Reading) -> list[Draft]:
 
 
 def write(plan: Plan) -> str:
-    """One command for every server (and node of it) of the plan's first SGLang engine."""
+    """Return one command for every server (and node of it) of the plan's first SGLang engine."""
     chosen = engines(plan, backends=["sglang"])
     if not chosen:
         return ""
@@ -87,7 +91,7 @@ def write(plan: Plan) -> str:
 
 
 def _places(server: ServerPlan) -> list[str]:
-    """The options that say where a server runs, one string for every node that it is on."""
+    """Return the options that say where a server runs, one string for every node that it is on."""
     nodes = [[device.gpu for device in devices] for _, devices in groupby(server.devices, key=attrgetter("node"))]
     places = []
     for rank, gpus in enumerate(nodes):

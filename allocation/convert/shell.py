@@ -1,4 +1,4 @@
-"""Shell scripts and command lines as words with their places; nothing but sums of whole numbers is calculated."""
+"""Shell scripts and command lines as words with their positions; only sums of whole numbers are calculated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOINED = re.compile(r"\\\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
-    """A word without its quotes, its place in the text, and whether it is the first of its line."""
+    """A word without its quotes, its position in the text, and whether it is the first of its line."""
 
     text: str
     start: int
@@ -24,7 +24,7 @@ class ShellWord:
 
 
 def words(text: str) -> Iterator[ShellWord]:
-    """Split a script into words as a shell does, of a text with an open quote line by line."""
+    """Split a script into words as a shell does; split a text with an open quote line by line."""
     text = _JOINED.sub(lambda match: " " * len(match[0]), text)
     text = _ARITHMETIC.sub(lambda match: re.sub(r"\s", "", match[0]).ljust(len(match[0])), text)
     try:
@@ -57,7 +57,7 @@ def with_names(text: str) -> str:
     return _ARITHMETIC.sub(lambda match: re.sub(r"(?<![\w${])([A-Za-z_]\w*)", r"${\1}", match[0]), text)
 
 
-def calculated(text: str) -> str:
+def calculate(text: str) -> str:
     """Return the text with its sums and products of whole numbers calculated."""
     return _ARITHMETIC.sub(_result, text)
 

@@ -1,6 +1,6 @@
-"""siiRL: verl's engine settings, all engines on one pool of GPUs. Keys as in `siirl/params/model_args.py`.
+"""siiRL: verl's engine settings, with all engines on one pool of GPUs.
 
-ETP left out is 1 here, and the reference does not follow the actor.
+Keys are those of `siirl/params/model_args.py`. An omitted ETP is 1, and the reference does not follow the actor.
 """
 
 from allocation.convert import verl

@@ -1,4 +1,4 @@
-"""What every module of this package offers: one `System`."""
+"""The common interface of this package's modules: one `System` each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from allocation.plan import Plan
 class System:
     """Another system's settings.
 
-    `read` turns their text into an allocation with findings, `write` a plan into text (empty when nothing of it has a
-    place). `limits` explains what the system cannot say, by the code of the finding. `orders` are the rank orders that
-    it can be told. `even` says whose GPUs must be equally many on every node: each engine's, or all together.
+    `read` turns their text into an allocation with findings, `write` a plan into text (empty if no part of it has an
+    equivalent). `limits` explains what the system cannot express, by finding code. `orders` are the rank orders that it
+    supports. `even` says which engines must have equally many GPUs on every node: each one, or all together.
     """
 
     name: str

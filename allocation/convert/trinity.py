@@ -1,13 +1,13 @@
-"""Trinity-RFT: YAML. vLLM engines come first and the trainer gets the GPUs that they leave.
+"""Trinity-RFT: YAML. vLLM engines come first, and the trainers get the remaining GPUs.
 
-Keys as in Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
+Keys are those of Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
 """
 
 import re
 from dataclasses import replace
 
 from allocation.convert import verl
-from allocation.convert.drafts import Draft, filled, join
+from allocation.convert.drafts import Draft, fill_data_parallel, join
 from allocation.convert.settings import Reading, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
@@ -22,7 +22,7 @@ _SERVING = ("explore", "bench", "serve")
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """The engines of Trinity-RFT's settings."""
+    """Return the engines of Trinity-RFT's settings."""
     reading = Reading.of_config(text)
     mode = reading.value("mode") or "both"
     dialect = _PART if reading.has("actor_rollout_ref", "critic") else _TRINITY
@@ -42,14 +42,14 @@ def read(text: str) -> tuple[str, list[Finding]]:
         reading.report(where=f"{_NODES} and {_GPUS}", smallest=left + taken)
     elif found and left < 1:
         reading.report(role="actor", n_gpus=max(0, left), replica=1, setting=reading.find(_GPUS))
-    trainers = [filled(reading, *engine, max(1, left), _GPUS) for engine in found]
+    trainers = [fill_data_parallel(reading, *engine, max(1, left), _GPUS) for engine in found]
     servers = [Draft("rollout", "vllm", rollout)] if served else []
     groups = [[*servers, *trainers]] if mode == "colocate" else [servers, trainers]
     return join([group for group in groups if group]), reading.findings
 
 
 def _auxiliary(reading: Reading) -> int:
-    """GPUs of auxiliary models, which no allocation holds."""
+    """Return GPUs of auxiliary models, which no allocation holds."""
     taken = 0
     places = {match[0] for key in reading.settings if (match := re.match(r"explorer\.auxiliary_models\.\d+", key))}
     for place in sorted(places):
@@ -60,11 +60,11 @@ def _auxiliary(reading: Reading) -> int:
 
 
 def write(plan: Plan) -> str:
-    """YAML with the cluster, the rollout model and the trainers."""
+    """Return YAML with the cluster, the rollout model and the trainers."""
     servers, trainers = verl.rollouts(plan), verl.trainers_of(plan)
     if not servers and not trainers:
         return ""
-    written = verl.counted([*servers, *trainers], _NODES, _GPUS)
+    written = verl.count_gpus([*servers, *trainers], _NODES, _GPUS)
     for engine in servers:
         written |= {f"{_MODEL}.engine_type": "vllm", f"{_MODEL}.engine_num": engine.sizes.dp}
         written |= {f"{_MODEL}.tensor_parallel_size": engine.sizes.tp}

@@ -1,6 +1,7 @@
 """verl: Hydra overrides or YAML. Trainers share one pool of GPUs, with the rollout or beside it.
 
-Keys as in `verl/trainer/config/`. siiRL and Trinity-RFT took over the engine settings; what differs is a `Dialect`.
+Keys are those of `verl/trainer/config/`. siiRL and Trinity-RFT use the same engine settings; a `Dialect` holds the
+differences.
 """
 
 import math
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from allocation.convert.drafts import engines, filled, join, pool
+from allocation.convert.drafts import engines, fill_data_parallel, join, pool
 from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, number
 from allocation.convert.system import System
@@ -27,11 +28,12 @@ Found = tuple[str, str, ParallelSizes]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Where a system of this family differs: the place of the engines' settings, and what is left out means.
+    """Differences between the systems of this family: the section of the engines' settings, and the defaults of omitted
+    keys.
 
-    `etp_follows_tp`: ETP left out is TP, as in Megatron, else 1. `ref_follows_actor`: sizes of the reference that are
-    left out are the actor's, else 1. `rollout_tp`: the rollout's tensor parallelism when it is left out. `own_pool`:
-    the rollout may have GPUs of its own.
+    `etp_follows_tp`: an omitted ETP is TP, as in Megatron, else 1. `ref_follows_actor`: omitted sizes of the reference
+    are the actor's, else 1. `rollout_tp`: the default of the rollout's tensor parallelism. `own_pool`: the rollout may
+    have separate GPUs.
     """
 
     title: str
@@ -43,7 +45,7 @@ class Dialect:
 
 
 def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
-    """Role, backend and sizes (without `dp`) of every trainer that the settings speak of."""
+    """Yield role, backend and sizes (without `dp`) of every trainer that the settings speak of."""
     actor = ("fsdp", ParallelSizes())
     for role, place in TRAINER_ROLES.items():
         base = dialect.prefix + place
@@ -59,7 +61,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
 def _trainer(
     reading: Reading, base: str, dialect: Dialect, default: tuple[str, ParallelSizes]
 ) -> tuple[str, ParallelSizes]:
-    """Backend and sizes of one trainer; `default` has what is left out."""
+    """Return backend and sizes of one trainer; `default` has what is left out."""
     backend, sizes = default
     strategy = reading.find(f"{base}.strategy", "model_engine", "trainer.trainer_strategy")
     if reading.has(f"{base}.megatron") and strategy is None:
@@ -82,12 +84,12 @@ def _trainer(
 
 
 def smallest_pool(found: list[Found]) -> int:
-    """The fewest GPUs on which all of the engines fit together."""
+    """Return the fewest GPUs on which all of the engines fit together."""
     return math.lcm(*(sizes.smallest_world for _, _, sizes in found), 1)
 
 
 def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
-    """The allocation of settings whose engines share `trainer.nnodes` · `trainer.n_gpus_per_node` GPUs."""
+    """Return the allocation of settings whose engines share `trainer.nnodes` · `trainer.n_gpus_per_node` GPUs."""
     reading = Reading.of_config(text)
     found = list(trainers(reading, dialect))
     rollout = _rollout(reading, dialect)
@@ -99,15 +101,15 @@ def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
     if not n_gpus:
         n_gpus = smallest_pool(found + ([] if own or not rollout else [rollout]))
         reading.report(where=f"{nodes_key} and {gpus_key}", smallest=n_gpus)
-    shared = [filled(reading, *engine, n_gpus, gpus_key) for engine in found]
+    shared = [fill_data_parallel(reading, *engine, n_gpus, gpus_key) for engine in found]
     if not rollout:
         return join([shared]), reading.findings
-    server = filled(reading, *rollout, own or n_gpus, gpus_key)
+    server = fill_data_parallel(reading, *rollout, own or n_gpus, gpus_key)
     return join([[server], shared] if own and shared else [[server, *shared]]), reading.findings
 
 
 def _rollout(reading: Reading, dialect: Dialect) -> Found | None:
-    """Role, backend and sizes (without `dp`) of the rollout, None when the settings do not speak of one."""
+    """Return role, backend and sizes (without `dp`) of the rollout, None when the settings do not speak of one."""
     tp_key = f"{_ROLLOUT}.tensor_model_parallel_size"
     if not reading.has(f"{_ROLLOUT}.name", tp_key):
         return None
@@ -129,7 +131,7 @@ def _rollout(reading: Reading, dialect: Dialect) -> Found | None:
 
 
 def _own_pool(reading: Reading, rollout: Found) -> int:
-    """GPUs that the rollout has for itself, 0 when it shares the trainers'."""
+    """Return the GPUs reserved for the rollout, 0 if it shares the trainers' GPUs."""
     for base in ("rollout", _ROLLOUT):
         nodes, gpus = f"{base}.nnodes", f"{base}.n_gpus_per_node"
         if number(reading.value(nodes) or "0") != 0:
@@ -142,7 +144,7 @@ def _own_pool(reading: Reading, rollout: Found) -> int:
 
 
 def trainer_settings(trainers: list[EnginePlan], dialect: Dialect) -> dict[str, object]:
-    """Settings of trainers, every size written out."""
+    """Return settings of trainers, every size written out."""
     written: dict[str, object] = {}
     for engine in trainers:
         base = dialect.prefix + TRAINER_ROLES[engine.role]
@@ -155,27 +157,27 @@ def trainer_settings(trainers: list[EnginePlan], dialect: Dialect) -> dict[str, 
 
 
 def trainers_of(plan: Plan) -> list[EnginePlan]:
-    """The plan's trainers that have a place here."""
+    """Return the plan's trainers that verl's settings can express."""
     return [engine for engine in engines(plan, TRAINER_ROLES) if engine.kind == TRAINER]
 
 
 def rollouts(plan: Plan) -> list[EnginePlan]:
-    """The plan's rollout servers."""
+    """Return the plan's rollout servers."""
     return [engine for engine in engines(plan, ["rollout"]) if engine.kind == SERVER]
 
 
-def counted(engines: list[EnginePlan], nodes: str, per_node: str) -> dict[str, object]:
-    """The settings `nodes` and `per_node` for the GPUs of the engines together."""
+def count_gpus(engines: list[EnginePlan], nodes: str, per_node: str) -> dict[str, object]:
+    """Return the settings `nodes` and `per_node` for the GPUs of the engines together."""
     gpus = pool(union(engine.gpus for engine in engines), engines[0].n_gpus_per_node)
     return {nodes: gpus.nodes, per_node: gpus.per_node}
 
 
 def writer(dialect: Dialect, plan: Plan) -> str:
-    """Hydra overrides, one per line."""
+    """Return Hydra overrides, one per line."""
     chosen, servers = trainers_of(plan), rollouts(plan)
     if not chosen and not servers:
         return ""
-    written = counted(chosen or servers, "trainer.nnodes", "trainer.n_gpus_per_node")
+    written = count_gpus(chosen or servers, "trainer.nnodes", "trainer.n_gpus_per_node")
     written |= trainer_settings(chosen, dialect)
     for engine in servers:
         s = engine.sizes
@@ -184,12 +186,12 @@ def writer(dialect: Dialect, plan: Plan) -> str:
         written |= {f"{_ROLLOUT}.expert_parallel_size": s.ep} if s.ep > 1 else {}
     if dialect.own_pool and chosen and servers and not meet(*(union(e.gpus for e in es) for es in (chosen, servers))):
         written |= {"actor_rollout_ref.hybrid_engine": False}
-        written |= counted(servers, f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node")
+        written |= count_gpus(servers, f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node")
     return "".join(f"{key}={value}\n" for key, value in written.items())
 
 
 def system(name: str, dialect: Dialect) -> System:
-    """The system of a dialect whose settings are Hydra overrides and whose trainers share one pool of GPUs."""
+    """Return the system of a dialect whose settings are Hydra overrides and whose trainers share one pool of GPUs."""
     return System(name, dialect.title, partial(reader, dialect), partial(writer, dialect), _ONE_POOL, even="each")
 
 

@@ -1,6 +1,7 @@
-"""Lark's LALR parser of the grammar: text to nodes, without a tree of its own in between.
+"""Lark's LALR parser of the grammar: text to nodes, without an intermediate tree.
 
-The lexer is contextual: it looks only for what may follow, so `d4` is a name in one place and a dimension in another.
+The lexer is contextual: it considers only the terminals that may follow, so `d4` is a name in one place and a dimension
+in another.
 """
 
 import re
@@ -22,14 +23,14 @@ _DIM = re.compile(r"([A-Za-z]+)(\*|[0-9]*)")
 
 @dataclass(eq=False)
 class Unexpected(Exception):
-    """The text stops fitting the grammar at `position`; `expected` are the terminals that would have fitted."""
+    """A mismatch with the grammar at `position`; `expected` are the terminals that would have fitted."""
 
     position: int
     expected: frozenset[str]
 
 
 def parse(text: str, rule: str, start: int, end: int) -> Any:
-    """The node of `rule`, `allocation` or `member`, between `start` and `end`. Raises `Unexpected`."""
+    """Return the node of `rule`, `allocation` or `member`, between `start` and `end`. Raises `Unexpected`."""
     try:
         return _lark().parse(TextSlice(text, start, end), start=rule)
     except UnexpectedInput as error:
@@ -72,7 +73,7 @@ class _Nodes(Transformer[Token, Allocation]):
         (dims,) = parts
         return Layout(dims, None, Span(dims[0].span.start, dims[-1].span.end))
 
-    def folded(self, parts: list[Any]) -> Layout:
+    def folded_layout(self, parts: list[Any]) -> Layout:
         first, attn, _, ffn = parts
         return Layout(attn, ffn, Span(first.start_pos, ffn[-1].span.end))
 

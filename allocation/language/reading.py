@@ -1,4 +1,4 @@
-"""Text to syntax tree with findings instead of an exception, and all syntax errors at once."""
+"""Text to syntax tree with findings instead of an exception, and all syntax errors in one pass."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ MOST_SYNTAX_FINDINGS = 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A member of `text`, between `start` and `end`, that does not fit the grammar at `position`."""
+    """A member of `text`, between `start` and `end`, that violates the grammar at `position`."""
 
     text: str
     start: int
@@ -30,18 +30,19 @@ class Failure:
 
     @property
     def whole(self) -> tuple[Span, ...]:
-        """The member's span, without the blanks around it."""
+        """The span of the member, without surrounding blanks."""
         text = self.member
         return (Span(self.end - len(text.lstrip()), self.start + len(text.rstrip())),)
 
     @property
     def here(self) -> tuple[Span, ...]:
-        """The one character (or the end) that does not fit."""
+        """The first character (or the end) that violates the grammar."""
         return (Span(self.position, min(self.position + 1, max(self.end, self.position))),)
 
 
 def read(source: Source) -> tuple[Allocation, list[Finding]]:
-    """The tree of `source.text` and its syntax findings; with findings the tree holds the members that are right."""
+    """Return the tree of `source.text` and its syntax findings; with findings, the tree holds the valid members
+    only."""
     if findings := run_rules(source, text=source.text):
         return Allocation(()), findings
     try:
@@ -51,7 +52,7 @@ def read(source: Source) -> tuple[Allocation, list[Finding]]:
 
 
 def parse(text: str) -> Allocation:
-    """The syntax tree of a whole allocation. Raises `AllocationError` with every syntax finding.
+    """Return the syntax tree of a whole allocation. Raises `AllocationError` with every syntax finding.
 
     Words are not judged: an unknown backend or letter parses.
     """
@@ -62,7 +63,7 @@ def parse(text: str) -> Allocation:
 
 
 def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
-    """Reads each member alone, so that one that is wrong does not hide the others."""
+    """Read each member separately, so that one syntax error does not hide the others."""
     groups: list[list[Member]] = [[]]
     findings: list[Finding] = []
     for start, end in pieces(source.text):
@@ -79,7 +80,10 @@ def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
 
 
 def pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of every member: `+` and `|` separate, but a `|` in parentheses or before `ffn:` does not."""
+    """Yield start and end of every member:
+
+    `+` and `|` separate members, except a `|` in parentheses or before `ffn:`.
+    """
     start = depth = 0
     for match in re.finditer(r"[+()]|\|(?!\s*ffn\s*:)", text):
         match match[0]:

@@ -1,4 +1,4 @@
-"""Tree to text, sizes to tree: the only place that spells allocations."""
+"""Tree to text, sizes to tree: the only module that spells allocations."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from allocation.language.syntax import LETTERS, Allocation, Dim, GpuRange, Group
 
 
 def spell(node: Allocation | Member | Layout, *, shell: bool = False) -> str:
-    """The text of a node, which parses to an equal one.
+    """Return the text of a node, which parses to an equal one.
 
     `shell` avoids the parentheses of folded layouts; `|` between members remains.
     """
@@ -21,25 +21,26 @@ def spell(node: Allocation | Member | Layout, *, shell: bool = False) -> str:
     return f"{node.backend}{name}:{spell(node.layout, shell=shell)}{gpus}"
 
 
-def normalised(tree: Allocation) -> Allocation:
-    """The same allocation with the letters in the published order, `d p t c e v`, and counts without leading zeros."""
-    return Allocation(tuple(Group(tuple(map(_normalised, group.members))) for group in tree.groups))
+def normalise(tree: Allocation) -> Allocation:
+    """Return the same allocation with the letters in the published order, `d p t c e v`, and counts without leading
+    zeros."""
+    return Allocation(tuple(Group(tuple(map(_normalise_member, group.members))) for group in tree.groups))
 
 
-def _normalised(member: Member) -> Member:
-    def ordered(dims: Iterable[Dim]) -> tuple[Dim, ...]:
+def _normalise_member(member: Member) -> Member:
+    def order(dims: Iterable[Dim]) -> tuple[Dim, ...]:
         plain = (replace(dim, count=dim.count.lstrip("0") or dim.count) for dim in dims)
         return tuple(sorted(plain, key=lambda dim: LETTERS.find(dim.letter)))
 
     old = member.layout
-    return replace(member, layout=Layout(ordered(old.attn), None if old.ffn is None else ordered(old.ffn), old.span))
+    return replace(member, layout=Layout(order(old.attn), None if old.ffn is None else order(old.ffn), old.span))
 
 
 def dims(sizes: Mapping[str, int]) -> tuple[Dim, ...]:
-    """Dimensions by letter; of those that are 1 only `d` is written."""
+    """Return dimensions by letter; of the sizes that are 1, only `d` is written."""
     return tuple(Dim(letter, str(size)) for letter, size in sizes.items() if size > 1 or letter == "d")
 
 
 def gpu_ranges(gpus: Iterable[range]) -> tuple[GpuRange, ...]:
-    """GPU ids as `@` writes them."""
+    """Return GPU ids as `@` writes them."""
     return tuple(GpuRange(str(ids.start), str(ids.stop - 1)) for ids in gpus)

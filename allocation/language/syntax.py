@@ -1,6 +1,6 @@
 """The syntax tree. Every node knows its span; `spelling.py` turns a tree into text.
 
-Spans do not take part in comparison: two trees are equal when they say the same.
+Spans are ignored in comparisons: two trees are equal if they have the same meaning.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A letter and its count, as written: `d4`, `d*`; `count` is empty where none was written."""
+    """A letter and its count, as written: `d4`, `d*`; `count` is empty if it is missing."""
 
     letter: str
     count: str

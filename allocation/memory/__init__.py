@@ -1,7 +1,7 @@
 """Bytes per GPU of every engine in every phase, from the shapes alone.
 
-Sizes are those of the pipeline stage that needs most; experts are taken to be equally busy. Megatron-LM's own estimate
-is `training/theoretical_memory_usage.py`.
+Sizes are those of the pipeline stage that needs the most; experts are assumed to be equally busy. Megatron-LM's own
+estimate is `training/theoretical_memory_usage.py`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allocation.memory import fsdp, megatron
-from allocation.memory.items import Estimate, Footprint, needed
+from allocation.memory.items import Estimate, Footprint, shared_peak
 from allocation.memory.servers import server
 from allocation.plan import EnginePlan, ParallelSizes, Plan
 from allocation.resolve import BACKENDS, SERVER
 from allocation.settings import Workload
 
-__all__ = ["Estimate", "Footprint", "estimate", "footprint", "footprint_of", "footprints", "needed"]
+__all__ = ["Estimate", "Footprint", "estimate", "footprint", "footprint_of", "footprints", "shared_peak"]
 
 
 def estimate(plan: Plan, work: Workload) -> Estimate:
-    """What every engine of a plan needs on each of its GPUs."""
+    """Return the memory of every engine of a plan on each of its GPUs."""
     return Estimate(plan.allocation, work.memory.gpu_bytes, footprints(plan, work))
 
 
 def footprints(plan: Plan, work: Workload) -> tuple[Footprint, ...]:
-    """The memory of every engine of a plan."""
+    """Return the memory of every engine of a plan."""
     return tuple(footprint(engine, work) for engine in plan.engines)
 
 
 def footprint(engine: EnginePlan, work: Workload) -> Footprint:
-    """The memory of one engine."""
+    """Return the memory of one engine."""
     return footprint_of(engine.role, engine.backend, engine.sizes, work)
 
 
 def footprint_of(role: str, backend: str, sizes: ParallelSizes, work: Workload) -> Footprint:
-    """The memory of an engine that is not placed yet."""
+    """Return the memory of an engine that is not yet placed."""
     if BACKENDS[backend].kind == SERVER:
         return server(role, sizes, work)
     if role != "actor":  # no other role has adapters

@@ -1,6 +1,6 @@
-"""What layers keep for backward.
+"""Activations that layers keep for the backward pass.
 
-It follows from Transformer Engine's modules (`module/layernorm_linear.py`, `attention/dot_product_attention`), in the
+They follow from Transformer Engine's modules (`module/layernorm_linear.py`, `attention/dot_product_attention`), in the
 manner of Korthikanti et al., arXiv 2205.05198.
 """
 
@@ -18,7 +18,7 @@ from allocation.settings import Workload
 def activations(
     sizes: ParallelSizes, work: Workload, chunks: Sequence[Sequence[int]], stage: int, tokens: int
 ) -> tuple[int, int]:
-    """Bytes kept for backward by all micro-batches under way, and by the unit of layers that is computed anew.
+    """Return bytes that all micro-batches in flight and one recomputed unit of layers keep for the backward pass.
 
     `chunks` are the layers of each virtual stage of a pipeline stage.
     """
@@ -61,7 +61,7 @@ def _most_kept(chunks: Sequence[int], sizes: ParallelSizes, work: Workload, stag
 
 
 def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
-    """Micro-batches of a rank in one optimizer step; many when the batch is not known."""
+    """Return micro-batches of a rank in one optimizer step; many when the batch is not known."""
     batch = work.batch
     if batch is None or batch.max_length is None:
         return 1 << 20
@@ -72,7 +72,7 @@ def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
 
 
 def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
-    """Bytes that a layer keeps for backward, for each token of a rank (before tensor parallelism)."""
+    """Return bytes that a layer keeps for backward, for each token of a rank (before tensor parallelism)."""
     item, tp = work.memory.item, sizes.tp
     modules = set(work.megatron.recompute_modules) if work.megatron.recompute_granularity == "selective" else set()
     hidden = model.hidden_size / tp * item  # sequence parallelism is on wherever TP is
@@ -86,7 +86,8 @@ def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Wo
 
 
 def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, item: int, modules: set[str]) -> float:
-    """Queries, keys and values as attention takes them, as the norm before it takes them, its output and log-sums."""
+    """Return queries, keys and values as attention takes them, as the norm before it takes them, its output and
+    log-sums."""
     tp = sizes.tp
     sums = 4 * model.heads / tp
     if of.linear:
@@ -105,7 +106,7 @@ def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, ite
 
 
 def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules: set[str]) -> float:
-    """Router and permutation, the tokens as experts take them, their activations, and the shared experts."""
+    """Return router and permutation, the tokens as experts take them, their activations, and the shared experts."""
     local = 1 / sizes.tp
     chosen, h, width = model.experts_per_token, model.hidden_size, model.expert_ffn
     router = model.experts * (3 * 4 + 1 + 2 * 4)  # logits, scores and probabilities; the map; the permutation's map
@@ -116,7 +117,8 @@ def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules:
 
 
 def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
-    """Bytes for each token that backward through a layer needs for a moment: gradients of its widest activations."""
+    """Return bytes for each token that backward through a layer needs for a moment: gradients of its widest
+    activations."""
     item, tp = work.memory.item, sizes.tp
     width = 3 * model.ffn / tp
     if of.experts:

@@ -26,7 +26,8 @@ from allocation.settings import MegatronSettings, Workload
 
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
-    """FSDP2 with float32 weights in shards, which are gathered in `dtype` a layer at a time (torch fully_shard)."""
+    """Return the footprint of FSDP2 with sharded float32 weights, gathered in `dtype` one layer at a time (torch
+    fully_shard)."""
     model, item = work.model, work.memory.item
     shards, tokens = sizes.dp * sizes.cp, work.tokens // sizes.cp
     everything, numbers = layers_together(model, range(model.layers)), kinds(model, range(model.layers))
@@ -43,7 +44,7 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     if work.memory.offload_params:
         static = []
     full = work.megatron.recompute_granularity == "full" or work.memory.gradient_checkpointing
-    one = {of: (layer_activations(model, sizes, of, work) + _unfused(model, of, item)) * tokens for of in numbers}
+    one = {of: (layer_activations(model, sizes, of, work) + _unfused_bytes(model, of, item)) * tokens for of in numbers}
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
@@ -67,10 +68,10 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     return Footprint(role, tuple(only(with_reserve(named, beside))))
 
 
-def _unfused(model: ModelSpec, of: Kind, item: int) -> int:
-    """What transformers' modules keep of a token beside what Transformer Engine's do.
+def _unfused_bytes(model: ModelSpec, of: Kind, item: int) -> int:
+    """Return bytes per token that transformers' modules keep and Transformer Engine's do not.
 
-    A norm computes in float32 and keeps its input so; an MLP keeps the activation beside its product with the gate
+    A norm computes in float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate
     (`Qwen3RMSNorm` and `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys
     and values as queries (`areal_like/trainer/fsdp/attention.py`).
     """

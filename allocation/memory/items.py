@@ -1,4 +1,4 @@
-"""What lies on a GPU: uses of memory, phases of an engine, and what engines that share a GPU need together."""
+"""Uses of GPU memory: items, phases of an engine, and the total of engines that share a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AT_REST = "at rest"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One use of memory."""
+    """One use of GPU memory."""
 
     name: str
     bytes: int
@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What lies on a GPU at the worst moment of a phase."""
+    """The contents of a GPU at the peak of a phase."""
 
     name: str
     items: tuple[Item, ...]
@@ -48,8 +48,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The phases of one engine. `stage` is the pipeline stage that needs most. `kv_tokens` are those that a server's KV
-    cache has room for, where the GPU's size is known, `kv_token_bytes` what one takes."""
+    """The phases of one engine.
+
+    `stage` is the pipeline stage that needs the most memory. `kv_tokens` is the capacity of a server's KV cache, if the
+    size of the GPU is known; `kv_token_bytes` is the size of one token.
+    """
 
     role: str
     phases: tuple[Phase, ...]
@@ -67,30 +70,30 @@ class Footprint:
 
     @property
     def idle(self) -> int:
-        """Bytes that stay while engines on the same GPUs work; a server works all the time."""
+        """Bytes that stay while other engines on the same GPUs work; a server never releases memory."""
         names = (AT_REST, "rollout", "load")
         return next(phase.bytes for name in names for phase in self.phases if phase.name == name)
 
     @property
     def fixed(self) -> int:
-        """Bytes that stay even where an engine gives back what it can, for those that take turns with it."""
+        """Bytes that stay on the GPU even during the time slice of another engine."""
         return sum(item.bytes for item in self.peak.items if item.name in (CUDA, NCCL, CAPTURED))
 
     def phase(self, name: str) -> Phase:
-        """Raises `StopIteration` for a phase that the engine does not have."""
+        """Return the phase called `name`. Raises `StopIteration` if the engine does not have it."""
         return next(phase for phase in self.phases if phase.name == name)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The footprints of all engines of a plan, for people and programs."""
+    """The footprints of all engines of a plan, for display and for JSON."""
 
     title: str
     gpu_bytes: int | None
     footprints: tuple[Footprint, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Bytes of every item, by engine and phase."""
+        """Return bytes of every item, by engine and phase."""
         engines = {
             one.role: {
                 "stage": one.stage,
@@ -117,7 +120,8 @@ _OFFLOADED_BY = {
 
 
 def staying(static: Sequence[Item], settings: MegatronSettings, *needed: str) -> list[Item]:
-    """What is on the GPU in a phase that needs some of it: the rest is too, unless it is offloaded."""
+    """Return the items on the GPU in a phase that needs some of them: the others stay too, unless they are
+    offloaded."""
     words = [(item, item.name.partition(" ")[0]) for item in static]
     return [
         item
@@ -127,7 +131,7 @@ def staying(static: Sequence[Item], settings: MegatronSettings, *needed: str) ->
 
 
 def with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) -> list[Phase]:
-    """Phases with what is needed beside their tensors, and what torch's allocator keeps of the GPU unused."""
+    """Return phases with memory outside of tensors, and the part of the GPU that torch's allocator cannot use."""
     phases = []
     for name, items in named.items():
         reserve = Item(RESERVE, int(FRAGMENTATION * sum(item.bytes for item in items)))
@@ -136,17 +140,17 @@ def with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) ->
 
 
 def forward_only(phases: Iterable[Phase]) -> Iterator[Phase]:
-    """What a reference model needs, which has weights and no optimizer."""
+    """Yield the phases of a reference model, which has weights but no optimizer."""
     trained = ("gradients", "main weights", "Adam's moments", RESERVE)
     for phase in phases:
         if phase.name in ("load", "log-probs", AT_REST):
             yield Phase(phase.name, tuple(item for item in phase.items if not item.name.startswith(trained)))
 
 
-def needed(prints: Sequence[Footprint], *, offload: bool) -> int:
-    """Bytes that engines need together on a GPU that they share: the worst peak, and what the others leave there.
+def shared_peak(prints: Sequence[Footprint], *, offload: bool) -> int:
+    """Return the bytes that engines need together on a shared GPU: the worst peak plus the others' idle memory.
 
-    With `offload` servers and trainers take turns, while trainers stay together in theirs, as servers do.
+    With `offload`, servers and trainers are time-shared; trainers stay together in one time slice, as do servers.
     """
     most = 0
     for one in prints:

@@ -1,8 +1,8 @@
 """A Megatron trainer.
 
 Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
-in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). Logits are the trainer's
-(`areal_like/trainer/logprobs.py`): of some tokens at a time.
+in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). The trainer computes logits in
+chunks of tokens (`areal_like/trainer/logprobs.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from allocation.memory.items import (
     with_reserve,
 )
 from allocation.memory.transfer import buckets, communicators, largest_gathered, largest_weight
-from allocation.parameters import Held, distinct_stages, held, kinds, stage_chunks, vocabulary
+from allocation.parameters import Held, count_held, distinct_stages, kinds, stage_chunks, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import ITEMS, Workload
 
@@ -35,7 +35,7 @@ _LOGITS_AT_ONCE = 1 << 28  # elements
 
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
-    """A Megatron trainer: the stage with the highest peak."""
+    """Return the footprint of a Megatron trainer: the stage with the highest peak."""
     chunks = stage_chunks(work.model, sizes, work.megatron)
     trains = role != "ref"
     only = list if trains else forward_only
@@ -51,7 +51,7 @@ def phases_of_stage(
     """Return the phases of a rank of one pipeline stage, whose virtual stages have the layers `chunks`."""
     layers = [number for chunk in chunks for number in chunk]
     model, first, last = work.model, stage == 0, stage == sizes.pp - 1
-    mine = held(model, sizes, layers, first=first, last=last)
+    mine = count_held(model, sizes, layers, first=first, last=last)
     static = _static(mine, sizes, work)
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     tokens = work.tokens // sizes.cp
@@ -79,10 +79,10 @@ def phases_of_stage(
 
 
 def _deeper(logits: int, table: int, ends: int, in_layer: list[Item], *, tied: bool, alone: bool) -> list[Item]:
-    """Backward begins at the head, and goes on with the layers, one recomputed unit a time.
+    """Return the items of the backward pass, which starts at the head and continues with one recomputed unit at a time.
 
-    Logits add the weight's gradient to Megatron's buffer. When they are gone, autograd has one of zeros where ranks
-    send gradients early, unless the weight is the embedding's as well, whose gradient comes last.
+    Logits add the gradient of the output weight to Megatron's buffer. Afterwards autograd holds a gradient of zeros if
+    ranks send gradients early, unless the weight is also the embedding, whose gradient comes last.
     """
     zeros = Item("head's gradient", 0 if tied or alone else table)
     return max(
@@ -95,21 +95,24 @@ def _sum(items: Sequence[Item]) -> int:
 
 
 def _read(logits: int, inside: int) -> Item:
-    """The largest that a pass without backward needs beside weights."""
+    """Return the largest item beside the weights in a pass without backward."""
     return max(Item("logits", logits), Item("inside a layer", inside), key=lambda item: item.bytes)
 
 
 def _reading(weights: Item, sizes: ParallelSizes, work: Workload) -> list[Item]:
-    """The largest weight comes beside those of the model: whole, in parts for the ranks of TP, and as one of the parts
-    (mbridge 0.15 `core/bridge.py`, `load_weights`)."""
+    """Return the items at the peak of loading: the model's weights and the largest single weight.
+
+    The largest weight is held whole, split for the TP ranks, and as one of these parts (mbridge 0.15 `core/bridge.py`,
+    `load_weights`).
+    """
     largest = largest_weight(work.model, work)
     return [weights, Item("weight that is read", largest + largest // sizes.tp)]
 
 
 def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Workload) -> list[Item]:
-    """The worst of three moments: weights are read, move to one buffer, and are copied to main weights one by one.
+    """Return the worst of three moments: reading weights, moving them to one buffer, and copying them to main weights.
 
-    Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (experts that EP spreads have a buffer of their own,
+    See Megatron-core 0.19 `core/distributed/param_and_grad_buffer.py` (experts spread by EP have a separate buffer,
     which comes last) and `core/optimizer/distrib_optimizer.py` (`shard_model_param.clone().float()`).
     """
     weights, gradients, main, _ = static
@@ -126,10 +129,10 @@ def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Wor
 
 
 def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
-    """Weights, gradients, main weights and moments; the distributed optimizer shards the last two.
+    """Return weights, gradients, main weights and moments; the distributed optimizer shards the last two.
 
-    Of main weights the precision-aware optimizer keeps 16 bits, which a bfloat16 weight lacks of float32 or which are
-    a float16 of its own (`store_param_remainders`, megatron-core 0.19 `core/optimizer/optimizer_config.py`).
+    The precision-aware optimizer keeps only 16 bits of each main weight: the bits that a bfloat16 weight lacks compared
+    with float32, or a float16 copy (`store_param_remainders`, megatron-core 0.19 `core/optimizer/optimizer_config.py`).
     """
     item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
     settings = work.megatron
@@ -148,12 +151,12 @@ def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
 
 
 def _shards(sizes: ParallelSizes, work: Workload) -> int:
-    """Ranks over which the optimizer of the dense parameters is spread."""
+    """Return the number of ranks that shard the optimizer of the dense parameters."""
     settings = work.megatron
     copies = settings.num_distributed_optimizer_instances
     return max(1, sizes.dp * sizes.cp // copies) if settings.use_distributed_optimizer else 1
 
 
 def static_bytes(mine: Held, sizes: ParallelSizes, work: Workload) -> int:
-    """Weights, gradients, main weights and moments of a rank: the least that it needs."""
+    """Return the bytes of weights, gradients, main weights and moments of a rank, a lower bound of its memory."""
     return sum(item.bytes for item in _static(mine, sizes, work))

@@ -14,7 +14,7 @@ WINDOW_POOL = 0.8  # tokens of that pool over those of the other
 
 
 def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
-    """An SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
+    """Return the footprint of an SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
     model, memory = work.model, work.memory
     weights = server_weights(model, sizes) * memory.item
     per_token = kv_token_bytes(model, sizes, memory.item)
@@ -37,17 +37,17 @@ def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
 
 
 def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
-    """Parameters on one GPU of a server; TP splits experts too, whole (EP) or in columns."""
+    """Return the parameters on one GPU of a server; TP splits experts too, whole (EP) or by columns."""
     layers = layers_together(model, range(model.layers))
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, 64 * sizes.tp) // sizes.tp
     return (layers.dense_on(sizes.tp, model.kv_heads) + layers.experts // sizes.tp) // sizes.pp + tables
 
 
 def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
-    """Bytes of KV cache that a token takes on one GPU of a server.
+    """Return the bytes of one token in the KV cache on one GPU of a server.
 
-    SGLang keeps layers with a sliding window in full, but for models with a second pool for them
-    (`is_hybrid_swa_model`, `swa_full_tokens_ratio` of SGLang 0.5.17).
+    SGLang keeps sliding-window layers in full, except for models with a separate pool for them (`is_hybrid_swa_model`,
+    `swa_full_tokens_ratio` of SGLang 0.5.17).
     """
     share = WINDOW_POOL if model.family in WITH_WINDOW_POOL else 1
     sliding = len(model.sliding_layers)
@@ -56,7 +56,7 @@ def kv_token_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
 
 
 def kv_read_bytes(model: ModelSpec, sizes: ParallelSizes, item: int, tokens: float) -> float:
-    """Bytes of KV cache that a decoding step reads for a sequence; a sliding window ends the reading."""
+    """Return the bytes of KV cache that a decoding step reads for one sequence, limited by a sliding window."""
     sliding = len(model.sliding_layers)
     full = model.layers - len(model.linear_layers) - sliding
     each = full * tokens + sliding * min(tokens, model.window)
@@ -64,7 +64,7 @@ def kv_read_bytes(model: ModelSpec, sizes: ParallelSizes, item: int, tokens: flo
 
 
 def _kv_layer_bytes(model: ModelSpec, sizes: ParallelSizes, item: int) -> int:
-    """Bytes of a token in one layer; latent attention keeps one vector on each GPU."""
+    """Return the bytes of one token in one layer; latent attention keeps one vector on each GPU."""
     if model.latent_attention:
         return (model.kv_rank + model.qk_rope) * item
     return 2 * max(1, model.kv_heads // sizes.tp) * model.head_dim * item

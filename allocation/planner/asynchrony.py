@@ -1,4 +1,4 @@
-"""What asynchrony brings, in closed form."""
+"""The gain of asynchronous training, in closed form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from allocation.planner.task import Task
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """Synchronous and asynchronous training in closed form. `a` and `b` are GPU-seconds of rollout and training.
+    """Synchronous and asynchronous training in closed form.
 
-    On N GPUs the split n = N·a / (a + b) for servers makes both sides equally long, (a + b) / N, which synchronous
-    training on shared GPUs takes as well, and beside it waits for the longest response: that tail is all that
-    asynchrony can hide.
+    `a` and `b` are GPU-seconds of rollout and training. On N GPUs, n = N·a / (a + b) GPUs for servers balance both
+    sides at (a + b) / N seconds. Synchronous training on shared GPUs takes the same time plus the wait for the longest
+    response: asynchrony can hide at most this tail.
     """
 
     a: float
@@ -35,10 +35,10 @@ class Asynchrony:
 
 
 def asynchrony(task: Task, best: Choice) -> Asynchrony:
-    """From the best layout: what its two sides would take on all of the GPUs, and its expected staleness.
+    """Return the closed form for the best layout: seconds of both sides on all GPUs, and the expected staleness.
 
-    A response takes `longest · mean / limit` seconds, so its oldest token is that many steps old when it is complete;
-    if rollout is quicker than training, finished groups wait until admission stops them, at η.
+    A response takes `longest · mean / limit` seconds, so its oldest token is that many steps old when it completes; if
+    rollout is faster than training, finished groups wait until admission stops them, at η.
     """
     servers, n = best.servers.dp * best.servers.tp, task.cluster.n_gpus
     trainer = best.trainer.sizes.dp * best.trainer.sizes.per_replica

@@ -1,4 +1,4 @@
-"""Layouts with their predicted seconds."""
+"""Layouts with their predicted step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allocation.settings import MegatronSettings
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer's layout with the seconds of a step, by what they go to."""
+    """A trainer's layout with the seconds of a step, by cause."""
 
     sizes: ParallelSizes
     megatron: MegatronSettings
@@ -24,7 +24,7 @@ class Trainer:
 
     @property
     def ends(self) -> Ends:
-        """Layers of the first and the last stage where they have their own."""
+        """Layers of the first and the last stage, if they differ from the others."""
         settings = self.megatron
         return settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage
 
@@ -74,7 +74,7 @@ class Choice:
         return "rollout" if self.servers.seconds > self.trainer.seconds else "training"
 
     def to_json(self) -> dict[str, Any]:
-        """All that is known of it, seconds and bytes."""
+        """Return all fields, in seconds and bytes."""
         megatron = self.trainer.megatron
         return {
             "allocation": self.allocation,

@@ -1,4 +1,4 @@
-"""Predicted seconds of a trainer's and of servers' parts of a step, with the shares of `efficiency.py`."""
+"""Predicted seconds of the trainer's and the servers' parts of a step, with the shares of `efficiency.py`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from allocation.model_spec import ModelSpec
 from allocation.parameters import (
     Held,
     active_parameters,
+    count_held,
     distinct_stages,
-    held,
     layers_together,
     stage_chunks,
     stages,
@@ -26,7 +26,7 @@ from allocation.settings import MegatronSettings
 
 
 def training_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSettings) -> dict[str, float]:
-    """Log-probs, forward, backward and the optimizer's step, by what the time goes to.
+    """Return log-probs, forward, backward and the optimizer's step, by what the time goes to.
 
     Launching kernels runs beside the GPU's work and counts where it takes longer; experts are launched when the host
     has the numbers of their tokens, so that theirs always counts.
@@ -44,7 +44,7 @@ def training_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSetting
     count = math.ceil(task.tokens / task.batch.n_minibatches / s.dp / task.mb_tokens)
 
     def link(ranks: int) -> float:
-        """Bytes a second between ranks that follow each other."""
+        """Return bytes a second between ranks that follow each other."""
         return gpu.link * eff.LINK if ranks <= task.cluster.n_gpus_per_node else gpu.network * eff.NETWORK
 
     hidden = local * h * item * layers
@@ -68,7 +68,7 @@ def training_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSetting
 
 
 def _launch_seconds(model: ModelSpec, s: ParallelSizes, layers: int) -> tuple[float, float]:
-    """Seconds that a host takes for a micro-batch on a rank, log-probs and training: all layers, and their experts."""
+    """Return the launch time of a micro-batch on a rank, in seconds: log-probs and training, all layers and experts."""
     with_experts = layers * (1 - len(model.dense_layers) / model.layers) if model.experts else 0
     layer = eff.LAUNCH + eff.LAUNCH_TP * (s.tp > 1) + eff.LAUNCH_CP * (s.cp > 1)
     return layers * layer, with_experts * (eff.LAUNCH_MOE + eff.LAUNCH_EXPERT * model.experts / s.ep)
@@ -80,7 +80,7 @@ def _active(model: ModelSpec) -> int:
 
 
 def _flops_per_token(task: Task) -> float:
-    """Per FLOP of a weight (2 a pass): active parameters, and attention over half of a mean sequence."""
+    """Return FLOPs per token and pass, divided by 2: active parameters, and attention over half of a mean sequence."""
     model, mean = task.model, task.tokens / task.batch.sequences
     sliding = len(model.sliding_layers)
     full = model.layers - len(model.linear_layers) - sliding
@@ -89,15 +89,15 @@ def _flops_per_token(task: Task) -> float:
 
 @lru_cache(4096)
 def largest_stage(model: ModelSpec, sizes: ParallelSizes, megatron: MegatronSettings) -> tuple[Held, int]:
-    """Parameters of the rank that has most of them, and layers of the longest stage."""
+    """Return parameters of the rank that has most of them, and layers of the longest stage."""
     layers, last = stages(model, sizes, megatron), sizes.pp - 1
     apart = distinct_stages(model, stage_chunks(model, sizes, megatron))
-    ranks = (held(model, sizes, layers[stage], first=stage == 0, last=stage == last) for stage in apart)
+    ranks = (count_held(model, sizes, layers[stage], first=stage == 0, last=stage == last) for stage in apart)
     return max(ranks, key=lambda rank: rank.total), max(map(len, layers))
 
 
 def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None:
-    """Seconds of `dp` servers of `tp` GPUs, None where the longest sequence does not fit.
+    """Return seconds of `dp` servers of `tp` GPUs, None where the longest sequence does not fit.
 
     Decoding is bound by the traffic of weights and KV cache, or by arithmetic when many requests run at once.
     """

@@ -1,4 +1,4 @@
-"""Which side of a run does not fit on a cluster, and by how much."""
+"""The side of a run that does not fit on a cluster, and its shortfall."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLOSEST = 64  # trainers whose activations are counted, too: those with the sma
 
 
 def shortfall(task: Task) -> Iterator[str]:
-    """Say what each side needs of a GPU even where it has the whole cluster, or how many GPUs both need together."""
+    """Return the memory that each side needs even with the whole cluster, or the GPUs that both need together."""
     room, total = task.gpu.memory, task.cluster.n_gpus
     sides = {"the trainer alone needs": least_trainer(task), "the servers alone need": least_servers(task)}
     for name, least in sides.items():
@@ -41,14 +41,14 @@ def shortfall(task: Task) -> Iterator[str]:
 
 
 def fewest_gpus(task: Task) -> tuple[int | None, int | None]:
-    """The smallest numbers of GPUs, of those that the planner tries, on which trainer and servers fit."""
+    """Return the smallest numbers of GPUs, of those that the planner tries, on which trainer and servers fit."""
     able = [*sizes_of_trainer(task.cluster), task.cluster.n_gpus]
     trainer = next((n for n in able if next(fitting_trainers(task, n), None)), None)
     return trainer, next((n for n in able if best_servers(task, n, SHARE)), None)
 
 
 def least_trainer(task: Task) -> tuple[int, str] | None:
-    """The smallest peak of a trainer on all GPUs with full recomputation, and its layout."""
+    """Return the smallest peak of a trainer on all GPUs with full recomputation, and its layout."""
     every = [Trainer(sizes, with_ends(FULL, ends), {}) for sizes, ends in possible_trainers(task, task.cluster.n_gpus)]
     peaks = [
         (footprint_of("actor", "megatron", one.sizes, task.work(one.megatron)).peak.bytes, one.text)
@@ -58,7 +58,7 @@ def least_trainer(task: Task) -> tuple[int, str] | None:
 
 
 def least_servers(task: Task) -> tuple[int, str] | None:
-    """The smallest GPU that holds a server's weights and its longest sequence, and the server's layout."""
+    """Return the smallest GPU that holds a server's weights and its longest sequence, and the server's layout."""
     n, longest = task.cluster.n_gpus, task.prompt + task.response
     work = task.work(FULL)
     work = replace(work, memory=replace(work.memory, gpu_bytes=None), batch=None)  # without a cache

@@ -11,7 +11,7 @@ from allocation.planner.task import POWERS
 
 
 def trainer_sizes(model: ModelSpec, n: int, per_node: int, wanted: Ends = EVEN) -> Iterator[tuple[ParallelSizes, Ends]]:
-    """Sizes on `n` GPUs that divide the model, with the ends of the pipeline; TP stays within a node."""
+    """Yield sizes on `n` GPUs that divide the model, with the ends of the pipeline; TP stays within a node."""
     pipelines = [(pp, ends) for pp in range(1, 17) if (ends := _ends(model.layers, pp, wanted)) is not None]
     for tp in (t for t in POWERS if t <= per_node and n % t == 0 and splits_heads(model, t)):
         for pp, ends in ((pp, ends) for pp, ends in pipelines if n % (tp * pp) == 0):
@@ -36,7 +36,7 @@ def _ends(layers: int, stages: int, wanted: Ends) -> Ends | None:
 
 
 def server_sizes(model: ModelSpec, n: int, per_node: int) -> Iterator[list[int]]:
-    """Tensor-parallel sizes of servers on `n` GPUs: those within a node, then those of several whole nodes."""
+    """Yield tensor-parallel sizes of servers on `n` GPUs: sizes within a node, then whole nodes."""
     able = [tp for tp in POWERS if n % tp == 0 and splits_heads(model, tp)]
     yield [tp for tp in able if tp <= per_node]
     yield [tp for tp in able if tp > per_node and tp % per_node == 0]

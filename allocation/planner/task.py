@@ -1,4 +1,4 @@
-"""What is to be planned."""
+"""The input of the planner."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ POWERS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be planned. `prompt` and `response` are the longest, in tokens; `staleness` is η, 0 for synchronous.
+    """The input of the planner.
 
+    `prompt` and `response` are maximum lengths in tokens; `staleness` is η, 0 for synchronous training.
     `batch.max_tokens_per_mb` are the tokens of a micro-batch, `batch.max_length` prompt and response together. `ends`
-    are the layers that the first and the last stage of a pipeline must have.
+    are the required layers of the first and the last pipeline stage.
     """
 
     model: ModelSpec
@@ -47,7 +48,7 @@ class Task:
 
     @property
     def tokens(self) -> float:
-        """Tokens that are trained on in a step, prompts included."""
+        """Tokens trained per step, prompts included."""
         return self.batch.sequences * (self.prompt * eff.MEAN_OF_LONGEST + self.mean_response)
 
     @property
@@ -55,7 +56,7 @@ class Task:
         return self.batch.sequences * self.mean_response
 
     def work(self, megatron: MegatronSettings, share: float = SHARE) -> Workload:
-        """The memory model's workload; micro-batches hold at least the longest sequence."""
+        """Return the memory model's workload; micro-batches hold at least the longest sequence."""
         longest = self.prompt + self.response
         tokens = max(longest, self.batch.max_tokens_per_mb or 0)
         batch = replace(self.batch, max_length=longest, max_tokens_per_mb=-(-tokens // 64) * 64)

@@ -1,4 +1,4 @@
-"""Rules that need the batch: how a step's sequences come out per rank and micro-batch."""
+"""Rules that need the batch: the sequences of a step per rank and micro-batch."""
 
 from collections.abc import Iterator
 
@@ -12,8 +12,9 @@ _MICROBATCHES = "Megatron-LM core/num_microbatches_calculator.py"
 _SCHEDULES = "Megatron-LM core/pipeline_parallel/schedules.py"
 
 
-def _padded(engine: Engine, length: int) -> tuple[int, int]:
-    """What a packed sequence is padded to a multiple of, 2·c·t with CP, else t, c under FSDP; and `length` padded."""
+def _pad(engine: Engine, length: int) -> tuple[int, int]:
+    """Return the multiple to which packed sequences are padded (2·c·t with CP, else t; c under FSDP), and `length`
+    padded."""
     ends = 2 if engine.cp > 1 and engine.backend.name != "fsdp" else 1
     multiple = ends * engine.cp * engine.tp
     return multiple, -(-length // multiple) * multiple
@@ -30,7 +31,7 @@ def batch_positive(given_batch: BatchSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-BATCH-MINIBATCHES", source="mini-batches of one step are equal")
 def minibatches_divide(batch: BatchSpec) -> Iterator[Problem]:
-    """The optimizer steps of one batch train on equally many sequences."""
+    """All optimizer steps of one batch train on equally many sequences."""
     if batch.sequences % batch.n_minibatches:
         message = f"{batch.sequences} sequences ({batch.n_prompts} · {batch.n_samples}) are not divisible by "
         yield Problem(f"{message}{batch.n_minibatches} mini-batches")
@@ -38,8 +39,8 @@ def minibatches_divide(batch: BatchSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-BATCH-DP", source=_MICROBATCHES, megatron="global_batch_size")
 def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
-    """Every data-parallel rank trains in every optimizer step: with a fixed micro-batch on equally many
-    sequences, with packing on at least one."""
+    """Every data-parallel rank trains in every optimizer step: with a fixed micro-batch on equally many sequences,
+    with packing on at least one."""
     sequences = batch.sequences // batch.n_minibatches
     steps = f" / {batch.n_minibatches} mini-batches" if batch.n_minibatches > 1 else ""
     named = f"{sequences} sequences ({batch.n_prompts} prompts · {batch.n_samples} samples{steps})"
@@ -78,8 +79,8 @@ def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 @rule("ALLOC-SEQUENCE-CP", source=f"{_MICROBATCHES}; training/arguments.py, seq_length")
 def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """Context parallelism cuts a sequence into 2·c pieces and sequence parallelism each rank's part into t; under
-    FSDP c alone cuts. Packed sequences are padded to that; unpacked ones have to fit."""
-    multiple, padded = _padded(engine, batch.max_length or 0)
+    FSDP only c counts. Packed sequences are padded to this multiple; unpacked ones must be a multiple of it."""
+    multiple, padded = _pad(engine, batch.max_length or 0)
     if batch.micro_batch is not None and batch.max_length and padded != batch.max_length:
         product = "t" if engine.cp == 1 else "c·t" if engine.backend.name == "fsdp" else "2·c·t"
         message = f"sequences of {batch.max_length} tokens are not a multiple of {product} = {multiple}"
@@ -88,10 +89,10 @@ def fixed_length_divides(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-PACKED-LENGTH", source="Megatron-LM core/utils.py: packed sequences with CP")
 def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
-    """The longest sequence, padded for packing, must fit in a micro-batch by itself."""
+    """The longest sequence, padded for packing, must fit in one micro-batch."""
     if batch.max_tokens_per_mb is None or batch.max_length is None or batch.micro_batch is not None:
         return
-    multiple, padded = _padded(engine, batch.max_length)
+    multiple, padded = _pad(engine, batch.max_length)
     if padded > batch.max_tokens_per_mb:
         message = f"a sequence of {batch.max_length} tokens is {padded} when padded to a multiple of {multiple}; "
         message += f"max_tokens_per_mb is {batch.max_tokens_per_mb}"
@@ -100,6 +101,6 @@ def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-SEQUENCE-POSITIONS", source="the model's config", megatron="max_position_embeddings")
 def positions_suffice(batch: BatchSpec, model: ModelSpec) -> Iterator[Problem]:
-    """A sequence must not be longer than the model's positions."""
+    """A sequence must not exceed the model's positions."""
     if batch.max_length and model.max_positions and batch.max_length > model.max_positions:
         yield Problem(f"sequences of {batch.max_length} tokens exceed the {model.max_positions} of {model.name}")

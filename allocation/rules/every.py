@@ -1,4 +1,4 @@
-"""Imports, and so registers, every rule about allocations. Those about conversions come with `allocation.convert`."""
+"""Import, and so register, every rule about allocations. `allocation.convert` registers those about conversions."""
 
 from allocation.rules import batch, grid, memory, model, options, placement, roles, syntax, words
 

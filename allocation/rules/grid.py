@@ -11,8 +11,8 @@ from allocation.resolve import Engine
 
 @rule("ALLOC-EP-DIVIDES", source=f"{STATE}:880", megatron="expert_model_parallel_size")
 def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
-    """The experts have a grid of their own over the same GPUs: etp·ep·pp must divide their number, and the
-    rest is expert data parallelism. The smallest world is pp·lcm(tp·cp, etp·ep)."""
+    """The experts have a separate grid over the same GPUs: etp·ep·pp must divide their number, and the quotient is
+    the expert data parallel size. The smallest world is pp·lcm(tp·cp, etp·ep)."""
     if trainer.backend.folds and trainer.world % trainer.expert_block:
         product = f"{trainer.ep}·{trainer.etp}·{trainer.pp} = {trainer.expert_block}"
         message = f"`{trainer.says('ep')}` does not fit: e·t·p = {product} does not divide {trainer.world} GPU{'s' * (trainer.world > 1)}"
@@ -22,7 +22,7 @@ def expert_grid_divides_world(trainer: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-FOLD-DATA", source=f"{STATE}:880: EDP is derived, never an input", megatron="expert_data_parallel_size")
 def expert_data_parallel_agrees(trainer: Engine) -> Iterator[Problem]:
-    """A `d` in `ffn` asserts the expert-data-parallel size; what it must be follows from the rest."""
+    """A `d` in `ffn` only states the expert data parallel size; its value follows from the other sizes."""
     if "ffn_dp" in trainer.written and trainer.ffn_dp != trainer.edp:
         leave = f"{trainer.world} GPUs / (e·t·p = {trainer.expert_block}) leave d{trainer.edp}"
         message = f"`d{trainer.ffn_dp}` in ffn, but {leave}"
@@ -38,8 +38,10 @@ def order_names_axes(order: str) -> Iterator[Problem]:
 
 @rule("ALLOC-ORDER-PIPELINE", source=f"{STATE}:898", megatron="order")
 def pipeline_order(trainer: Engine, order: str) -> Iterator[Problem]:
-    """Both grids must have the same pipeline groups; with pp not last that takes equal DP and EDP, and as many ranks
-    between one stage and the next."""
+    """Both grids must have the same pipeline groups.
+
+    If pp is not last, this requires equal DP and EDP, and as many ranks between one stage and the next.
+    """
     if order.endswith("pp") or trainer.pp == 1 or not trainer.backend.folds:
         return
     inner = order.partition("pp")[0].split("-")

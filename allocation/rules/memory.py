@@ -1,4 +1,4 @@
-"""Rules that need a GPU's size: every engine fits, alone or together with those that share its GPUs."""
+"""Rules that need the GPU's memory size: every engine fits, alone or together with those that share its GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIGHT = 0.92
 
 
 class Planned(NamedTuple):
-    """An engine as it was written, as it was planned, and with what it works. GPUs are equally large for all."""
+    """An engine as written, as planned, and with its workload. All GPUs have the same size."""
 
     engine: Engine
     plan: EnginePlan
@@ -37,8 +37,8 @@ class Planned(NamedTuple):
 
 @rule("ALLOC-MEMORY", source=_SOURCE)
 def memory_suffices(planned: Sequence[Planned]) -> Iterator[Problem]:
-    """What an engine needs in its hungriest phase fits on a GPU, together with what the engines that share it need;
-    the estimate is the memory model's."""
+    """The peak memory of an engine, by the memory model's estimate, fits on a GPU together with the memory of the
+    engines that share the GPU."""
     for group in _sharing(planned):
         size, room = _size(group)
         if size > room:
@@ -50,7 +50,7 @@ def memory_suffices(planned: Sequence[Planned]) -> Iterator[Problem]:
 
 @rule("ALLOC-MEMORY-TIGHT", source=_SOURCE, severity=Severity.WARNING)
 def memory_is_ample(planned: Sequence[Planned]) -> Iterator[Problem]:
-    """The estimate is off by some percent, so an engine that fills its GPU may not fit after all."""
+    """The estimate is off by some percent, so an engine that nearly fills its GPU may not fit."""
     for group in _sharing(planned):
         size, room = _size(group)
         if TIGHT * room < size <= room and any(one.plan.kind != SERVER for one in group):
@@ -60,7 +60,7 @@ def memory_is_ample(planned: Sequence[Planned]) -> Iterator[Problem]:
 
 @rule("ALLOC-MEMORY-KV", source=_SOURCE)
 def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
-    """Beside the weights a server needs room for the longest sequence in its KV cache."""
+    """A server needs memory beside the weights for the longest sequence in its KV cache."""
     for one in planned:
         longest = (one.work.batch.max_length if one.work.batch else None) or 1
         room = one.footprint.kv_tokens
@@ -72,16 +72,16 @@ def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
 
 
 def _size(group: Sequence[Planned]) -> tuple[int, int]:
-    """Bytes that are needed, and bytes of a GPU; equally many where those are not known."""
-    from allocation.memory import needed
+    """Return the needed bytes and the bytes of a GPU; the same number twice if they are unknown."""
+    from allocation.memory import shared_peak
 
     memory = group[0].work.memory
-    size = needed([one.footprint for one in group], offload=memory.offload)
+    size = shared_peak([one.footprint for one in group], offload=memory.offload)
     return size, memory.gpu_bytes or size
 
 
 def _sharing(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """The engines that lie on one GPU together, for every GPU whose engines are not all on another one too."""
+    """Return the engines that lie on one GPU together, for every GPU whose engines are not all on another one too."""
     edges = [
         (edge, begins, i)
         for i, one in enumerate(planned)
@@ -103,7 +103,7 @@ def _names(group: Sequence[Planned]) -> str:
 
 
 def _breakdown(group: Iterable[Planned]) -> str:
-    """The hungriest phase of each engine with its items, the largest first."""
+    """Return the hungriest phase of each engine with its items, the largest first."""
     said = []
     for peak, role in ((one.footprint.peak, one.engine.role) for one in group):
         items = sorted(peak.items, key=lambda item: -item.bytes)
@@ -113,9 +113,9 @@ def _breakdown(group: Iterable[Planned]) -> str:
 
 
 def _fitting_option(group: Sequence[Planned]) -> str | None:
-    """The first option with which the same layout fits, with what it then needs."""
-    for words, changed in _options(group):
-        other = [one._replace(work=changed(one.work)) for one in group]
+    """Return the first option with which the same layout fits, and its memory."""
+    for words, change in _options(group):
+        other = [one._replace(work=change(one.work)) for one in group]
         size, room = _size(other)
         if size <= room and not any(cache_holds_a_sequence(other)):
             return f"with {words} it needs {size / GIB:.1f} GiB"
@@ -128,14 +128,14 @@ Option = tuple[str, Callable[[Workload], Workload]]
 
 
 def _option(part: str, **values: Any) -> Option:
-    """Other values in one part of the workload; one that is empty goes without saying."""
+    """Return an option: new values in one part of the workload, with their text for the user."""
     words = " ".join(f"{name}={str(value).lower()}" for name, value in values.items() if value != ())
 
-    def changed(work: Workload) -> Workload:
+    def change(work: Workload) -> Workload:
         own = getattr(work, part)
         return replace(work, **{part: replace(own, **values)}) if own else work  # a role may have no batch
 
-    return words, changed
+    return words, change
 
 
 def _both(first: Option, second: Option) -> Option:
@@ -143,7 +143,7 @@ def _both(first: Option, second: Option) -> Option:
 
 
 def _options(group: Sequence[Planned]) -> Iterator[Option]:
-    """Options that save memory, the cheapest in time first, then together with full recomputation."""
+    """Yield options that save memory, the cheapest in time first, then together with full recomputation."""
     trainers = [one.work for one in group if one.plan.kind != SERVER]
     if any(one.plan.backend == "fsdp" for one in group):
         yield _option("memory", gradient_checkpointing=True)
@@ -166,13 +166,13 @@ def _options(group: Sequence[Planned]) -> Iterator[Option]:
 
 
 def _same_gpus(group: Sequence[Planned]) -> bool:
-    """Whether trainers and servers are on all of each other's GPUs, and so can take turns on them."""
+    """Return whether trainers and servers use exactly the same GPUs, and so can be time-shared."""
     kinds = {one.plan.kind for one in group}
     return len(kinds) > 1 and SERVER in kinds and len({one.plan.gpus for one in group}) == 1
 
 
 def _smaller(group: Sequence[Planned]) -> Iterator[Option]:
-    """Smaller micro-batches, as long as the longest sequence fits, and smaller shares for a server."""
+    """Yield smaller micro-batches, as long as the longest sequence fits, and smaller shares for a server."""
     batch, share = group[-1].work.batch, group[0].work.memory.mem_fraction_static
     if batch is not None and batch.max_tokens_per_mb is not None and batch.micro_batch is None:
         tokens = batch.max_tokens_per_mb // 2

@@ -1,4 +1,4 @@
-"""Rules that need the model: what must divide what, by the names that the model's config uses."""
+"""Rules that need the model: divisibility of its dimensions, by the names of the model's config."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SERVER_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of SGLang 0.5.17
 
 
 def _split(total: int, what: str, engine: Engine, name: str) -> Iterator[Problem]:
-    """The problem of a quantity that the engine's size `name` does not divide."""
+    """Yield a problem if the engine's size `name` does not divide a quantity."""
     if total % getattr(engine, name):
         values = [str(value) for value in range(1, min(total, 512) + 1) if total % value == 0]
         help = f"it must be one of {', '.join(values[:12])}{', …' if len(values) > 12 else ''}"
@@ -28,7 +28,8 @@ def model_readable(model_error: ModelError) -> Iterator[Problem]:
 
 @rule("ALLOC-FAMILY", source="allocation/families.py", severity=Severity.WARNING)
 def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
-    """Layers of a known family are counted exactly, those of another one as dense with a gated feed-forward part."""
+    """Layers of a known family are counted exactly, layers of an unknown family as dense with a gated feed-forward
+    part."""
     if not whole_model.known_family:
         message = f"{whole_model.name} is of the unknown family {whole_model.family}: "
         yield Problem(f"{message}its parameters are counted as those of a dense model with a gated feed-forward part")
@@ -36,8 +37,8 @@ def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-QUANTIZED", source="weight updates send weights as the trainer has them", severity=Severity.WARNING)
 def weights_as_trained(whole_model: ModelSpec) -> Iterator[Problem]:
-    """Quantized checkpoints are counted with the weights that training and weight updates need, which are not
-    quantized; runs of areal-like refuse such checkpoints."""
+    """Quantized checkpoints are counted with unquantized weights, which training and weight updates need; runs of
+    areal-like reject such checkpoints."""
     if whole_model.quantization:
         message = (
             f"the checkpoint of {whole_model.name} is quantized (quantization_config: {whole_model.quantization}), "
@@ -48,7 +49,7 @@ def weights_as_trained(whole_model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-UNTRAINED", source="areal_like/trainer/megatron/bridges/support.py", severity=Severity.NOTE)
 def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Layouts are checked for more families of models than runs of areal-like train."""
+    """The compiler checks layouts for more model families than areal-like trains."""
     trained = TRAINED.get(trainer.backend.name)
     if trained is not None and model.family not in trained and (model.known_family or trainer.backend.name != "fsdp"):
         message = f"the layout is checked, but no run of areal-like trains a {model.family} with {trainer.backend.name}"
@@ -57,13 +58,13 @@ def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-HEADS", source=f"{CONFIG}, num_attention_heads", megatron="num_attention_heads")
 def heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Tensor parallelism gives every rank whole attention heads; so do servers."""
+    """Tensor parallelism gives every rank whole attention heads, in trainers and in servers."""
     return _split(model.heads, "attention heads", engine, "tp")
 
 
 @rule("ALLOC-KV-HEADS", source=f"{CONFIG}, num_query_groups", megatron="num_query_groups")
 def kv_heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """KV heads are split over TP, or each is copied to several ranks: a multiple or a divisor of TP."""
+    """KV heads are split over TP, or each is copied to several ranks: their number is a multiple or a divisor of TP."""
     if not model.latent_attention and model.kv_heads % engine.tp and engine.tp % model.kv_heads:
         message = f"{model.kv_heads} KV heads are neither a multiple nor a divisor of `{engine.says('tp')}`"
         yield Problem(message, engine.spans("tp"))
@@ -80,7 +81,7 @@ def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-SEQUENCE-HEADS", source="DeepSpeed Ulysses, arXiv 2309.14509")
 def heads_by_sequence_parallel(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Ranks that share a sequence under FSDP have all its tokens in attention, and each some whole heads of them."""
+    """Ranks that share a sequence under FSDP have all its tokens in attention, and each has some whole heads."""
     if trainer.backend.name == "fsdp":
         yield from _split(model.heads, "attention heads", trainer, "cp")
 
@@ -109,7 +110,10 @@ def expert_ffn_by_etp(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-SHARED-FFN", source=_DIVIDE, megatron="moe_shared_expert_intermediate_size")
 def shared_ffn_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Shared experts see every token and stay on the attention grid: TP splits them, not ETP; so do servers."""
+    """Shared experts see every token and stay on the attention grid:
+
+    TP splits them, not ETP, in trainers and in servers.
+    """
     return _split(model.shared_ffn, "FFN columns of the shared experts", engine, "tp")
 
 
@@ -121,7 +125,7 @@ def experts_by_ep(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-EP-DENSE", source=f"{CONFIG}, num_moe_experts", megatron="expert_model_parallel_size")
 def experts_exist(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """A dense model has no experts to spread."""
+    """A dense model has no experts to distribute."""
     if engine.ep > 1 and not model.experts:
         yield Problem(f"`{engine.says('ep')}`, but {model.name} has no experts", engine.spans("ep"), "leave e out")
 

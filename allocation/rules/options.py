@@ -16,8 +16,10 @@ DISPATCHERS = ("allgather", "alltoall", "flex")
 
 @rule("ALLOC-LAYERS", source=f"{CONFIG}, num_layers", megatron="num_layers")
 def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """Stages hold equally many layers, or the first and last say how many and the rest is even. Virtual
-    stages divide a rank's layers again."""
+    """Stages hold equally many layers, except for a first and last stage with explicit numbers.
+
+    Virtual stages divide a rank's layers again.
+    """
     if settings.pipeline_model_parallel_layout is not None:
         return
     ends = [settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage]
@@ -62,7 +64,7 @@ def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) ->
       source="Megatron-LM core/transformer/pipeline_parallel_layer_layout.py",
       megatron="pipeline_model_parallel_layout")  # fmt: skip
 def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """A layout string has one E first, one L last, a t per layer, no m (nothing trains these layers), and pp·v
+    """A layout string has one E first, one L last, one t per layer, no m (MTP layers are not trained), and pp·v
     stages."""
     text = settings.pipeline_model_parallel_layout
     if text is None:
@@ -90,8 +92,10 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
 @rule("ALLOC-VOCAB-PADDING", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
       megatron="make_vocab_size_divisible_by", severity=Severity.NOTE)  # fmt: skip
 def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """The embedding is split over TP, so the vocabulary must be padded when TP does not divide it. The rows
-    added are no tokens and never leave the trainer."""
+    """The embedding is split over TP, so the vocabulary is padded if TP does not divide it.
+
+    The added rows are not tokens and never leave the trainer.
+    """
     multiple = settings.make_vocab_size_divisible_by * engine.tp
     if model.vocab_size % multiple:
         padded = -(-model.vocab_size // multiple) * multiple
@@ -101,7 +105,7 @@ def vocabulary_padding(engine: Engine, settings: MegatronSettings, model: ModelS
 
 @rule("ALLOC-VPP-OVERLAP", source=f"{_ARGUMENTS}, num_layers_per_virtual_pipeline_stage", megatron="overlap_p2p_comm")
 def virtual_without_overlap(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
-    """Without overlapped sends the interleaved schedule needs more than two stages, or it deadlocks."""
+    """Without overlapped sends, the interleaved schedule deadlocks with two stages."""
     if engine.vpp > 1 and engine.pp == 2 and not settings.overlap_p2p_comm:
         yield Problem("virtual stages with p2 need overlap_p2p_comm", engine.spans("vpp", "pp"))
 
@@ -118,7 +122,7 @@ def virtual_group_fills_pipeline(engine: Engine, settings: MegatronSettings) -> 
 
 @rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py", megatron="sequence_parallel")
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
-    """Sequence parallelism splits what TP would repeat; with t1 there is nothing to split."""
+    """Sequence parallelism splits activations that TP would repeat; with t1 there is nothing to split."""
     if settings.sequence_parallel and engine.tp == 1:
         yield Problem("sequence_parallel is on, but t is 1", engine.spans("tp"), "leave it out: it follows t")
 
@@ -126,7 +130,7 @@ def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> It
 @rule("ALLOC-MOE-SEQUENCE-PARALLEL", source="Megatron-LM core/transformer/moe/moe_layer.py",
       megatron="sequence_parallel")  # fmt: skip
 def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """MoE layers with TP refuse to train without sequence parallelism, and only in the first forward."""
+    """MoE layers with TP refuse to train without sequence parallelism, and fail only in the first forward pass."""
     if model.experts and engine.tp > 1 and settings.sequence_parallel is False:
         message = f"{model.name} has experts: `{engine.says('tp')}` needs sequence_parallel"
         yield Problem(message, engine.spans("tp"), "leave sequence_parallel out: it follows t")
@@ -134,8 +138,8 @@ def moe_needs_sequence_parallel(engine: Engine, settings: MegatronSettings, mode
 
 @rule("ALLOC-DISPATCHER", source=f"{CONFIG}, moe_token_dispatcher_type", megatron="moe_token_dispatcher_type")
 def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
-    """RL batches have sequences of any length, which `allgather` cannot take; Megatron-core refuses it for models
-    without experts, too."""
+    """RL batches have sequences of variable length, which `allgather` does not support; Megatron-core refuses it
+    also for models without experts."""
     name = settings.moe_token_dispatcher_type
     if name not in DISPATCHERS:
         yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
@@ -145,7 +149,7 @@ def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
 
 @rule("ALLOC-DEEPEP", source=f"{CONFIG}, moe_enable_deepep", megatron="moe_enable_deepep")
 def deepep_needs_flex(settings: MegatronSettings) -> Iterator[Problem]:
-    """DeepEP is what the flexible dispatcher runs on, for Megatron-core also where there are no experts."""
+    """DeepEP requires the flexible dispatcher; Megatron-core checks this even for models without experts."""
     if settings.moe_enable_deepep and settings.moe_token_dispatcher_type != "flex":
         message = f"moe_enable_deepep needs the flex dispatcher, not {settings.moe_token_dispatcher_type}"
         yield Problem(message, help="use flex")
@@ -153,7 +157,7 @@ def deepep_needs_flex(settings: MegatronSettings) -> Iterator[Problem]:
 
 @rule("ALLOC-RECOMPUTE", source=f"{CONFIG}, recompute_granularity", megatron="recompute_granularity")
 def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
-    """Full recomputation says how and how many layers; selective names modules instead."""
+    """Full recomputation needs a method and a number of layers; selective recomputation names modules instead."""
     kind, method, layers = settings.recompute_granularity, settings.recompute_method, settings.recompute_num_layers
     if kind not in (None, "full", "selective"):
         yield Problem(f"unknown recompute_granularity {kind!r}", help="full or selective")
@@ -170,7 +174,7 @@ def recomputation(settings: MegatronSettings) -> Iterator[Problem]:
 
 @rule("ALLOC-RECOMPUTE-MOE", source=f"{CONFIG}, moe_layer_recompute", severity=Severity.WARNING)
 def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
-    """The old option still works, with a newer name."""
+    """The old option still works, but has a new name."""
     if settings.moe_layer_recompute:
         yield Problem("moe_layer_recompute is deprecated", help='write recompute_modules ["moe"]')
 
@@ -178,8 +182,8 @@ def moe_recompute_renamed(settings: MegatronSettings) -> Iterator[Problem]:
 @rule("ALLOC-OPTIMIZER-INSTANCES", source=f"{STATE}, initialize_model_parallel",
       megatron="num_distributed_optimizer_instances")  # fmt: skip
 def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
-    """The distributed optimizer's copies split the ranks that reduce dense gradients, d·c, and those that reduce the
-    experts', EDP."""
+    """The distributed optimizer's instances divide the ranks that reduce dense gradients, d·c, and those that reduce
+    the experts' gradients, EDP."""
     instances, copies = settings.num_distributed_optimizer_instances, engine.dp * engine.cp
     if instances < 1 or copies % instances:
         message = f"{instances} distributed-optimizer instances do not divide d·c = {copies}"
@@ -191,7 +195,7 @@ def optimizer_instances(engine: Engine, settings: MegatronSettings) -> Iterator[
 
 @rule("ALLOC-OVERLAP-GATHER", source=f"{_ARGUMENTS}, overlap_param_gather", megatron="overlap_param_gather")
 def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
-    """Overlapped parameter gathering is a part of the distributed optimizer with overlapped reduction."""
+    """Overlapped parameter gathering requires the distributed optimizer with overlapped reduction."""
     if settings.overlap_param_gather and not (settings.use_distributed_optimizer and settings.overlap_grad_reduce):
         message = "overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce"
         yield Problem(message, help="set overlap_param_gather to false")
@@ -199,7 +203,7 @@ def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
 
 @rule("ALLOC-DETERMINISTIC-NCCL", source=f"{_ARGUMENTS}, deterministic_mode", megatron="deterministic_mode")
 def deterministic_nccl(settings: MegatronSettings) -> Iterator[Problem]:
-    """Deterministic training needs an NCCL algorithm that always adds in the same order."""
+    """Deterministic training needs an NCCL algorithm with a fixed order of additions."""
     accepted = ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")
     if settings.deterministic_mode and settings.nccl_algo not in accepted:
         yield Problem(f"deterministic_mode with NCCL_ALGO {settings.nccl_algo!r}", help=f"one of {', '.join(accepted)}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Problem, Severity, Span
-from allocation.gpus import Gpus, joined, n_gpus
+from allocation.gpus import Gpus, merge, n_gpus
 from allocation.language.spelling import gpu_ranges
 from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
@@ -18,14 +18,16 @@ Spans = tuple[Span, ...]
 
 @rule("ALLOC-STAR-CLUSTER", source=LANGUAGE)
 def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
-    """`d*` is as many as the cluster leaves, so the cluster must be known."""
+    """`d*` takes the rest of the cluster, so the cluster must be known."""
     for first in _open(open_request) if open_request.cluster is None else ():
-        yield _about(first, "`d*` needs to know the cluster", first.spans("dp"), "give the cluster, for example 1x8")
+        yield _problem_of(
+            first, "`d*` needs to know the cluster", first.spans("dp"), "give the cluster, for example 1x8"
+        )
 
 
 @rule("ALLOC-STAR-TWICE", source=LANGUAGE)
 def star_once(open_request: Request) -> Iterator[Problem]:
-    """Two groups that both take what is left have no single answer."""
+    """Only one group can take the rest of the cluster."""
     if len(firsts := _open(open_request)) > 1:
         message = "`d*` stands in two groups; what is left can go to one only"
         marks = [(engine, engine.spans("dp")) for engine in firsts[1::-1]]
@@ -33,27 +35,27 @@ def star_once(open_request: Request) -> Iterator[Problem]:
 
 
 def _open(request: Request) -> list[Engine]:
-    """The first engine of every group that takes what the others leave."""
+    """Return the first engine of every group that takes the rest of the cluster."""
     return [group[0] for group in request.groups if takes_the_rest(group)]
 
 
 @rule("ALLOC-STAR-ROOM", source=LANGUAGE)
 def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
-    """At least one replica must fit into what `d*` may take, and replicas are whole."""
+    """`d*` needs room for at least one replica, and replicas are whole."""
     for engine in group:
         if engine.starred and (room == 0 or room % engine.per_replica):
             needs = f"a multiple of {engine.per_replica}" if room else f"at least {engine.smallest_world}"
             left = f"{room} GPUs are there" if room else "too few GPUs are left"
-            yield _about(engine, f"`{engine.label}` needs {needs} GPUs for `d*`, but {left}", engine.spans("dp"))
+            yield _problem_of(engine, f"`{engine.label}` needs {needs} GPUs for `d*`, but {left}", engine.spans("dp"))
 
 
 @rule("ALLOC-WORLD-LIMIT", source="a bound of this compiler, far above any real cluster")
 def world_bounded(sized_request: Request) -> Iterator[Problem]:
-    """Beyond a million GPUs a count is a typing mistake, and the tables that follow would fill the memory."""
+    """A count beyond a million GPUs is a typing error, and its tables would fill the memory."""
     for engine in sized_request.engines:
         if max(engine.world, n_gpus(explicit(engine))) > LARGEST_WORLD:
             message = f"`{_short(engine.label)}` asks for {_number(engine.world)} GPUs; at most {LARGEST_WORLD:,} are laid out"
-            yield _about(engine, message, (engine.node.layout.span,))
+            yield _problem_of(engine, message, (engine.node.layout.span,))
 
 
 @rule("ALLOC-CLUSTER-SIZE", source="compared here once; workers that wrap around GPUs are the alternative")
@@ -76,7 +78,7 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
 
 @rule("ALLOC-COLOCATE-SIZE", source=LANGUAGE)
 def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
-    """Members joined by `|` run on the same GPUs, so they have equally many unless `@` says which."""
+    """Members joined by `|` run on the same GPUs, so they need equally many GPUs unless `@` names them."""
     for group, need in zip(request.groups, needs, strict=True):
         unplaced = [engine for engine in group if not engine.node.gpus]
         wrong = [engine for engine in unplaced if engine.world != need]
@@ -90,12 +92,12 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
 
 @rule("ALLOC-GPU-COUNT", source=LANGUAGE)
 def ids_match_world(request: Request) -> Iterator[Problem]:
-    """Every rank has one GPU: `@` lists exactly as many as the layout has."""
+    """Every rank has one GPU: `@` lists exactly as many GPUs as the layout needs."""
     for engine in request.engines:
         ids = n_gpus(explicit(engine))
         if ids and ids != engine.world:
             message = f"`{_short(engine.label)}` has {_number(engine.world)} ranks, but `@` lists {_number(ids)} GPUs"
-            yield _about(engine, message, tuple(r.span for r in engine.node.gpus))
+            yield _problem_of(engine, message, tuple(r.span for r in engine.node.gpus))
 
 
 @rule("ALLOC-GPU-OUTSIDE", source=LANGUAGE)
@@ -105,12 +107,12 @@ def ids_in_cluster(request: Request) -> Iterator[Problem]:
         for ids in engine.node.gpus:
             if request.cluster and int(ids.last) >= request.cluster.n_gpus:
                 message = f"GPU {ids.last} does not exist: the cluster has 0 to {request.cluster.n_gpus - 1}"
-                yield _about(engine, message, (ids.span,))
+                yield _problem_of(engine, message, (ids.span,))
 
 
 @rule("ALLOC-GPU-OVERLAP", source=LANGUAGE)
 def groups_disjoint(request: Request) -> Iterator[Problem]:
-    """Groups joined by `+` are on separate GPUs; sharing is said with `|`."""
+    """Groups joined by `+` use separate GPUs; `|` joins engines that share GPUs."""
     named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
     last: tuple[int, Engine, range] | None = None
     for number, engine, ids in sorted(named, key=lambda entry: (entry[2].start, entry[0])):
@@ -124,7 +126,7 @@ def groups_disjoint(request: Request) -> Iterator[Problem]:
 
 @rule("ALLOC-CLUSTER-IDLE", source="GPUs that nobody uses are paid for", severity=Severity.NOTE)
 def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
-    """Says how many GPUs of the cluster the allocation leaves unused."""
+    """GPUs of the cluster that the allocation leaves unused are reported."""
     if request.cluster and sum(needs) < request.cluster.n_gpus:
         idle = request.cluster.n_gpus - sum(needs)
         yield Problem(f"{idle} of the cluster's {request.cluster.n_gpus} GPUs stay idle")
@@ -138,7 +140,9 @@ def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | Non
     for engine, gpus in _with_tensor_parallelism(placed):
         if engine.tp > per_node and engine.tp % per_node:
             message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node, and not a multiple of them"
-            yield _about(engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}")
+            yield _problem_of(
+                engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}"
+            )
         elif split := _first_split(gpus, engine.tp, per_node):
             ids = ",".join(map(str, gpu_ranges(split)))
             where = "on several nodes" if engine.tp <= per_node else "on parts of nodes"
@@ -149,7 +153,7 @@ def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | Non
                 else "put this engine first"
             )
             help = "name its GPUs with `@`, each server's on one node" if named else help
-            yield _about(engine, message, engine.spans("tp"), help)
+            yield _problem_of(engine, message, engine.spans("tp"), help)
 
 
 @rule("ALLOC-SERVER-NODES", source="SGLang server_args.py: nnodes", severity=Severity.WARNING)
@@ -160,7 +164,7 @@ def server_over_nodes(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | 
     for engine, _ in _with_tensor_parallelism(placed):
         if engine.tp > per_node and engine.tp % per_node == 0:
             message = f"each server of `{_short(engine.label)}` runs over {engine.tp // per_node} nodes"
-            yield _about(engine, message, engine.spans("tp"))
+            yield _problem_of(engine, message, engine.spans("tp"))
 
 
 def _per_node(cluster: Cluster | None) -> int:
@@ -168,12 +172,12 @@ def _per_node(cluster: Cluster | None) -> int:
 
 
 def _with_tensor_parallelism(placed: Sequence[tuple[Engine, Gpus]]) -> Iterator[tuple[Engine, Gpus]]:
-    """The servers of several tensor-parallel GPUs that the compiler has placed."""
+    """Return the servers with several tensor-parallel GPUs that the compiler has placed."""
     return ((e, gpus) for e, gpus in placed if e.backend.kind == SERVER and not e.node.gpus and e.tp > 1)
 
 
 def _first_split(gpus: Gpus, tp: int, per_node: int) -> Gpus:
-    """The GPUs of the first tensor-parallel group that lies on more nodes than it needs, none where each is right."""
+    """Return the GPUs of the first tensor-parallel group that spans more nodes than necessary, empty if none does."""
     unit = min(tp, per_node)
     if per_node % unit == 0 and all(r.start % unit == 0 and r.stop % unit == 0 for r in gpus):
         return ()
@@ -181,19 +185,22 @@ def _first_split(gpus: Gpus, tp: int, per_node: int) -> Gpus:
     groups = (ids[i : i + tp] for i in range(0, len(ids), tp))
     nodes = -(-tp // per_node)
     split = next((group for group in groups if len({gpu // per_node for gpu in group}) > nodes), ())
-    return joined(range(gpu, gpu + 1) for gpu in split)
+    return merge(range(gpu, gpu + 1) for gpu in split)
 
 
-def _about(engine: Engine, message: str, spans: Spans, help: str | None = None) -> Problem:
-    """A problem of one engine, in that engine's text."""
+def _problem_of(engine: Engine, message: str, spans: Spans, help: str | None = None) -> Problem:
+    """Return a problem of one engine, in that engine's text."""
     return Problem(message, spans, help, engine.source)
 
 
 def _together(message: str, marks: Sequence[tuple[Engine, Spans]], help: str | None = None) -> Problem:
-    """A problem of several engines. Spans are kept when one text has them all; else the request's text stands."""
+    """Return a problem of several engines.
+
+    Spans are kept if one text contains them all; else the request's text is used.
+    """
     if len({engine.source for engine, _ in marks}) > 1:
         return Problem(message, (), help)
-    return _about(marks[0][0], message, tuple(span for _, spans in marks for span in spans), help)
+    return _problem_of(marks[0][0], message, tuple(span for _, spans in marks for span in spans), help)
 
 
 def _number(value: int) -> str:

@@ -1,4 +1,4 @@
-"""Rules about who is who: names, roles, and one engine per config field."""
+"""Rules about names, roles, and one engine per config field."""
 
 from collections.abc import Iterator
 from itertools import chain, count
@@ -13,7 +13,7 @@ _USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward")}
 
 @rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")
 def one_member_per_field(field: Allocation, role: str) -> Iterator[Problem]:
-    """A per-engine field describes that engine; a whole allocation has its own field."""
+    """A per-engine field describes one engine; a whole allocation has its own field."""
     members = list(field.members)
     if len(members) > 1:
         help = "write the whole allocation in `allocation_mode`"
@@ -22,7 +22,7 @@ def one_member_per_field(field: Allocation, role: str) -> Iterator[Problem]:
 
 @rule("ALLOC-NAME-KEY", source="AReaL's per-engine fields")
 def name_agrees_with_field(field: Allocation, role: str) -> Iterator[Problem]:
-    """The field already says the engine's role; another name in the string contradicts it."""
+    """The field determines the engine's role; another name in the string contradicts it."""
     for member in field.members:
         if member.name and member.name.text != role:
             yield Problem(f"the engine is called `{member.name}` in the field of `{role}`", (member.name.span,))
@@ -30,7 +30,7 @@ def name_agrees_with_field(field: Allocation, role: str) -> Iterator[Problem]:
 
 @rule("ALLOC-NAME-TWICE", source=LANGUAGE)
 def names_unique(engines: list[Engine]) -> Iterator[Problem]:
-    """A name stands for one engine."""
+    """A name belongs to one engine."""
     first: dict[str, Word] = {}
     for engine in engines:
         name = engine.node.name
@@ -40,7 +40,7 @@ def names_unique(engines: list[Engine]) -> Iterator[Problem]:
 
 @rule("ALLOC-NAME-NEEDED", source=LANGUAGE)
 def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
-    """A lone trainer is the actor and a lone kind of server the rollout; beyond that names say who is who."""
+    """A lone trainer is the actor and a lone kind of server the rollout; otherwise names determine the roles."""
     taken = {engine.role for engine in engines if engine.node.name}
     for engine in engines:
         if engine.node.name:

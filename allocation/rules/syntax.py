@@ -30,7 +30,7 @@ def empty(text: str) -> Iterator[Problem]:
 
 @rule("ALLOC-TOO-LONG", source=LANGUAGE)
 def too_long(text: str) -> Iterator[Problem]:
-    """A bound on the text keeps every answer fast; a real allocation is far below it."""
+    """A length limit keeps every answer fast; real allocations are far shorter."""
     if len(text) > LONGEST:
         message = f"the allocation has {len(text):,} characters; at most {LONGEST:,} are read"
         yield Problem(message, help="GPU ids can be written as ranges: `@0-7,16-23`")
@@ -38,14 +38,14 @@ def too_long(text: str) -> Iterator[Problem]:
 
 @rule("ALLOC-DOT-FORM", source="AReaL 1.0 dropped `backend.layout` for `backend:layout`")
 def dot_form(failure: Failure) -> Iterator[Problem]:
-    """The older spelling with a dot is refused rather than guessed at: it could not name engines."""
+    """The older spelling with a dot is rejected, not guessed: it could not name engines."""
     if match := _DOT.match(failure.member):
         yield Problem("the dot form was dropped", failure.whole, f"write `{match[1]}:{match[2]}`")
 
 
 @rule("ALLOC-BACKEND-MISSING", source=LANGUAGE)
 def backend_missing(failure: Failure) -> Iterator[Problem]:
-    """Dimensions alone do not say which engine runs them."""
+    """Dimensions alone do not determine the engine."""
     if match := _DIMS.match(failure.member):
         dims = match[1].strip()
         letters = set(re.findall("[a-z]", dims))
@@ -56,7 +56,7 @@ def backend_missing(failure: Failure) -> Iterator[Problem]:
 
 @rule("ALLOC-PARENTHESIS", source=LANGUAGE)
 def parenthesis(failure: Failure) -> Iterator[Problem]:
-    """A folded layout stands in parentheses, or in the shell-safe spelling has `/` and no parentheses."""
+    """A folded layout is written in parentheses, or in the shell-safe spelling with `/` and without parentheses."""
     if "RPAR" in failure.expected:
         yield Problem("the `)` that closes the folded layout is missing", failure.here)
     elif "SLASH" in failure.expected:
@@ -67,8 +67,8 @@ def parenthesis(failure: Failure) -> Iterator[Problem]:
 
 
 @rule("ALLOC-SYNTAX", source=LANGUAGE)
-def unexpected(unexplained: Failure) -> Iterator[Problem]:
-    """The text does not fit the grammar at this place; what would fit is named."""
+def syntax_error(unexplained: Failure) -> Iterator[Problem]:
+    """The text violates the grammar at this position; the finding names what would fit."""
     expected = [words for name, words in _TERMINALS.items() if name in unexplained.expected]
     if not unexplained.member.strip():
         yield Problem("an engine is missing here", unexplained.here, "write for example `megatron:d4`")

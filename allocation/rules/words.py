@@ -16,8 +16,8 @@ _LONG_NAMES = {
 }  # fmt: skip
 
 
-def _at(dim: Dim, message: str, help: str | None = None) -> Problem:
-    """A problem of one dimension, which `{}` stands for."""
+def _problem_at(dim: Dim, message: str, help: str | None = None) -> Problem:
+    """Return a problem of one dimension, which replaces `{}` in the message."""
     return Problem(message.format(f"`{_short(str(dim))}`"), (dim.span,), help)
 
 
@@ -36,7 +36,7 @@ def backend_known(member: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-NAME-RESERVED", source=LANGUAGE)
 def name_reserved(member: Engine) -> Iterator[Problem]:
-    """A name must not be a word of the language, or a string could be read in two ways."""
+    """A name must not be a word of the language; the string would be ambiguous."""
     name = member.node.name
     if name and name.text in RESERVED:
         yield Problem(f"`{name}` is a word of the language and cannot be a name", (name.span,))
@@ -58,7 +58,7 @@ def letter_known(member: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-LETTER-TWICE", source=LANGUAGE)
 def letter_once(member: Engine) -> Iterator[Problem]:
-    """A letter that stands twice in one layout has no single meaning."""
+    """A letter must not appear twice in one layout."""
     for (part, letter), times in Counter((part, dim.letter) for part, dim in member.dims).items():
         if times > 1 and letter in DIMENSIONS:
             first, second, *more = (dim for other, dim in member.dims if (other, dim.letter) == (part, letter))
@@ -69,15 +69,17 @@ def letter_once(member: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-LETTER-BACKEND", source="the backends' own options: fsdp has no pipeline, a server no context")
 def letter_of_backend(member: Engine) -> Iterator[Problem]:
-    """Each backend has its own dimensions; one that it lacks would be accepted and do nothing. A size of 1 does
-    nothing anywhere, so it may be written."""
+    """Each backend has its own dimensions; an unsupported one would be accepted and ignored.
+
+    A size of 1 has no effect, so it may be written.
+    """
     for _, dim in member.dims:
         if dim.letter in DIMENSIONS and dim.letter not in member.backend.letters and dim.count != "1":
             others = " or ".join(
                 b.name for b in BACKENDS.values() if dim.letter in b.letters and b.kind == member.backend.kind
             )
             message = f"{member.backend.name} has no {DIMENSIONS[dim.letter]} parallelism, but {{}} asks for it"
-            yield _at(dim, message, f"use {others}" if others else f"leave `{_short(str(dim))}` out")
+            yield _problem_at(dim, message, f"use {others}" if others else f"leave `{_short(str(dim))}` out")
 
 
 @rule("ALLOC-LETTER-PLACE", source="Megatron-LM core/parallel_state.py:479: one grid never has both EP and CP")
@@ -85,12 +87,14 @@ def letter_in_place(member: Engine) -> Iterator[Problem]:
     """In a folded layout c and v belong to `attn`, e to `ffn`."""
     for part, dim in member.dims if member.node.layout.ffn else ():
         if dim.letter in {"attn": "e", "ffn": "cv"}[part]:
-            yield _at(dim, f"{{}} does not belong in `{part}`", f"write it in `{'ffn' if part == 'attn' else 'attn'}`")
+            yield _problem_at(
+                dim, f"{{}} does not belong in `{part}`", f"write it in `{'ffn' if part == 'attn' else 'attn'}`"
+            )
 
 
 @rule("ALLOC-FOLD-BACKEND", source="parallel folding, arXiv 2504.14960: a Megatron feature")
 def folding_backend(member: Engine) -> Iterator[Problem]:
-    """Only Megatron gives the experts a grid of their own."""
+    """Only Megatron has a separate grid for the experts."""
     if member.node.layout.ffn is not None and not member.backend.folds:
         yield Problem(f"{member.backend.name} has no folded layout", (member.node.layout.span,), "use megatron")
 
@@ -100,7 +104,7 @@ def count_written(member: Engine) -> Iterator[Problem]:
     """Every letter has its count; 1 is never implied by a bare letter."""
     for _, dim in member.dims:
         if not dim.count and dim.letter in DIMENSIONS:
-            yield _at(dim, "{} has no count", f"write for example `{dim.letter}2`")
+            yield _problem_at(dim, "{} has no count", f"write for example `{dim.letter}2`")
 
 
 @rule("ALLOC-COUNT-ZERO", source=LANGUAGE)
@@ -108,31 +112,31 @@ def count_positive(member: Engine) -> Iterator[Problem]:
     """A size counts ranks, so it is at least 1."""
     for _, dim in member.dims:
         if dim.count and not dim.count.strip("0"):
-            yield _at(dim, "{} is not a size: sizes start at 1")
+            yield _problem_at(dim, "{} is not a size: sizes start at 1")
 
 
 @rule("ALLOC-COUNT-LEADING-ZERO", source=LANGUAGE)
 def count_in_one_spelling(member: Engine) -> Iterator[Problem]:
-    """A number has one spelling: `d01` is more likely a slip for another number than a 1."""
+    """A number has one spelling: `d01` is more likely a typing error than a 1."""
     for _, dim in member.dims:
         if dim.count.startswith("0") and (digits := dim.count.lstrip("0")):
-            yield _at(dim, "{} has a leading zero", f"write `{_short(dim.letter + digits)}`")
+            yield _problem_at(dim, "{} has a leading zero", f"write `{_short(dim.letter + digits)}`")
 
 
 @rule("ALLOC-COUNT-LARGE", source=LANGUAGE)
 def count_bounded(member: Engine) -> Iterator[Problem]:
-    """Numbers beyond 10^18 are mistakes, and reading them exactly would cost time."""
+    """Numbers beyond 10^18 are typing errors, and exact arithmetic on them would be slow."""
     for _, dim in member.dims:
         if dim.count.strip("0") and dim.count != "*" and count(dim) is None:
-            yield _at(dim, f"{{}} is larger than {LARGEST:.0e}".replace("e+", "e"))
+            yield _problem_at(dim, f"{{}} is larger than {LARGEST:.0e}".replace("e+", "e"))
 
 
 @rule("ALLOC-STAR-LETTER", source=LANGUAGE)
 def star_on_d(member: Engine) -> Iterator[Problem]:
-    """Only the data-parallel size can follow from the cluster: the others change what a replica is."""
+    """Only the data-parallel size can follow from the cluster: the other sizes change the replica."""
     for part, dim in member.dims:
         if dim.count == "*" and (dim.letter != "d" or part == "ffn"):
-            yield _at(dim, f"`*` cannot stand on `{_short(dim.letter)}`", "`d*` alone takes what is left")
+            yield _problem_at(dim, f"`*` cannot stand on `{_short(dim.letter)}`", "`d*` alone takes what is left")
 
 
 @rule("ALLOC-GPU-RANGE", source=LANGUAGE)
@@ -152,7 +156,7 @@ def gpu_ranges(member: Engine) -> Iterator[Problem]:
 
 @rule("ALLOC-FOLD-PIPELINE", source=f"{STATE}:904", megatron="pipeline_model_parallel_size")
 def same_pipeline(member: Engine) -> Iterator[Problem]:
-    """Attention and experts of a layer live on the same stage, so both grids have the same pipeline."""
+    """Attention and experts of a layer are on the same stage, so both grids have the same pipeline."""
     if "ffn_pp" in member.written and member.backend is not UNKNOWN_BACKEND:
         attn, ffn = member.pp, member.ffn_pp
         if attn != ffn:

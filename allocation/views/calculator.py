@@ -1,6 +1,6 @@
-"""The GPU-count calculator for notebooks: type an allocation, see GPUs, sizes, rank maps and findings at once.
+"""The GPU-count calculator for notebooks: type an allocation, see GPUs, sizes, rank maps and findings.
 
-Needs ipywidgets, which nothing else here does.
+It needs ipywidgets, which no other module of this package uses.
 """
 
 from html import escape
@@ -18,9 +18,10 @@ STYLES = {Severity.ERROR: "#c62828", Severity.WARNING: "#b26a00", Severity.NOTE:
 
 
 def panel(text: str, *, model: str = "", cluster: str = "") -> str:
-    """What the calculator shows, as HTML: number of GPUs, findings, then the plan. Empty `model`, `cluster`: unknown.
+    """Return the calculator's output as HTML: number of GPUs, findings, then the plan. Empty `model`, `cluster`:
+    unknown.
 
-    Never raises for what a user can type: a cluster that cannot be read is told like a finding.
+    User input never raises: an unreadable cluster is shown like a finding.
     """
     try:
         known = Cluster.parse(cluster) if cluster.strip() else None
@@ -45,9 +46,9 @@ def _note(text: str, severity: Severity) -> str:
 
 
 class Calculator:
-    """Three fields and what follows from them, live. `allocation`, `model` and `cluster` are ipywidgets fields.
+    """Three fields and their live results. `allocation`, `model` and `cluster` are ipywidgets fields.
 
-    Where no widgets can be shown, the last state is: HTML is part of what the calculator gives a notebook.
+    Without widgets, the last state is shown: the output for a notebook includes HTML.
     """
 
     def __init__(self, text: str = "megatron:d4", *, model: str = "", cluster: str = "") -> None:
@@ -68,7 +69,7 @@ class Calculator:
 
     @property
     def html(self) -> str:
-        """What is shown below the fields."""
+        """The HTML below the fields."""
         shown: str = self._view.value
         return shown
 

@@ -1,4 +1,4 @@
-"""What there is to show of an engine, whatever shows it: sizes, rank maps, and the links that groups use."""
+"""Facts about an engine for every view: sizes, rank maps, and the links that groups use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One row of the table of sizes: `note` says what the number counts."""
+    """One row of the table of sizes: `note` explains the number."""
 
     name: str
     short: str
@@ -65,7 +65,7 @@ class Size:
 
 
 def sizes(engine: EnginePlan) -> list[Size]:
-    """The sizes of an engine in the order of the language's letters, the experts' last."""
+    """Return the sizes of an engine in the order of the language's letters, the experts' last."""
     s = engine.sizes
     hidden = {name for name in ("pp", "ep") if getattr(s, name) == 1}
     notes = _SERVER_NOTES
@@ -86,7 +86,7 @@ def _layout(engine: EnginePlan) -> Layout:
 
 
 def has_experts(engine: EnginePlan) -> bool:
-    """Whether the string says anything about experts; without, their grid would only confuse."""
+    """Return whether the string mentions experts; otherwise their grid would only confuse."""
     return engine.sizes.ep > 1 or _layout(engine).ffn is not None
 
 
@@ -106,13 +106,13 @@ class Link:
 
     @property
     def words(self) -> str:
-        """Which links the groups use, in words."""
+        """The links that the groups use, in words."""
         mixed = f"{self.same_node} same node, {self.across} across"
         return "same node" if not self.across else mixed if self.same_node else "across nodes"
 
 
 def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
-    """Every group of an engine by name, `[groups, size]`; of a server its replicas."""
+    """Return every group of an engine by name, `[groups, size]`; for a server, its replicas."""
     if engine.kind != SERVER:
         return engine.all_groups()
     import numpy as np
@@ -121,7 +121,7 @@ def rank_groups(engine: EnginePlan) -> Mapping[str, NDArray[np.int64]]:
 
 
 def engines_with(name: str, engines: Sequence[EnginePlan]) -> tuple[EnginePlan, ...]:
-    """The engines that have a group `name`. Raises `KeyError` when none has."""
+    """Return the engines that have a group `name`. Raises `KeyError` when none has."""
     if having := tuple(engine for engine in engines if name in rank_groups(engine)):
         return having
     names = dict.fromkeys(known for engine in engines for known in rank_groups(engine))
@@ -129,22 +129,22 @@ def engines_with(name: str, engines: Sequence[EnginePlan]) -> tuple[EnginePlan, 
 
 
 def links(engine: EnginePlan) -> list[Link]:
-    """One row per kind of group that has more than one rank, without the experts' where there are none."""
+    """Return one row per kind of group that has more than one rank, without the experts' where there are none."""
     import numpy as np
 
     nodes = np.concatenate([np.arange(gpus.start, gpus.stop) for gpus in engine.gpus]) // engine.n_gpus_per_node
-    on = {name: nodes[groups] for name, groups in _used(engine).items()}
+    on = {name: nodes[groups] for name, groups in _select_used(engine).items()}
     return [Link(name, len(at), at.shape[1], int((at == at[:, :1]).all(axis=1).sum())) for name, at in on.items()]
 
 
 def groups_of(engine: EnginePlan, rank: int) -> dict[str, list[int]]:
-    """The members of every group with company that `rank` is in, by the group's name."""
-    rows = {name: groups[(groups == rank).any(axis=1)] for name, groups in _used(engine).items()}
+    """Return the members of every group with several ranks that `rank` is in, by the name of the group."""
+    rows = {name: groups[(groups == rank).any(axis=1)] for name, groups in _select_used(engine).items()}
     return {name: found[0].tolist() for name, found in rows.items() if len(found)}
 
 
-def _used(engine: EnginePlan) -> dict[str, NDArray[np.int64]]:
-    """Groups with company that something uses: of FSDP's only three, the experts' only where there are experts."""
+def _select_used(engine: EnginePlan) -> dict[str, NDArray[np.int64]]:
+    """Return groups with several ranks that something uses: three for FSDP, the expert groups only with experts."""
     hidden: Collection[str] = () if engine.kind == SERVER or has_experts(engine) else EXPERT_GROUPS
     if engine.backend == "fsdp":
         hidden = {*DENSE_GROUPS} - {"tp", "cp", "dp-cp"}
@@ -153,7 +153,7 @@ def _used(engine: EnginePlan) -> dict[str, NDArray[np.int64]]:
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
-    """A picture's content: the coordinates of every rank, and the group (over `by`) that gives its colour.
+    """The content of a picture: the coordinates of every rank, and the group (over `by`) that gives its colour.
 
     `labels[rank]` has the axes with more than one position: `t1p0`. `groups[rank]` numbers the groups from 0.
     """
@@ -165,16 +165,19 @@ class RankMap:
 
 
 def plan_maps(plan: Plan, by: str | None = None) -> list[tuple[EnginePlan, list[RankMap]]]:
-    """The maps of every engine; one without a group `by` has its own default. Raises `KeyError` when none has it."""
+    """Return the maps of every engine; an engine without a group `by` uses its default.
+
+    Raises `KeyError` if none has it.
+    """
     having = engines_with(by, plan.engines) if by else ()
     return [(engine, rank_maps(engine, by if engine in having else None)) for engine in plan.engines]
 
 
 def rank_maps(engine: EnginePlan, by: str | None = None) -> list[RankMap]:
-    """The map of the dense grid and, where there are experts, of theirs; of a server, that of its replicas.
+    """Return the maps of the dense grid and, with experts, of the expert grid; for a server, the map of its replicas.
 
-    `by` is the group to colour by; left out, the innermost with more than one rank. Raises `KeyError` for a group
-    that the engine does not have.
+    `by` is the group to colour by, by default the innermost with more than one rank. Raises `KeyError` for a group that
+    the engine does not have.
     """
     groups = rank_groups(engine)
     if by is not None and by not in groups:

@@ -10,13 +10,13 @@ from allocation.views.words import engine_words, plan_words
 
 
 def plan_html(plan: Plan) -> str:
-    """The whole plan; without tables and pictures when it is too large to list rank by rank."""
+    """Return the HTML of a whole plan, without tables and pictures if it is too large to list every rank."""
     head = f"<p><code>{escape(plan.allocation)}</code><br>{escape(plan_words(plan))}</p>"
     return f"<div>{head}{''.join(map(engine_html, plan.engines))}</div>"
 
 
 def engine_html(engine: EnginePlan) -> str:
-    """One engine: what it is, its sizes, its grids, and the links that its groups use."""
+    """Return the HTML of one engine: its summary, sizes, grids, and the links that its groups use."""
     head = f"<p><b>{escape(engine_words(engine))}</b></p>"
     numbers = _table(("dimension", "", "size", ""), ((s.name, s.short, f"{s.value:,}", s.note) for s in sizes(engine)))
     if engine.world_size > MOST_RANKS:

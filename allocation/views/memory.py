@@ -21,7 +21,7 @@ _ITEMS = (
 
 
 def terminal(estimate: Estimate) -> Group:
-    """Every phase as a bar on the scale of the GPU, and the items of the hungriest phase."""
+    """Return every phase as a bar on the scale of the GPU, and the items of the phase with the highest peak."""
     parts: list[RenderableType] = [Text(estimate.title, "bold")]
     for one in estimate.footprints:
         parts += [Text(), Text(_words(one, estimate), "bold"), _bars(one, estimate), _items(one.peak)]
@@ -66,7 +66,7 @@ def _colour(name: str) -> str:
 
 
 def svg(estimate: Estimate) -> str:
-    """The bars of all engines, with a line where the GPU ends."""
+    """Return the bars of all engines, with a line where the GPU ends."""
     picture, scale = Picture(), _scale(estimate)
     y = float(MARGIN)
     for one in estimate.footprints:
@@ -96,5 +96,5 @@ def svg(estimate: Estimate) -> str:
 
 
 def html(estimate: Estimate) -> str:
-    """The picture, for notebooks."""
+    """Return the picture, for notebooks."""
     return f"<div><p><code>{escape(estimate.title)}</code></p>{svg(estimate)}</div>"

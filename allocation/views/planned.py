@@ -1,4 +1,4 @@
-"""What the planner found, for a terminal: a table of layouts, and why the first is first."""
+"""The planner's result for a terminal: a table of layouts, and the reasons for the order."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ _PARTS = {
 
 
 def title(task: Task) -> str:
-    """What was asked."""
+    """Return the planner's task in one line."""
     batch = f"{count(task.batch.n_prompts, 'prompt')} of {count(task.batch.n_samples, 'sample')}"
     kind = f"staleness up to {task.staleness}" if task.staleness else "synchronous"
     where = f"{count(task.cluster.n_gpus, 'GPU')} ({task.cluster}, {task.gpu.name})"
@@ -28,7 +28,7 @@ def title(task: Task) -> str:
 
 
 def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None) -> Group:
-    """The layouts, best first, and sentences about the best."""
+    """Return the layouts, best first, and sentences about the best."""
     numbers = ("s a step", "training", "rollout", "GiB", "share")
     uneven = any(one.trainer.ends != EVEN for one in choices)
     stages = ["layers of stages"] if uneven else []
@@ -44,13 +44,13 @@ def terminal(task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choi
 
 
 def stage_words(task: Task, one: Choice) -> str:
-    """The layers of each pipeline stage where they are not equally many."""
+    """Return the layers of each pipeline stage where they are not equally many."""
     trainer = one.trainer
     return split_words(task.model.layers, trainer.sizes.pp, trainer.ends) if trainer.ends != EVEN else ""
 
 
 def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> list[str]:
-    """Why the best is the best, what a node more would bring, and whether asynchrony pays."""
+    """Return the reasons for the best layout, the gain from one more node, and whether asynchrony pays."""
     parts = sorted(best.trainer.parts.items(), key=lambda part: -part[1])
     shown = ", ".join(f"{_PARTS[name]} {s:.1f}" for name, s in parts if s >= 0.01 * best.trainer.seconds)
     servers = best.servers
@@ -79,7 +79,7 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
 
 
 def asynchrony_words(best: Choice, tide: Asynchrony) -> str:
-    """One sentence that says whether hiding the longest response is worth the uneven split."""
+    """Return one sentence that says whether hiding the longest response is worth the uneven split."""
     synchronous, split = tide.even + tide.tail, max(best.trainer.seconds, best.servers.seconds)
     if best.shared or split >= synchronous:
         return (

@@ -56,12 +56,12 @@ class Picture:
 
 
 def plan_svg(plan: Plan, by: str | None = None) -> str:
-    """All engines of a plan, one below the other. Raises `KeyError` as `plan_maps` does."""
+    """Return all engines of a plan, one below the other. Raises `KeyError` as `plan_maps` does."""
     return _svg(plan_maps(plan, by))
 
 
 def engine_svg(engine: EnginePlan) -> str:
-    """The grids of one engine, side by side."""
+    """Return the grids of one engine, side by side."""
     return _svg([(engine, rank_maps(engine))])
 
 
@@ -77,7 +77,7 @@ def _svg(engines: Iterable[tuple[EnginePlan, list[RankMap]]]) -> str:
 
 
 def _panel(picture: Picture, engine: EnginePlan, rank_map: RankMap, left: float, top: float) -> float:
-    """Draws one grid with its legend; its right edge."""
+    """Draw one grid with its legend; return its right edge."""
     groups = len({group for group in rank_map.groups if group >= 0})
     picture.text(left, top + 4, f"{rank_map.title}, {count(groups, f'{rank_map.by} group')}", "title")
     rank_of = {device: rank for rank, device in enumerate(engine.devices)}
@@ -115,7 +115,7 @@ def _cell(picture: Picture, rank_map: RankMap, rank: int | None, x: float, y: fl
 
 
 def _legend(picture: Picture, rank_map: RankMap, left: float, y: float) -> None:
-    """The first groups and their colours, two to a line."""
+    """Draw the first groups and their colours, two per line."""
     members: dict[int, list[int]] = {}
     for rank, group in enumerate(rank_map.groups):
         if group in members or (group >= 0 and len(members) < LEGEND_GROUPS):

@@ -21,7 +21,7 @@ MOST_GROUPS = 64
 
 
 def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
-    """The whole plan in at most `width` columns: what each engine is, where it runs, and what its groups use.
+    """Return the whole plan in at most `width` columns: what each engine is, where it runs, and what its groups use.
 
     Raises `KeyError` for `by`.
     """
@@ -30,7 +30,7 @@ def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
         dimensions = plain_table("dimension", "", "size", "", right=["size"])
         for row in sizes(engine):
             dimensions.add_row(row.name, row.short, f"{row.value:,}", row.note)
-        parts += [Text(), Text(engine_words(engine), "bold"), _indented(dimensions)]
+        parts += [Text(), Text(engine_words(engine), "bold"), _indent(dimensions)]
         for rank_map in maps:
             parts += [Text(), Text(f"{rank_map.title}: rank and position, one colour per {rank_map.by} group")]
             parts += _map(engine, rank_map, min(width, WIDTH))
@@ -39,19 +39,19 @@ def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines; numbers stand on the right."""
+    """Return a table without lines; numbers stand on the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
-def _indented(table: Table) -> Padding:
+def _indent(table: Table) -> Padding:
     return Padding(table, (0, 0, 0, 2))
 
 
 def _map(engine: EnginePlan, rank_map: RankMap, line: int) -> list[RenderableType]:
-    """One row per node, GPUs from left to right; a node that is too wide for the line takes several rows."""
+    """Return one row per node, GPUs from left to right; a node that is too wide for the line takes several rows."""
     rank_of = {device: rank for rank, device in enumerate(engine.devices)}
     nodes = sorted({device.node for device in engine.devices})
     width = max(*map(len, rank_map.labels), len(str(len(rank_of))))
@@ -66,7 +66,7 @@ def _map(engine: EnginePlan, rank_map: RankMap, line: int) -> list[RenderableTyp
             ranks = [rank_of.get(Device(node, gpu)) for gpu in gpus]
             table.add_row("" if start else f"node {node}", *(_cell(rank_map, rank, width) for rank in ranks))
     more = [Text(f"  … and {count(len(nodes) - MOST_NODES, 'more node')}")] if len(nodes) > MOST_NODES else []
-    return [_indented(table), *more]
+    return [_indent(table), *more]
 
 
 def _cell(rank_map: RankMap, rank: int | None, width: int) -> Text:
@@ -86,11 +86,11 @@ def _links(engine: EnginePlan) -> RenderableType:
     for row in rows:
         style = "yellow" if row.across else ""
         table.add_row(row.name, f"{row.groups:,}", f"{row.size:,}", Text(row.words, style), CARRIES[row.name])
-    return _indented(table)
+    return _indent(table)
 
 
 def partners(engine: EnginePlan, rank: int, name: str | None = None) -> Group:
-    """Where one rank is, and every group (or the one called `name`) in which it has company."""
+    """Return the position of one rank, and every group with several ranks (or only `name`) that contains it."""
     here = engine.devices[rank]
     position = "" if engine.kind == SERVER else "".join(f", {k} {v}" for k, v in engine.coordinates(rank).items())
     title = Text(f"{engine.role} rank {rank}: node {here.node}, GPU {here.gpu}{position}", "bold")
@@ -101,11 +101,11 @@ def partners(engine: EnginePlan, rank: int, name: str | None = None) -> Group:
         nodes = len({engine.devices[member].node for member in members})
         words = "same node" if nodes == 1 else f"{nodes} nodes"
         table.add_row(key, ranges(members), Text(words, "yellow" if nodes > 1 else ""), CARRIES[key])
-    return Group(title, _indented(table) if table.row_count else Text("  It exchanges nothing with other ranks."))
+    return Group(title, _indent(table) if table.row_count else Text("  It exchanges nothing with other ranks."))
 
 
 def groups_list(engine: EnginePlan, name: str | None = None) -> Group:
-    """All groups, or those called `name`, rank by rank."""
+    """Return all groups, or those called `name`, rank by rank."""
     lines = []
     for key, groups in rank_groups(engine).items():
         if name in (None, key):
@@ -118,14 +118,14 @@ def groups_list(engine: EnginePlan, name: str | None = None) -> Group:
 
 
 def verdict(label: str, plan: Plan | None) -> Text:
-    """One line: valid or not."""
+    """Return one line that says whether the allocation is valid."""
     if plan is None:
         return Text.assemble(("invalid: ", "bold red"), label)
     return Text.assemble(("valid: ", "bold green"), f"{label}, {count(plan.n_gpus, 'GPU')}")
 
 
 def finding_text(finding: Finding) -> Text:
-    """The finding with its severity in colour; what a terminal might obey is shown as a blank."""
+    """Return the finding with its severity in colour; control characters become blanks."""
     text = Text("".join(c if c.isprintable() or c == "\n" else " " for c in render(finding)))
     text.stylize(STYLES[finding.severity], 0, len(finding.severity))
     return text

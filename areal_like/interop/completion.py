@@ -1,4 +1,4 @@
-"""The run that another system's settings make, completed and checked: roles, evaluation, what is refused, `???`."""
+"""Completion and checks of a migrated run: roles, evaluation, refused values, `???`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ _HOW = tuple(
 
 
 def complete(peer: Translation) -> None:
-    """Bring the roles that are needed, drop what nothing uses, and what is as it is here without being set."""
+    """Add missing roles, and drop unused sections and values equal to our defaults."""
     _roles(peer)
     _evaluation(peer)
     _recomputation(peer)
@@ -75,14 +75,14 @@ def _roles(peer: Translation) -> None:
 
 
 def _sets(ours: Mapping[str, Any]) -> list[str]:
-    """The sections of evaluation prompts."""
+    """Return the sections of evaluation prompts."""
     return [
         key.removesuffix(".path") for key in ours if re.match(r"(valid_dataset|evaluator\.datasets\.\w+)\.path$", key)
     ]
 
 
 def _evaluation(peer: Translation) -> None:
-    """Read evaluation prompts as the others; without any nothing is evaluated."""
+    """Read evaluation prompts like training prompts; without any, disable evaluation."""
     ours = peer.ours
     if "valid_dataset.path" in ours:
         if peer.system != "areal":
@@ -111,7 +111,7 @@ def _recomputation(peer: Translation) -> None:
 
 
 def _drop_defaults(peer: Translation) -> None:
-    """Leave out what has the same value here anyway; what was said stays, unless it is a preset's own."""
+    """Leave out values equal to our defaults; values written by the user stay, unless a preset has them."""
     name = peer.ours.get("algorithm")
     preset = settings_of(PRESETS[str(name)], ActorConfig()) if name in PRESETS else None
     said = {note.removeprefix("now ") for note in peer.renamed.values()} | set(peer.said) | {"reward.type"}
@@ -123,7 +123,7 @@ def _drop_defaults(peer: Translation) -> None:
 
 
 def _drop_norm(peer: Translation, norm: str, preset: Any) -> None:
-    """Leave out a whole norm that is the algorithm's, and of another one what is not set anyway."""
+    """Leave out a norm equal to the algorithm's; of another norm, leave out the default values."""
     keys = [key for key in peer.ours if key.startswith(f"{norm}.")]
     if not keys or preset is None:
         return
@@ -137,7 +137,7 @@ def _drop_norm(peer: Translation, norm: str, preset: Any) -> None:
 
 
 def _default(key: str, preset: Any) -> Any:
-    """Our value of a key that is not set."""
+    """Return our default of a key."""
     section, _, leaf = key.partition(".")
     if section == "actor" and preset is not None and leaf.partition(".")[0] in KEYS:
         value: Any = preset
@@ -154,8 +154,8 @@ def _default(key: str, preset: Any) -> Any:
     return value
 
 
-def accepted(peer: Translation) -> str:
-    """Return the YAML without values that our keys refuse; what the user has to fill in stays open."""
+def drop_refused(peer: Translation) -> str:
+    """Return the YAML without values that our keys refuse; values that the user has to fill in stay `???`."""
     ours = peer.ours
     for _ in range(4):
         try:
@@ -177,8 +177,8 @@ def accepted(peer: Translation) -> str:
 _STAND_INS: Mapping[str, Any] = {"algorithm": "grpo", "allocation_mode": "sglang:d1+fsdp:d1"}
 
 
-def filled(text: str) -> str:
-    """Return a migrated YAML with stand-ins for `???`, with which the rest can be checked."""
+def fill_placeholders(text: str) -> str:
+    """Return a migrated YAML with placeholder values for `???`, so that the rest can be checked."""
     return dump(_with_stand_ins(dict(_flat(yaml.safe_load(text), ""))))
 
 
@@ -198,7 +198,7 @@ def _with_stand_ins(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _room(peer: Translation, config: RunConfig) -> None:
-    """Drop a context that is too short, and make room for the longest sequence in a micro-batch."""
+    """Drop a context that is too short, and make micro-batches large enough for the longest sequence."""
     if config.sglang.context_length and config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
         length = peer.ours.pop("sglang.context_length", None)
         peer.unneeded["sglang.context_length"] = f"{length} is left out: the run needs {needed}"

@@ -1,7 +1,7 @@
 """`areal-like convert-checkpoint`: from Hugging Face to Megatron's distributed checkpoint, and back.
 
-Here is what can be said without torch: what the source is, and whether it is whole. The work is done by
-`trainer/megatron/conversion.py`.
+This module does the part that needs no torch: it finds the source and checks that it is complete.
+`trainer/megatron/conversion.py` converts.
 """
 
 import json
@@ -40,9 +40,9 @@ def convert(
     """Convert `source` into the other form, at `target`, which appears when it is complete; None: only audit.
 
     A source is a directory: in Hugging Face form, a Megatron distributed checkpoint, a run or one of its checkpoints
-    (`recover/step-N`, or a role's in it). `model` is where config and tokenizer of a Megatron checkpoint are, if not in
-    it. Returns what was done, in words. Raises CheckpointError, and leaves nothing behind then. It is for a process
-    that does nothing else, as it hides the GPUs.
+    (`recover/step-N`, or a role's in it). `model` is the directory with config and tokenizer of a Megatron checkpoint,
+    if the checkpoint lacks them. Returns a summary in words. Raises CheckpointError, and leaves nothing behind then.
+    Run it in a process of its own, because it hides the GPUs.
     """
     _check_target(target)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it when it is imported
@@ -66,7 +66,7 @@ def convert(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a trainer's weights are, and their config and tokenizer; of FSDP's, the data type that a run writes."""
+    """The location of a trainer's weights, config and tokenizer; for FSDP, also the data type that a run writes."""
 
     path: Path
     config: Path
@@ -90,7 +90,7 @@ def _check_target(target: Path | None) -> None:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face checkpoint, which fit its config."""
+    """Return the safetensors files of a Hugging Face checkpoint, after checking that they fit its config."""
     try:
         _, findings = find_spec(str(path.absolute()), "SOURCE")
         if findings:
@@ -101,7 +101,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _bridge(path: Path, wanted: str | None) -> str:
-    """The bridge that is wanted, or the first that holds the model of this config."""
+    """Return the requested bridge, or the first that supports the model of this config."""
     try:
         load_model(path / "config.json")
     except ModelError as error:
@@ -116,7 +116,7 @@ def _bridge(path: Path, wanted: str | None) -> str:
 
 
 def _find(source: Path, model: Path | None) -> _Source:
-    """What a trainer has written. Raises CheckpointError."""
+    """Return the source that a trainer has written. Raises CheckpointError."""
     path, run = _of_run(source)
     own = model or path / DESCRIPTIONS
     if (path / CONFIG).is_file() and (model or (own / "config.json").is_file()):
@@ -144,7 +144,7 @@ def _find(source: Path, model: Path | None) -> _Source:
 
 
 def _of_run(source: Path) -> tuple[Path, Path | None]:
-    """The Megatron checkpoint that is meant and the run that it is of: the newest one, the actor's, unless named."""
+    """Return the Megatron checkpoint and its run: by default the newest checkpoint, and the actor's."""
     if (source / CONFIG_FILE).is_file() and (source / DIRECTORY).is_dir():
         found, complaints = newest(source / DIRECTORY)
         if found is None:
@@ -160,7 +160,7 @@ def _of_run(source: Path) -> tuple[Path, Path | None]:
 
 @contextmanager
 def _appearing(target: Path | None) -> Iterator[Path | None]:
-    """A directory that gets the name `target` when the body is done, and is removed when it fails."""
+    """Yield a directory that is renamed to `target` when the body succeeds, and removed when it fails."""
     if target is None:
         yield None
         return

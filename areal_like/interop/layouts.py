@@ -1,4 +1,4 @@
-"""The layout of another system's configuration as one allocation, with our servers and the nodes that it needs."""
+"""The layout of another system's configuration as one allocation, with SGLang servers and the number of nodes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from allocation import AllocationError, compile, parse
 from allocation.convert import read
 from allocation.convert.settings import Reading
 from allocation.diagnostics import Severity
-from allocation.language.spelling import normalised, spell
+from allocation.language.spelling import normalise, spell
 from allocation.language.syntax import Allocation, Group
 from allocation.plan import Plan
 from areal_like.interop.rules.translation import Translation
@@ -18,9 +18,9 @@ _SHARED = "rollout.scheduling_strategy"
 
 
 def write_layout(reading: Reading, peer: Translation) -> int | None:
-    """Write the allocation, what sharing GPUs means, and the cluster; return the actor's data-parallel size.
+    """Write the allocation, the GPU sharing, and the cluster; return the actor's data-parallel size.
 
-    A layout that cannot be read is left to the user: it changes nothing of what is trained.
+    An unreadable layout is left to the user: it does not change training.
     """
     text, findings = _read(reading, peer)
     errors = [str(found.message) for found in findings if found.severity is Severity.ERROR]
@@ -76,9 +76,9 @@ def _read(reading: Reading, peer: Translation) -> tuple[str, list[Any]]:
 
 
 def _sharing(reading: Reading, peer: Translation) -> None:
-    """Say who has the GPUs that trainer and servers share: most systems give them to one after the other."""
+    """Write `rollout.sharing` for GPUs that trainer and servers share: most systems time-share them."""
     stays = {
-        "areal": not peer.on("enable_offload"),
+        "areal": not peer.is_on("enable_offload"),
         "slime": peer.get("offload") is False and peer.get("offload-rollout") is False,
     }
     if not stays.get(peer.system):
@@ -86,7 +86,7 @@ def _sharing(reading: Reading, peer: Translation) -> None:
 
 
 def _role_layouts(allocation: Allocation, peer: Translation) -> None:
-    """Leave out the layout of a role on the actor's GPUs, which has it without being set."""
+    """Leave out the layout of a role on the actor's GPUs, which is the default."""
     texts = {it.backend.text: spell(Allocation((Group((it,)),))) for group in allocation.groups for it in group.members}
     actor = next((text for backend, text in texts.items() if backend in ("megatron", "fsdp")), None)
     for role in [role for role in _ROLES if peer.said.get(f"{role}.backend")]:
@@ -101,7 +101,7 @@ def _role_layouts(allocation: Allocation, peer: Translation) -> None:
 
 
 def _packing(plan: Plan, peer: Translation) -> None:
-    """Count the tokens of a micro-batch over the GPUs that share a sequence, as we do."""
+    """Count the tokens of a micro-batch over the GPUs that share a sequence, as areal-like does."""
     cp = max(engine.sizes.cp for engine in plan.engines)
     for key in [key for key in peer.ours if key.endswith(_PACKED) and peer.system != "areal" and cp > 1]:
         if isinstance(peer.ours[key], int):
@@ -110,7 +110,7 @@ def _packing(plan: Plan, peer: Translation) -> None:
 
 
 def _cluster(gpus: int, peer: Translation) -> None:
-    """At least as many nodes as the layout needs; several are a Ray cluster that is there before the run."""
+    """Write at least as many nodes as the layout needs; several nodes need a Ray cluster that exists before the run."""
     per_node = peer.ours.setdefault("cluster.n_gpus_per_node", min(gpus, 8))
     needed = -(-gpus // per_node) if isinstance(per_node, int) and per_node > 0 else 1
     nodes = peer.ours.setdefault("cluster.n_nodes", needed)
@@ -123,7 +123,7 @@ def _cluster(gpus: int, peer: Translation) -> None:
 
 
 def _two_roles(text: str, peer: Translation) -> str:
-    """Return the allocation without the roles that sections of their own switch on."""
+    """Return the allocation without the roles that have sections of their own."""
     groups = []
     for group in parse(text).groups:
         kept = tuple(member for member in group.members if not member.name or member.name.text in ("actor", "rollout"))
@@ -132,11 +132,11 @@ def _two_roles(text: str, peer: Translation) -> str:
                 peer.unneeded[f"layout of {member.name.text}"] = f"a section {member.name.text} switches it on"
         if kept:
             groups.append(Group(kept))
-    return spell(normalised(Allocation(tuple(groups))))
+    return spell(normalise(Allocation(tuple(groups))))
 
 
 def _slime(reading: Reading) -> tuple[str, list[Any]]:
-    """slime's layout: actors on so many nodes, servers of so many GPUs, side by side or colocated."""
+    """Return slime's layout: actor nodes and server GPUs, on separate GPUs or colocated."""
     tp, pp = reading.size("tensor-model-parallel-size"), reading.size("pipeline-model-parallel-size")
     cp = reading.size("context-parallel-size")
     ep, etp = reading.size("expert-model-parallel-size"), reading.size("expert-tensor-parallel-size")

@@ -1,4 +1,4 @@
-"""Whole configurations and launch scripts of other systems to a run's YAML; nothing in them is evaluated."""
+"""Conversion of other systems' configurations and launch scripts to a run's YAML; nothing in them is evaluated."""
 
 import re
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import yaml
 
 from allocation.convert.settings import NULL, Reading
 from areal_like.config.keys import all_keys, annotation_of
-from areal_like.interop.completion import accepted, complete
+from areal_like.interop.completion import complete, drop_refused
 from areal_like.interop.keys import DEFAULTS, TITLES, entry, plain_key
-from areal_like.interop.keys.entries import Entry, to
+from areal_like.interop.keys.entries import Entry, rename
 from areal_like.interop.layouts import write_layout
 from areal_like.interop.rules import RULES
 from areal_like.interop.rules.translation import MISSING, Translation
@@ -38,8 +38,8 @@ _HEADINGS = {
 class Migration:
     """A run's YAML, and the notes about it by key.
 
-    `changes`: what is trained changes; `missing`: `???` in the YAML; `renamed` and `unneeded` change nothing.
-    `problems` are what could not be read.
+    `changes`: training changes; `missing`: `???` in the YAML; `renamed` and `unneeded` change nothing. `problems` are
+    the unreadable parts.
     """
 
     system: str
@@ -52,11 +52,11 @@ class Migration:
 
     @property
     def same(self) -> bool:
-        """Return whether the run, once it is filled in, trains as the other system's configuration does."""
+        """Return whether the run, once completed, trains as the other system's configuration does."""
         return not self.changes and not self.problems
 
     def report(self) -> str:
-        """Return all notes, a line per key, under the heading of their class."""
+        """Return all notes, one line per key, under the heading of their class."""
         parts = [f"error: {problem}" for problem in self.problems]
         for name, heading in _HEADINGS.items():
             if notes := getattr(self, name):
@@ -65,7 +65,7 @@ class Migration:
 
 
 def migrate(text: str, system: str | None = None) -> Migration:
-    """Return a run's YAML from a configuration or a script; `system` is one of `TITLES`, or found by its keys."""
+    """Return a run's YAML from a configuration or a script; `system` is one of `TITLES`, or detected from the keys."""
     text = re.sub(r"\$\{oc\.env:\w{1,99},([^{}\n]{0,999})\}", r"\1", text)  # the variable's default
     system = system or next((name for name, keys in _TELLING.items() if re.search(keys, text)), None)
     if system is None:
@@ -75,18 +75,18 @@ def migrate(text: str, system: str | None = None) -> Migration:
     if not reading.settings:
         return Migration(system, problems=[str(found) for found in reading.findings] or ["no settings are in it"])
     done = Migration(system)
-    peer = Translation(system, dict(_said(reading, done)), DEFAULTS[system])
+    peer = Translation(system, dict(_read_settings(reading, done)), DEFAULTS[system])
     peer.changes, peer.missing, peer.renamed, peer.unneeded = done.changes, done.missing, done.renamed, done.unneeded
     _translate(peer)
     peer.data_parallel = write_layout(reading, peer)
     _follow(peer, text)
     complete(peer)
-    done.yaml = accepted(peer)
+    done.yaml = drop_refused(peer)
     return done
 
 
-def _said(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
-    """The settings with their values; a null is None, a value that only the shell knows is left to the user."""
+def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
+    """Yield the settings with their values; a null is None, and a value known only to the shell is left to the user."""
     for key, setting in reading.settings.items():
         if key in reading.variables or key.isupper():
             continue
@@ -114,7 +114,7 @@ def _said(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(text: str) -> Any:
-    """What YAML reads, without making objects: a scalar, a list, or the text."""
+    """Return the value that YAML reads, without creating objects: a scalar, a list, or the text."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
@@ -125,13 +125,13 @@ def _plain(text: str) -> Any:
 
 
 def _translate(peer: Translation) -> None:
-    """Write every setting, and the other system's default, that has a key here; note what has none."""
+    """Write every setting, and the other system's defaults, that have a key here; note the others."""
     ours = set(all_keys())
     settings = {**{key: value for key, value in peer.defaults.items() if key not in peer.said}, **peer.said}
     for key, value in settings.items():
         name, found = entry(peer.system, key) or (key, None)
         if peer.system == "areal" and key in ours and (found is None or name != key):
-            found = to(key)
+            found = rename(key)
         if found is None and peer.system == "areal" and key.partition(".")[0] not in _SECTIONS:
             peer.missing["workflow"] = f"{key.partition('.')[0]} is of AReaL's training script: write a workflow"
             peer.unneeded[key] = "it is of AReaL's training script: a workflow has its own settings"
@@ -177,7 +177,7 @@ def _write(peer: Translation, key: str, rest: str, found: Entry, value: Any) -> 
 
 
 def _first(peer: Translation, key: str, target: str, values: list[Any]) -> Any:
-    """The only item of a list; of several evaluation sets the first, beside the others, and of other data none."""
+    """Return the only item of a list; for several evaluation sets, the first and a note; for other data, None."""
     if len(values) <= 1:
         return values[0] if values else None
     if target == "train_dataset.path":
@@ -198,7 +198,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _follow(peer: Translation, text: str) -> None:
-    """Write what follows from several keys, and leave `???` where the user is asked."""
+    """Write the values that follow from several keys, and `???` for values that the user must set."""
     RULES[peer.system](peer, text)
     for key in peer.missing:
         peer.ours[key] = MISSING

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from allocation import Finding, Plan
 from allocation.diagnostics import Severity
 from allocation.hardware import GIB
-from allocation.memory import footprint, needed
+from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig, TrainerRole
@@ -72,5 +72,5 @@ def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelS
     gpus = set(rollout.devices)
     engines = [engine for engine in plan.engines if gpus & set(engine.devices) and engine.role in works]
     prints = [footprint(engine, works[engine.role]) for engine in engines]
-    together, apart = (needed(prints, offload=turns) / GIB for turns in (False, True))
+    together, apart = (shared_peak(prints, offload=turns) / GIB for turns in (False, True))
     return f"{said}: of {room / GIB:.0f} GiB they need about {together:.0f} together, {apart:.0f} in turns"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from allocation import EnginePlan, MegatronSettings
 from allocation.model_spec import ModelSpec
-from allocation.parameters import held, stages, total_parameters
+from allocation.parameters import count_held, stages, total_parameters
 from areal_like.config.schema import RunConfig
 from areal_like.job import Job
 from areal_like.run.start import engine_spec
@@ -53,7 +53,8 @@ def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, 
     layers = stages(model, sizes, MegatronSettings(**split))  # type: ignore[arg-type]  # preflight has checked them
     ends = (0, sizes.pp - 1)
     most = max(
-        held(model, sizes, own, first=stage == ends[0], last=stage == ends[1]).total for stage, own in enumerate(layers)
+        count_held(model, sizes, own, first=stage == ends[0], last=stage == ends[1]).total
+        for stage, own in enumerate(layers)
     )
     return f"; {_large(most)} of {_large(total)} parameters {'at most ' if sizes.pp > 1 else ''}on each"
 

@@ -13,12 +13,12 @@ from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSize
 from allocation.cli import app
 from allocation.compiler import RoleSettings
 from allocation.hardware import GIB, GPUS, find_gpu
-from allocation.memory import estimate, footprint, footprints, needed
+from allocation.memory import estimate, footprint, footprints, shared_peak
 from allocation.memory.activations import activations, layer_activations, micro_batches
 from allocation.memory.megatron import phases_of_stage, trainer
 from allocation.memory.servers import kv_read_bytes
 from allocation.model_spec import from_config
-from allocation.parameters import active_parameters, held, kind, stage_chunks, stages, total_parameters
+from allocation.parameters import active_parameters, count_held, kind, stage_chunks, stages, total_parameters
 from allocation.settings import Workload
 
 MODELS = {
@@ -46,7 +46,7 @@ def peak(model, sizes, megatron=None, batch=BATCH):
 
 def parameters(model, sizes):
     parts = stages(model, sizes, MegatronSettings())
-    return [held(model, sizes, part, first=not i, last=i == sizes.pp - 1) for i, part in enumerate(parts)]
+    return [count_held(model, sizes, part, first=not i, last=i == sizes.pp - 1) for i, part in enumerate(parts)]
 
 
 @given(layouts())
@@ -335,7 +335,7 @@ def test_those_who_train_stay_together_in_their_turn():
     work = Workload(allocation.load_model("qwen3-1.7b"), batch=BATCH, memory=h200)
     plan = allocation.compile("sglang[rollout]:d1|megatron[actor]:d1|megatron[ref]:d1")
     server, actor, ref = footprints(plan, work)
-    alone, both = (needed(prints, offload=True) for prints in ([server, actor], [server, actor, ref]))
+    alone, both = (shared_peak(prints, offload=True) for prints in ([server, actor], [server, actor, ref]))
     assert actor.peak.bytes > server.peak.bytes and both - alone == ref.idle
     assert ref.fixed < ref.idle < actor.peak.bytes
 

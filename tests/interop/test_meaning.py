@@ -9,7 +9,7 @@ import yaml
 
 from areal_like.algorithms.settings import KEYS, PRESETS, settings_of
 from areal_like.config.load import load
-from areal_like.interop.completion import filled
+from areal_like.interop.completion import fill_placeholders
 from areal_like.interop.keys import DEFAULTS, TABLES, entry
 from areal_like.interop.migrate import migrate
 
@@ -57,10 +57,10 @@ def test_a_setting_has_the_value_that_it_has_there(system, settings, wanted):
     assert done.problems == []
     if wanted == "!":
         assert done.changes
-        load(yaml.safe_load(filled(done.yaml)))  # the YAML is there all the same
+        load(yaml.safe_load(fill_placeholders(done.yaml)))  # the YAML is there all the same
         return
     key, _, value = wanted.partition(" = ")
-    config = load(yaml.safe_load(filled(done.yaml))).config
+    config = load(yaml.safe_load(fill_placeholders(done.yaml))).config
     assert resolved(config, key) == yaml.safe_load(re.sub(r"^(\d+)e", r"\1.0e", value) if value != "None" else "null")
     assert done.changes == {}, done.report()
 

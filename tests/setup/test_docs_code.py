@@ -18,7 +18,7 @@ import yaml
 from allocation.cli import app as allocation
 from areal_like.commands import app as areal_like
 from areal_like.config.load import load
-from areal_like.interop.completion import filled
+from areal_like.interop.completion import fill_placeholders
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -152,7 +152,7 @@ def merged(base: Any, change: Any) -> Any:
 def test_yaml_has_keys_and_values_of_a_run(block: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     text = yaml.safe_dump(merged(yaml.safe_load(BASE.read_text()), yaml.safe_load(block)))
-    file.write_text(filled(text) if "???" in block else text)  # as migrate leaves what the user has to give
+    file.write_text(fill_placeholders(text) if "???" in block else text)  # as migrate leaves what the user has to give
     load(file, [])
 
 

@@ -1,15 +1,15 @@
-"""Keys of other systems' configurations: what they are here, why nothing needs them, or that they change training.
+"""Keys of other systems' configurations: our key, the reason why none is needed, or the change of training.
 
-One table of keys and one of defaults per system, read by `areal_like/interop/migrate.py` and by the message about an
-unknown key. A dotted key covers all keys below it that have no entry of their own. What follows from several keys is in
-`areal_like/interop/rules/`.
+Each system has one table of keys and one of defaults, read by `areal_like/interop/migrate.py` and by the error about an
+unknown key. A dotted key covers all keys below it that have no entry of their own. Values that follow from several keys
+are in `areal_like/interop/rules/`.
 """
 
 import re
 
 from areal_like.config.validate import FOREIGN_KEYS
 from areal_like.interop.keys import areal, roll, siirl, slime, trinity, verl
-from areal_like.interop.keys.entries import Entry, pruned
+from areal_like.interop.keys.entries import Entry, prune
 
 TITLES = {
     "areal": "AReaL",
@@ -20,12 +20,12 @@ TITLES = {
     "slime": "slime",
 }
 TABLES = {
-    "areal": pruned(areal.AREAL),
-    "verl": pruned(verl.VERL),
-    "siirl": pruned(siirl.SIIRL),
-    "trinity": pruned(trinity.TRINITY),
-    "roll": pruned(roll.ROLL),
-    "slime": pruned(slime.SLIME),
+    "areal": prune(areal.AREAL),
+    "verl": prune(verl.VERL),
+    "siirl": prune(siirl.SIIRL),
+    "trinity": prune(trinity.TRINITY),
+    "roll": prune(roll.ROLL),
+    "slime": prune(slime.SLIME),
 }
 DEFAULTS = {
     "areal": areal.DEFAULTS,
@@ -38,9 +38,9 @@ DEFAULTS = {
 
 
 def entry(system: str, key: str) -> tuple[str, Entry] | None:
-    """Return the entry of a system's key with the name that it has in the table: its own, or the nearest section's.
+    """Return the entry of a system's key and its name in the table: its own, or the nearest section's.
 
-    Places in lists do not count. An option of slime's servers has the entry of all of them.
+    Positions in lists are ignored. An option of slime's servers has the entry of all of them.
     """
     table, name = TABLES[system], plain_key(key)
     while name not in table and "." in name:
@@ -51,12 +51,12 @@ def entry(system: str, key: str) -> tuple[str, Entry] | None:
 
 
 def plain_key(key: str) -> str:
-    """Return a key without the places in lists."""
+    """Return a key without positions in lists."""
     return re.sub(r"\.\d+(?=\.|$)", "", key)
 
 
 def known_elsewhere(key: str) -> tuple[str, str | None] | None:
-    """Explain another system's key in a sentence, with our key; also by its last part, where all systems agree."""
+    """Explain another system's key in a sentence, with our key; match its last part too, if all systems agree."""
     for system, table in TABLES.items():
         if found := table.get(key):
             return f"{TITLES[system]}'s key: {_words(found)}", found.ours

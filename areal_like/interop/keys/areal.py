@@ -1,4 +1,4 @@
-"""AReaL's keys, save those that are the same here, and its defaults."""
+"""AReaL's keys, except those with the same name here, and its defaults."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from areal_like.interop.keys.entries import (
     SPEED,
     Table,
     changes,
-    to,
+    drop,
+    rename,
     together,
-    unneeded,
 )
 
-_OWN = unneeded("the run's own counts")
+_OWN = drop("the run's own counts")
 _TRAINER = ("actor", "critic", "ref")
 _FREQUENCY = "no frequency by epochs or seconds: write {}.freq_steps"
 
 AREAL: Table = {
-    "async_training": unneeded("training is asynchronous; rollout.max_head_offpolicyness=0 makes it synchronous"),
+    "async_training": drop("training is asynchronous; rollout.max_head_offpolicyness=0 makes it synchronous"),
     "dynamic_bs": together("actor.dynamic_sampling"),
     "workflow": together("workflow"),
-    "eval_workflow": unneeded("evaluation: name it in valid_dataset.workflow"),
+    "eval_workflow": drop("evaluation: name it in valid_dataset.workflow"),
     "teacher": changes("distillation from a teacher is not supported"),
     "total_train_n_seqs": changes("write total_train_steps"),
     "server_only": changes("a run has a trainer", False),
@@ -32,72 +32,74 @@ AREAL: Table = {
     "rollout.experiment_name": _OWN,
     "rollout.trial_name": _OWN,
     "rollout.fileroot": _OWN,
-    "rollout.tokenizer_path": unneeded("it is the run's"),
-    "rollout.consumer_batch_size": unneeded("train_dataset.batch_size has it"),
-    "rollout.queue_size": unneeded("the collector needs none"),
+    "rollout.tokenizer_path": drop("it is the run's"),
+    "rollout.consumer_batch_size": drop("train_dataset.batch_size has it"),
+    "rollout.queue_size": drop("the collector needs none"),
     "rollout.max_concurrent_rollouts": together("rollout.max_concurrent_rollouts"),
-    "rollout.enable_rollout_tracing": unneeded("the report shows it"),
-    "rollout.dump_to_file": unneeded("samples are kept (stats_logger.samples)"),
-    "rollout.check_trajectory_format": unneeded("trajectories are always checked"),
-    "rollout.scheduling_spec": unneeded("servers take the run's environment"),
-    "rollout.use_lora": unneeded("actor.use_lora has it"),
+    "rollout.enable_rollout_tracing": drop("the report shows it"),
+    "rollout.dump_to_file": drop("samples are kept (stats_logger.samples)"),
+    "rollout.check_trajectory_format": drop("trajectories are always checked"),
+    "rollout.scheduling_spec": drop("servers take the run's environment"),
+    "rollout.use_lora": drop("actor.use_lora has it"),
     "rollout.return_routed_experts": changes("routes are not replayed by this key", False),
     "rollout.request_retries": SPEED,
     "rollout.pause_grace_period": SPEED,
     "rollout.routing_strategy": SPEED,
     "rollout.poll_interval": SPEED,
     "rollout._version": SPEED,
-    "rollout.model": unneeded("it is the actor's"),
-    "rollout.admin_api_key": unneeded("no port is open without episode.endpoint"),
-    "rollout.setup_timeout": to("rollout.startup_timeout_s"),
-    "rollout.request_timeout": to("rollout.request_timeout_s"),
+    "rollout.model": drop("it is the actor's"),
+    "rollout.admin_api_key": drop("no port is open without episode.endpoint"),
+    "rollout.setup_timeout": rename("rollout.startup_timeout_s"),
+    "rollout.request_timeout": rename("rollout.request_timeout_s"),
     "rollout.agent.tool_call_parser": together("episode.tool_call_parser"),
     "rollout.agent.turn_discount": changes("later turns' rewards are not discounted by turn", 1.0),
-    "rollout.agent.export_style": unneeded("each trajectory is trained with all of its turns"),
-    "rollout.agent.session_timeout_seconds": to("episode.timeout_s"),
-    "rollout.agent.engine_max_tokens": to("episode.max_tokens"),
+    "rollout.agent.export_style": drop("each trajectory is trained with all of its turns"),
+    "rollout.agent.session_timeout_seconds": rename("episode.timeout_s"),
+    "rollout.agent.engine_max_tokens": rename("episode.max_tokens"),
     "rollout.agent.agent_cls_path": together("workflow"),
     "rollout.agent.mode": together("workflow"),
-    "rollout.agent": unneeded("episode has the limits of a workflow"),
+    "rollout.agent": drop("episode has the limits of a workflow"),
     "gconfig.greedy": changes("responses are sampled; evaluator.temperature=0 is greedy evaluation", False),
     "gconfig.min_new_tokens": changes("a response ends where the model ends it", 0),
     "gconfig.top_k": changes(PATTERN, 100000000, -1),
     "gconfig.top_p": changes(PATTERN, 1, 1.0),
-    "gconfig.max_tokens": unneeded("the context is as long as a run needs"),
+    "gconfig.max_tokens": drop("the context is as long as a run needs"),
     "gconfig.stop_token_ids": changes("a response ends where the model ends it", []),
     "gconfig.stop": changes("a response ends where the model ends it", []),
     "gconfig.ignore_eos": changes("a response ends where the model ends it", False),
     "gconfig.frequency_penalty": changes(PATTERN, 0, 0.0),
-    "gconfig.skip_special_tokens": unneeded("rewards get the text without them"),
-    "gconfig.lora_name": unneeded("a run has one adapter"),
+    "gconfig.skip_special_tokens": drop("rewards get the text without them"),
+    "gconfig.lora_name": drop("a run has one adapter"),
     "gconfig.use_beam_search": changes("responses are sampled", False),
-    "eval_gconfig": unneeded("evaluation: evaluator has its own keys"),
+    "eval_gconfig": drop("evaluation: evaluator has its own keys"),
     **{f"{role}.{name}": _OWN for role in _TRAINER for name in ("experiment_name", "trial_name")},
     **{
         f"{role}.init_from_scratch": changes("actor.init_model makes a model with random weights", False)
         for role in _TRAINER
     },
-    **{f"{role}.disable_dropout": unneeded("there is no dropout") for role in _TRAINER},
+    **{f"{role}.disable_dropout": drop("there is no dropout") for role in _TRAINER},
     **{f"{role}.{name}": SPEED for role in _TRAINER for name in ("attn_impl", "use_kernels", "pad_to_maximum")},
     **{f"{role}.{name}": SPEED for role in _TRAINER for name in ("mb_spec", "log_level", "_version", "archon", "fsdp")},
     **{f"{role}.{name}": _OWN for role in _TRAINER for name in ("request_timeout", "setup_timeout", "admin_api_key")},
-    **{f"{role}.scheduling_spec": unneeded("the layout has the GPUs") for role in _TRAINER},
-    **{f"{role}.scheduling_spec.env_vars": to(f"{role}.env_vars", below=True) for role in _TRAINER},
+    **{f"{role}.scheduling_spec": drop("the layout has the GPUs") for role in _TRAINER},
+    **{f"{role}.scheduling_spec.env_vars": rename(f"{role}.env_vars", below=True) for role in _TRAINER},
     **{f"{role}.scheduling_strategy.fork": LAYOUT for role in _TRAINER},
     "rollout.scheduling_strategy": LAYOUT,
     **{f"{role}.grad_reduce_dtype": changes("gradients are reduced in float32", "float32") for role in _TRAINER},
     **{
-        f"{role}.gradient_checkpointing": to(f"{role}.megatron.recompute_granularity", {"True": "full", "False": None})
+        f"{role}.gradient_checkpointing": rename(
+            f"{role}.megatron.recompute_granularity", {"True": "full", "False": None}
+        )
         for role in _TRAINER
     },
     **{f"{role}.enable_tree_training": SPEED for role in _TRAINER},
-    **{f"{role}.is_critic": unneeded("the section critic has it") for role in _TRAINER},
+    **{f"{role}.is_critic": drop("the section critic has it") for role in _TRAINER},
     **{f"{role}.temperature": together("gconfig.temperature") for role in _TRAINER},
-    **{f"{role}.weight_update_mode": to("weight_update.mode", {"xccl": None, "nccl": None}) for role in _TRAINER},
-    **{f"{role}.megatron.ddp.{k}": to(f"{role}.megatron.{k}") for role in ("actor", "critic") for k in DDP},
+    **{f"{role}.weight_update_mode": rename("weight_update.mode", {"xccl": None, "nccl": None}) for role in _TRAINER},
+    **{f"{role}.megatron.ddp.{k}": rename(f"{role}.megatron.{k}") for role in ("actor", "critic") for k in DDP},
     **{f"{role}.megatron.ddp": SPEED for role in _TRAINER},
     **{
-        f"{role}.megatron.{k}": to(f"{role}.megatron.override_transformer_config.{k}")
+        f"{role}.megatron.{k}": rename(f"{role}.megatron.override_transformer_config.{k}")
         for role in _TRAINER
         for k in ("distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion")
     },
@@ -107,18 +109,18 @@ AREAL: Table = {
         for role in _TRAINER
     },
     **{f"{role}.megatron": SPEED for role in _TRAINER},
-    "actor.lora_name": unneeded("a run has one adapter"),
-    "actor.target_modules": to("actor.target_modules", LORA_MODULES),
+    "actor.lora_name": drop("a run has one adapter"),
+    "actor.target_modules": rename("actor.target_modules", LORA_MODULES),
     "actor.optimizer.type": changes("the optimizer is Adam", "adam", "adam_bf16", "adamw"),
-    "actor.optimizer.offload": to("actor.megatron.optimizer_offload"),
+    "actor.optimizer.offload": rename("actor.megatron.optimizer_offload"),
     **{
-        f"actor.optimizer.{k}": unneeded("it is of float16, weights are bfloat16")
+        f"actor.optimizer.{k}": drop("it is of float16, weights are bfloat16")
         for k in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     },
     **{f"actor.{k}": together(f"actor.{k}") for k in ("reward_norm", "adv_norm")},
     "actor.use_sapo_loss": together("algorithm"),
-    "actor.sapo_tau_pos": unneeded("actor.use_sapo_loss needs it"),
-    "actor.sapo_tau_neg": unneeded("actor.use_sapo_loss needs it"),
+    "actor.sapo_tau_pos": drop("actor.use_sapo_loss needs it"),
+    "actor.sapo_tau_neg": drop("actor.use_sapo_loss needs it"),
     "actor.m2_threshold": together("algorithm"),
     "actor.rejection_sampling": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     "actor.behav_imp_weight_cap": together("actor.behave_imp_weight_cap"),
@@ -132,23 +134,23 @@ AREAL: Table = {
     "actor.overlong_penalty_factor": together("actor.overlong_penalty_factor"),
     "actor.mask_no_eos_with_zero": changes("a response that was cut off keeps its reward", False),
     "actor.kl_ctl": together("actor.kl_ctl"),
-    "actor.group_size": unneeded("gconfig.n_samples has it"),
-    "actor.max_new_tokens": unneeded("gconfig.max_new_tokens has it"),
-    "actor.log_agent_stats": unneeded("the report shows it"),
-    "actor.log_agent_stats_keys": unneeded("the report shows it"),
-    "actor.pack": unneeded("sequences are always packed"),
+    "actor.group_size": drop("gconfig.n_samples has it"),
+    "actor.max_new_tokens": drop("gconfig.max_new_tokens has it"),
+    "actor.log_agent_stats": drop("the report shows it"),
+    "actor.log_agent_stats_keys": drop("the report shows it"),
+    "actor.pack": drop("sequences are always packed"),
     "critic.ppo_n_minibatches": together("actor.ppo_n_minibatches"),
     "critic.mask_no_eos_with_zero": changes("a response that was cut off keeps its value", False),
-    "ref.optimizer": unneeded("a reference has no optimizer"),
-    **{f"sglang.{k}": unneeded("it is the actor's") for k in ("model_path", "dtype", "skip_tokenizer_init")},
-    "sglang.random_seed": unneeded("it follows from seed"),
-    **{f"sglang.{k}": unneeded("actor.use_lora has it") for k in ("enable_lora", "max_lora_rank", "lora_backend")},
+    "ref.optimizer": drop("a reference has no optimizer"),
+    **{f"sglang.{k}": drop("it is the actor's") for k in ("model_path", "dtype", "skip_tokenizer_init")},
+    "sglang.random_seed": drop("it follows from seed"),
+    **{f"sglang.{k}": drop("actor.use_lora has it") for k in ("enable_lora", "max_lora_rank", "lora_backend")},
     "sglang.enable_multimodal": changes(IMAGES, False),
     "sglang.kv_cache_dtype": changes("the cache has the model's data type", "auto"),
     "sglang.dp_size": LAYOUT,
     "sglang.ep_size": LAYOUT,
     "sglang": SPEED,
-    "vllm": unneeded("servers are SGLang's"),
+    "vllm": drop("servers are SGLang's"),
     **{
         f"{data}.{k}": SPEED
         for data in ("train_dataset", "valid_dataset")
@@ -156,17 +158,17 @@ AREAL: Table = {
     },
     "train_dataset.type": together("algorithm"),
     "train_dataset.max_length": together("train_dataset.max_prompt_length"),
-    "train_dataset.drop_last": unneeded("every step has a whole batch"),
+    "train_dataset.drop_last": drop("every step has a whole batch"),
     "train_dataset.dataset_kwargs": changes("write the rows yourself: train_dataset.path=my_data.py:rows"),
-    "valid_dataset.type": unneeded("train_dataset.type has it"),
-    "valid_dataset.max_length": to("valid_dataset.max_prompt_length"),
+    "valid_dataset.type": drop("train_dataset.type has it"),
+    "valid_dataset.max_length": rename("valid_dataset.max_prompt_length"),
     **{
-        f"valid_dataset.{k}": unneeded("evaluation takes all prompts")
+        f"valid_dataset.{k}": drop("evaluation takes all prompts")
         for k in ("batch_size", "shuffle", "drop_last", "dataset_kwargs")
     },
-    "saver.freq_steps": to("saver.freq_steps"),
-    "saver": unneeded(_FREQUENCY.format("saver")),
-    "recover.mode": to(
+    "saver.freq_steps": rename("saver.freq_steps"),
+    "saver": drop(_FREQUENCY.format("saver")),
+    "recover.mode": rename(
         "recover.mode",
         {
             "True": "auto",
@@ -178,19 +180,19 @@ AREAL: Table = {
             "fault": "fault",
         },
     ),
-    "recover.freq_steps": to("recover.freq_steps"),
-    "recover": unneeded("a step or a time is the frequency (recover.freq_steps, recover.freq_secs)"),
-    "evaluator.eval_before_train": to("evaluator.at_start"),
-    "evaluator": unneeded(_FREQUENCY.format("evaluator")),
-    "stats_logger": unneeded("stats_logger has switches of its own"),
-    "checkpointer": unneeded("saver has it"),
-    "launcher": unneeded("scheduler starts the run"),
-    "scheduler.type": to("scheduler.type", {"None": None, "slurm": "ray"}),
-    "scheduler": unneeded("scheduler.address names an existing cluster"),
-    "cluster.name_resolve": unneeded("there is no such service"),
-    "cluster.cluster_name": unneeded("Ray knows it"),
-    "perf_tracer": unneeded("the report shows it"),
-    "daemon": unneeded("a run ends with its command"),
+    "recover.freq_steps": rename("recover.freq_steps"),
+    "recover": drop("a step or a time is the frequency (recover.freq_steps, recover.freq_secs)"),
+    "evaluator.eval_before_train": rename("evaluator.at_start"),
+    "evaluator": drop(_FREQUENCY.format("evaluator")),
+    "stats_logger": drop("stats_logger has switches of its own"),
+    "checkpointer": drop("saver has it"),
+    "launcher": drop("scheduler starts the run"),
+    "scheduler.type": rename("scheduler.type", {"None": None, "slurm": "ray"}),
+    "scheduler": drop("scheduler.address names an existing cluster"),
+    "cluster.name_resolve": drop("there is no such service"),
+    "cluster.cluster_name": drop("Ray knows it"),
+    "perf_tracer": drop("the report shows it"),
+    "daemon": drop("a run ends with its command"),
 }
 DEFAULTS: dict[str, Any] = {
     "total_train_epochs": 1,

@@ -1,4 +1,4 @@
-"""What a key of another system is here, and what several of the tables share."""
+"""Entries of the tables: our equivalent of another system's key, and entries that several tables share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from allocation.convert import megatron
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One meaning of a key: the key here, or why nothing needs it, or why it changes what is trained.
+    """One meaning of a key: our key, or why none is needed, or why training changes.
 
-    `values` gives other values for those of the key, None to leave it out; `below` appends the rest of a longer key.
-    With `same`, the key changes nothing where it has one of these values. `together` names our keys that follow from
-    this key and others.
+    `values` maps the values of the key to ours, None to leave it out; `below` appends the rest of a longer key. With
+    `same`, the key changes nothing if it has one of these values. `together` names our keys that follow from this key
+    and others.
     """
 
     ours: str | None = None
@@ -31,28 +31,28 @@ class Entry:
 Table = dict[str, Entry]
 
 
-def to(key: str, values: Mapping[str, Any] | None = None, *, below: bool = False) -> Entry:
+def rename(key: str, values: Mapping[str, Any] | None = None, *, below: bool = False) -> Entry:
     """Return the entry of a key that has another name here."""
     return Entry(ours=key, values=values, below=below)
 
 
-def unneeded(why: str) -> Entry:
-    """Return the entry of a key that nothing here needs and that changes no training."""
+def drop(why: str) -> Entry:
+    """Return the entry of a key that is unnecessary here and does not change training."""
     return Entry(unneeded=why)
 
 
 def changes(why: str, *same: Any) -> Entry:
-    """Return the entry of a key without an equivalent, which has no effect where it is one of `same`."""
+    """Return the entry of a key without an equivalent, which has no effect if its value is in `same`."""
     return Entry(changes=why, same=(None, *same))
 
 
 def together(key: str) -> Entry:
-    """Return the entry of a key that makes our `key` together with others (`areal_like.interop.keys.rules`)."""
+    """Return the entry of a key that sets our `key` together with others (`areal_like.interop.keys.rules`)."""
     return Entry(together=key)
 
 
-def pruned(table: Table) -> Table:
-    """Return the table without entries that the nearest section's says already."""
+def prune(table: Table) -> Table:
+    """Return the table without entries that repeat the entry of the nearest section."""
 
     def nearest(key: str) -> Entry | None:
         sections = (key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == ".")
@@ -61,17 +61,17 @@ def pruned(table: Table) -> Table:
     return {key: entry for key, entry in table.items() if nearest(key) != entry}
 
 
-LAYOUT = unneeded("the layout has it (allocation_mode, or actor.backend and rollout.backend)")
+LAYOUT = drop("the layout has it (allocation_mode, or actor.backend and rollout.backend)")
 DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
 PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb; their size does not change the gradient"
-REPORT = unneeded("console, TensorBoard and a report are written (stats_logger)")
-HELD_OUT = unneeded("evaluation: name evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
+REPORT = drop("console, TensorBoard and a report are written (stats_logger)")
+HELD_OUT = drop("evaluation: name evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
 IMAGES = "images, audio and video are not supported: prompts are text"
 NO_ALGORITHM = "this algorithm is not built in: write it as algorithm=my_file.py:make (docs/algorithms.md)"
 PATTERN = "samples are drawn from all tokens: SGLang's log-probs are of the whole distribution"
 NEVER = {"-1": None, "0": None}
-MODEL = unneeded("the model's own config.json has it")
-SPEED = unneeded("it changes speed or memory, not what is trained")
+MODEL = drop("the model's own config.json has it")
+SPEED = drop("it changes speed or memory, not what is trained")
 LORA_MODULES = {  # Megatron's linear layers
     "linear_qkv": ["q_proj", "k_proj", "v_proj"],
     "linear_proj": ["o_proj"],
@@ -87,5 +87,5 @@ TRANSFORMER = (
 )
 MEGATRON: Table = {
     **dict.fromkeys(megatron.MEGATRON.values(), LAYOUT),
-    "sequence_parallel": unneeded("it is on whenever tensor parallelism is"),
+    "sequence_parallel": drop("it is on whenever tensor parallelism is"),
 }

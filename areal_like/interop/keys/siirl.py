@@ -1,6 +1,6 @@
-"""siiRL's keys: verl's, and few of its own."""
+"""siiRL's keys: verl's, and a few of its own."""
 
-from areal_like.interop.keys.entries import LAYOUT, NO_ALGORITHM, SPEED, Table, changes, unneeded
+from areal_like.interop.keys.entries import LAYOUT, NO_ALGORITHM, SPEED, Table, changes, drop
 from areal_like.interop.keys.verl import DEFAULTS as VERLS
 from areal_like.interop.keys.verl import VERL
 
@@ -10,16 +10,16 @@ SIIRL: Table = {
     "trainer.trainer_strategy": LAYOUT,
     "dag.workflow_path": changes("the data flow of a run is fixed"),
     "dag": SPEED,
-    "algorithm.workflow_type": unneeded("algorithm.filter_groups has the filter of DAPO"),
-    "algorithm.algorithm_name": unneeded("algorithm.adv_estimator names the algorithm"),
-    "algorithm.weight_factor_in_cpgd": unneeded("actor.use_cpgd_loss needs it"),
-    "algorithm.share_reward_in_agent": unneeded("a workflow has its own rewards"),
+    "algorithm.workflow_type": drop("algorithm.filter_groups has the filter of DAPO"),
+    "algorithm.algorithm_name": drop("algorithm.adv_estimator names the algorithm"),
+    "algorithm.weight_factor_in_cpgd": drop("actor.use_cpgd_loss needs it"),
+    "algorithm.share_reward_in_agent": drop("a workflow has its own rewards"),
     "algorithm.embodied_sampling": changes(_EMBODIED),
     "actor_rollout_ref.embodied": changes(_EMBODIED),
     "actor_rollout_ref.actor.use_cpgd_loss": changes(NO_ALGORITHM, False),
-    "actor_rollout_ref.actor.policy_drift_coeff": unneeded("actor.use_cpgd_loss needs it"),
+    "actor_rollout_ref.actor.policy_drift_coeff": drop("actor.use_cpgd_loss needs it"),
     "actor_rollout_ref.actor.recompute_old_log_prob": changes("proximal log-probs are always computed", True),
-    "critic.use_critic_model": unneeded("algorithm.adv_estimator says whether there is a critic"),
+    "critic.use_critic_model": drop("algorithm.adv_estimator says whether there is a critic"),
     "data.dataset_type": changes(_EMBODIED, "llm"),
     "data.auto_repeat": SPEED,
     "data.force_on_the_fly": SPEED,

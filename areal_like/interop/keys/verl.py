@@ -1,4 +1,4 @@
-"""verl's `trainer/config/`, which siiRL and Trinity-RFT took over: keys and defaults."""
+"""Keys and defaults of verl's `trainer/config/`, which siiRL and Trinity-RFT also use."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ from areal_like.interop.keys.entries import (
     TRANSFORMER,
     Table,
     changes,
-    to,
+    drop,
+    rename,
     together,
-    unneeded,
 )
 
 _ACTOR, _REF, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
@@ -25,27 +25,27 @@ _FULL = {"True": "full", "False": None}
 
 
 def _optimizer(role: str, ours: str) -> Table:
-    """Return the keys of an optimizer: its section `role`, and ours."""
+    """Return the keys of the optimizer in section `role`, mapped to our section."""
     return {
-        f"{role}.lr": to(f"{ours}.lr"),
-        f"{role}.weight_decay": to(f"{ours}.weight_decay"),
-        f"{role}.clip_grad": to(f"{ours}.gradient_clipping"),
-        f"{role}.lr_warmup_steps": to(f"{ours}.warmup_steps", NEVER),
+        f"{role}.lr": rename(f"{ours}.lr"),
+        f"{role}.weight_decay": rename(f"{ours}.weight_decay"),
+        f"{role}.clip_grad": rename(f"{ours}.gradient_clipping"),
+        f"{role}.lr_warmup_steps": rename(f"{ours}.warmup_steps", NEVER),
         f"{role}.lr_warmup_steps_ratio": together(f"{ours}.warmup_steps_proportion"),
-        f"{role}.lr_decay_style": to(f"{ours}.lr_scheduler_type", SCHEDULES),
-        f"{role}.lr_scheduler_type": to(f"{ours}.lr_scheduler_type", SCHEDULES),
-        f"{role}.warmup_style": to(f"{ours}.lr_scheduler_type", SCHEDULES),
-        f"{role}.min_lr_ratio": to(f"{ours}.min_lr_ratio"),
+        f"{role}.lr_decay_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.lr_scheduler_type": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.warmup_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.min_lr_ratio": rename(f"{ours}.min_lr_ratio"),
         f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
         f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
-        f"{role}.eps": to(f"{ours}.eps"),
+        f"{role}.eps": rename(f"{ours}.eps"),
         f"{role}.optimizer": changes("the optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
         f"{role}.optimizer_impl": SPEED,
         f"{role}.num_cycles": changes("a cosine falls once", 0.5),
         f"{role}.lr_warmup_init": changes("the learning rate rises from 0", 0, 0.0),
         f"{role}.lr_decay_steps": changes("the learning rate decays over the run"),
-        f"{role}.total_training_steps": unneeded("the run's steps count"),
-        f"{role}.override_optimizer_config.use_precision_aware_optimizer": to(
+        f"{role}.total_training_steps": drop("the run's steps count"),
+        f"{role}.override_optimizer_config.use_precision_aware_optimizer": rename(
             f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
         ),
         f"{role}.override_optimizer_config": SPEED,
@@ -53,39 +53,39 @@ def _optimizer(role: str, ours: str) -> Table:
 
 
 def _engine(role: str, ours: str) -> Table:
-    """Return the keys of the section `role`, whose settings are in our section `ours`."""
+    """Return the keys of section `role`, mapped to our section `ours`."""
     t: Table = {f"{role}.megatron.{k}": e for k, e in MEGATRON.items()}
     t[f"{role}.megatron.use_distributed_optimizer"] = (
-        to(f"{ours}.megatron.use_distributed_optimizer") if ours != "ref" else unneeded("a reference has no optimizer")
+        rename(f"{ours}.megatron.use_distributed_optimizer") if ours != "ref" else drop("a reference has no optimizer")
     )
     for k in ("param_offload", "grad_offload", "optimizer_offload"):
-        t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}")
-    t[f"{role}.megatron.override_transformer_config"] = to(
+        t[f"{role}.megatron.{k}"] = rename(f"{ours}.megatron.{k}")
+    t[f"{role}.megatron.override_transformer_config"] = rename(
         f"{ours}.megatron.override_transformer_config", {"{}": None}, below=True
     )
     for k in TRANSFORMER:
-        t[f"{role}.megatron.override_transformer_config.{k}"] = to(f"{ours}.megatron.{k}")
+        t[f"{role}.megatron.override_transformer_config.{k}"] = rename(f"{ours}.megatron.{k}")
     for k in ("attention_backend", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
         t[f"{role}.megatron.override_transformer_config.{k}"] = SPEED
     for k in ("overlap_grad_reduce", "overlap_param_gather"):
-        t[f"{role}.megatron.override_ddp_config.{k}"] = to(f"{ours}.megatron.{k}")
+        t[f"{role}.megatron.override_ddp_config.{k}"] = rename(f"{ours}.megatron.{k}")
     t[f"{role}.megatron.override_ddp_config"] = SPEED
-    t[f"{role}.megatron.use_mbridge"] = unneeded("weights always go through a bridge (actor.megatron.bridge_type)")
-    t[f"{role}.megatron.vanilla_mbridge"] = unneeded("actor.megatron.bridge_type names the bridge")
+    t[f"{role}.megatron.use_mbridge"] = drop("weights always go through a bridge (actor.megatron.bridge_type)")
+    t[f"{role}.megatron.vanilla_mbridge"] = drop("actor.megatron.bridge_type names the bridge")
     for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
-        t[f"{role}.megatron.{k}"] = to(f"{ours}.megatron.{k}", {"None": None})
-    t[f"{role}.megatron.param_dtype"] = to(f"{ours}.dtype")
+        t[f"{role}.megatron.{k}"] = rename(f"{ours}.megatron.{k}", {"None": None})
+    t[f"{role}.megatron.param_dtype"] = rename(f"{ours}.dtype")
     t[f"{role}.megatron"] = SPEED
-    t[f"{role}.load_weight"] = unneeded("weights are always loaded")
+    t[f"{role}.load_weight"] = drop("weights are always loaded")
     t[f"{role}.strategy"] = LAYOUT
     for place in ("fsdp_config", "model.fsdp_config"):
-        t[f"{role}.{place}.param_offload"] = to(f"{ours}.offload")
-        t[f"{role}.{place}.optimizer_offload"] = unneeded(f"{ours}.offload moves all parts to host memory or none")
-        t[f"{role}.{place}.offload_policy"] = to(f"{ours}.fsdp.offload_params")
-        t[f"{role}.{place}.model_dtype"] = to(f"{ours}.dtype", {"fp32": "float32", "bf16": "bfloat16"})
-        t[f"{role}.{place}"] = unneeded("a layout such as fsdp:d8 has it; every layer is sharded on its own")
+        t[f"{role}.{place}.param_offload"] = rename(f"{ours}.offload")
+        t[f"{role}.{place}.optimizer_offload"] = drop(f"{ours}.offload moves all parts to host memory or none")
+        t[f"{role}.{place}.offload_policy"] = rename(f"{ours}.fsdp.offload_params")
+        t[f"{role}.{place}.model_dtype"] = rename(f"{ours}.dtype", {"fp32": "float32", "bf16": "bfloat16"})
+        t[f"{role}.{place}"] = drop("a layout such as fsdp:d8 has it; every layer is sharded on its own")
     t[f"{role}.ulysses_sequence_parallel_size"] = LAYOUT
-    t[f"{role}.use_dynamic_bsz"] = unneeded("sequences are always packed")
+    t[f"{role}.use_dynamic_bsz"] = drop("sequences are always packed")
     for k in (
         "ppo_micro_batch_size_per_gpu",
         "ppo_micro_batch_size",
@@ -97,16 +97,16 @@ def _engine(role: str, ours: str) -> Table:
         "forward_micro_batch_size",
         "forward_max_token_len_per_gpu",
     ):
-        t[f"{role}.{k}"] = unneeded(PACKED)
-    t[f"{role}.ppo_max_token_len_per_gpu"] = to(f"{ours}.mb_spec.max_tokens_per_mb")
-    t[f"{role}.use_prefix_grouper"] = to(f"{ours}.mb_spec.share_prompts")
+        t[f"{role}.{k}"] = drop(PACKED)
+    t[f"{role}.ppo_max_token_len_per_gpu"] = rename(f"{ours}.mb_spec.max_tokens_per_mb")
+    t[f"{role}.use_prefix_grouper"] = rename(f"{ours}.mb_spec.share_prompts")
     for k in ("entropy_checkpointing", "entropy_from_logits_with_chunking", "use_torch_compile", "use_fused_kernels"):
         t[f"{role}.{k}"] = SPEED
     for k in ("checkpoint", "profiler", "profile", "use_remove_padding", "nccl_timeout", "calculate_entropy"):
         t[f"{role}.{k}"] = SPEED
     t[f"{role}.router_replay.mode"] = changes("routes are not replayed by this key", "disabled")
-    t[f"{role}.shuffle"] = unneeded("samples are dealt to the mini-batches in turn")
-    t[f"{role}.data_loader_seed"] = unneeded("samples are dealt to the mini-batches in turn")
+    t[f"{role}.shuffle"] = drop("samples are dealt to the mini-batches in turn")
+    t[f"{role}.data_loader_seed"] = drop("samples are dealt to the mini-batches in turn")
     t[f"{role}.ppo_epochs"] = changes("every sample is trained on once", 1)
     return t
 
@@ -117,35 +117,35 @@ VERL: Table = {
     **_engine("critic", "critic"),
     **_optimizer(f"{_ACTOR}.optim", "actor.optimizer"),
     **_optimizer("critic.optim", "critic.optimizer"),
-    "critic.grad_clip": to("critic.optimizer.gradient_clipping"),
-    "critic.cliprange_value": to("critic.eps_clip"),
+    "critic.grad_clip": rename("critic.optimizer.gradient_clipping"),
+    "critic.cliprange_value": rename("critic.eps_clip"),
     "critic.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
-    "critic.loss_agg_mode": unneeded("the critic's loss is a mean over tokens"),
+    "critic.loss_agg_mode": drop("the critic's loss is a mean over tokens"),
     "critic.enable": together("algorithm"),
-    "critic.model.path": to("critic.path"),
-    "critic.model.enable_gradient_checkpointing": to("critic.megatron.recompute_granularity", _FULL),
-    "critic.model": unneeded("critic.path names it, and it is loaded as the actor's is"),
+    "critic.model.path": rename("critic.path"),
+    "critic.model.enable_gradient_checkpointing": rename("critic.megatron.recompute_granularity", _FULL),
+    "critic.model": drop("critic.path names it, and it is loaded as the actor's is"),
     f"{_ACTOR}.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
-    f"{_ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
-    f"{_ACTOR}.clip_ratio": unneeded("verl reads clip_ratio_low and clip_ratio_high"),
+    f"{_ACTOR}.grad_clip": rename("actor.optimizer.gradient_clipping"),
+    f"{_ACTOR}.clip_ratio": drop("verl reads clip_ratio_low and clip_ratio_high"),
     f"{_ACTOR}.clip_ratio_low": together("actor.eps_clip"),
-    f"{_ACTOR}.clip_ratio_high": to("actor.eps_clip_higher"),
+    f"{_ACTOR}.clip_ratio_high": rename("actor.eps_clip_higher"),
     f"{_ACTOR}.clip_ratio_c": together("actor.c_clip"),
     f"{_ACTOR}.use_kl_loss": together("actor.kl_loss_coef"),
     f"{_ACTOR}.kl_loss_coef": together("actor.kl_loss_coef"),
     f"{_ACTOR}.kl_loss_type": together("actor.kl_estimator"),
-    f"{_ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
+    f"{_ACTOR}.entropy_coeff": rename("actor.entropy_coeff"),
     f"{_ACTOR}.loss_agg_mode": together("actor.loss_agg_mode"),
     f"{_ACTOR}.loss_scale_factor": changes("a constant length is gconfig.max_new_tokens"),
     f"{_ACTOR}.policy_loss.loss_mode": together("algorithm"),
-    f"{_ACTOR}.policy_loss": unneeded("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.policy_loss": drop("policy_loss.loss_mode needs it"),
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
-    f"{_ACTOR}.tau_pos": unneeded("policy_loss.loss_mode needs it"),
-    f"{_ACTOR}.tau_neg": unneeded("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.tau_pos": drop("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.tau_neg": drop("policy_loss.loss_mode needs it"),
     f"{_ACTOR}.freeze_vision_tower": changes(IMAGES, False),
-    f"{_MODEL}.path": to("actor.path"),
-    f"{_MODEL}.tokenizer_path": to("tokenizer_path"),
-    f"{_MODEL}.enable_gradient_checkpointing": to("actor.megatron.recompute_granularity", _FULL),
+    f"{_MODEL}.path": rename("actor.path"),
+    f"{_MODEL}.tokenizer_path": rename("tokenizer_path"),
+    f"{_MODEL}.enable_gradient_checkpointing": rename("actor.megatron.recompute_granularity", _FULL),
     f"{_MODEL}.lora_rank": together("actor.use_lora and actor.lora_rank"),
     f"{_MODEL}.lora_alpha": together("actor.lora_alpha"),
     f"{_MODEL}.target_modules": together("actor.target_modules"),
@@ -159,14 +159,14 @@ VERL: Table = {
     f"{_MODEL}.external_lib": changes("no code beside the run's own is imported"),
     f"{_MODEL}.custom_chat_template": changes("the tokenizer's template is applied"),
     f"{_MODEL}.override_config": changes("the model is as in its config.json", "{}"),
-    f"{_MODEL}.trust_remote_code": unneeded("no code of a model is run"),
+    f"{_MODEL}.trust_remote_code": drop("no code of a model is run"),
     f"{_MODEL}.mtp.enable": changes("multi-token prediction is not trained", False),
-    f"{_MODEL}.mtp": unneeded("multi-token prediction is not trained"),
+    f"{_MODEL}.mtp": drop("multi-token prediction is not trained"),
     f"{_MODEL}": SPEED,
     "actor_rollout_ref.hybrid_engine": together("rollout.sharing"),
     "actor_rollout_ref.nccl_timeout": SPEED,
-    f"{_ROLLOUT}.n": to("gconfig.n_samples"),
-    f"{_ROLLOUT}.temperature": to("gconfig.temperature"),
+    f"{_ROLLOUT}.n": rename("gconfig.n_samples"),
+    f"{_ROLLOUT}.temperature": rename("gconfig.temperature"),
     f"{_ROLLOUT}.top_p": changes(PATTERN, 1, 1.0),
     f"{_ROLLOUT}.top_k": changes(PATTERN, -1, 0),
     f"{_ROLLOUT}.do_sample": changes("responses are sampled", True),
@@ -174,18 +174,18 @@ VERL: Table = {
     f"{_ROLLOUT}.quantization": changes("servers have the trainer's data type"),
     f"{_ROLLOUT}.enable_rollout_routing_replay": changes("routes are not replayed by this key", False),
     f"{_ROLLOUT}.multi_turn.enable": together("workflow"),
-    f"{_ROLLOUT}.multi_turn": unneeded("a workflow has its own turns and tools"),
+    f"{_ROLLOUT}.multi_turn": drop("a workflow has its own turns and tools"),
     f"{_ROLLOUT}.agent.default_agent_loop": together("workflow"),
     f"{_ROLLOUT}.agent.agent_loop_config_path": together("workflow"),
-    f"{_ROLLOUT}.response_length": to("gconfig.max_new_tokens"),
-    f"{_ROLLOUT}.prompt_length": to("train_dataset.max_prompt_length"),
-    f"{_ROLLOUT}.gpu_memory_utilization": to("sglang.mem_fraction_static"),
-    f"{_ROLLOUT}.max_num_seqs": to("sglang.max_running_requests"),
-    f"{_ROLLOUT}.max_model_len": to("sglang.context_length"),
+    f"{_ROLLOUT}.response_length": rename("gconfig.max_new_tokens"),
+    f"{_ROLLOUT}.prompt_length": rename("train_dataset.max_prompt_length"),
+    f"{_ROLLOUT}.gpu_memory_utilization": rename("sglang.mem_fraction_static"),
+    f"{_ROLLOUT}.max_num_seqs": rename("sglang.max_running_requests"),
+    f"{_ROLLOUT}.max_model_len": rename("sglang.context_length"),
     f"{_ROLLOUT}.val_kwargs.temperature": together("evaluator.temperature"),
     f"{_ROLLOUT}.val_kwargs.do_sample": together("evaluator.temperature"),
-    f"{_ROLLOUT}.val_kwargs.n": to("evaluator.n_samples"),
-    f"{_ROLLOUT}.val_kwargs": unneeded("evaluation samples from all tokens"),
+    f"{_ROLLOUT}.val_kwargs.n": rename("evaluator.n_samples"),
+    f"{_ROLLOUT}.val_kwargs": drop("evaluation samples from all tokens"),
     **{
         f"{_ROLLOUT}.{k}": LAYOUT
         for k in (
@@ -193,23 +193,23 @@ VERL: Table = {
             *("expert_parallel_size", "mode", "nnodes", "n_gpus_per_node"),
         )
     },
-    f"{_ROLLOUT}": unneeded("SGLang decides it; sglang.extra_args takes the server's own options"),
-    "data.train_files": to("train_dataset.path"),
-    "data.val_files": to("valid_dataset.path"),
-    "data.train_batch_size": to("train_dataset.batch_size"),
-    "data.gen_batch_size": unneeded("further prompts are generated as they are needed"),
-    "data.max_prompt_length": to("train_dataset.max_prompt_length"),
-    "data.max_response_length": to("gconfig.max_new_tokens"),
-    "data.shuffle": to("train_dataset.shuffle"),
-    "data.seed": to("seed", {"None": None}),
-    "data.prompt_key": to("train_dataset.prompt_field"),
+    f"{_ROLLOUT}": drop("SGLang decides it; sglang.extra_args takes the server's own options"),
+    "data.train_files": rename("train_dataset.path"),
+    "data.val_files": rename("valid_dataset.path"),
+    "data.train_batch_size": rename("train_dataset.batch_size"),
+    "data.gen_batch_size": drop("further prompts are generated as they are needed"),
+    "data.max_prompt_length": rename("train_dataset.max_prompt_length"),
+    "data.max_response_length": rename("gconfig.max_new_tokens"),
+    "data.shuffle": rename("train_dataset.shuffle"),
+    "data.seed": rename("seed", {"None": None}),
+    "data.prompt_key": rename("train_dataset.prompt_field"),
     "data.filter_overlong_prompts": together("train_dataset.overlong_prompts"),
     "data.truncation": together("train_dataset.overlong_prompts"),
-    "data.apply_chat_template_kwargs": to("train_dataset.chat_template_kwargs", {"{}": None}, below=True),
+    "data.apply_chat_template_kwargs": rename("train_dataset.chat_template_kwargs", {"{}": None}, below=True),
     "data.train_max_samples": changes("all rows are trained on", -1),
-    "data.val_max_samples": to("valid_dataset.max_samples", NEVER),
+    "data.val_max_samples": rename("valid_dataset.max_samples", NEVER),
     "data.custom_cls.path": together("train_dataset.path"),
-    "data.custom_cls": unneeded("train_dataset.path=my_data.py:rows names the rows"),
+    "data.custom_cls": drop("train_dataset.path=my_data.py:rows names the rows"),
     "data.sampler": changes("prompts are visited in a new order every epoch"),
     "data.image_key": together("train_dataset.path"),
     "data.video_key": changes(IMAGES, "videos"),
@@ -222,21 +222,21 @@ VERL: Table = {
             *("validation_shuffle", "return_multi_modal_inputs", "image_patch_size", "datagen"),
         )
     },
-    "trainer.n_gpus_per_node": to("cluster.n_gpus_per_node"),
-    "trainer.nnodes": to("cluster.n_nodes"),
-    "trainer.experiment_name": to("experiment_name"),
-    "trainer.total_epochs": to("total_train_epochs"),
-    "trainer.total_training_steps": to("total_train_steps", NEVER | {"None": None}),
-    "trainer.save_freq": to("saver.freq_steps", NEVER),
-    "trainer.test_freq": to("evaluator.freq_steps", NEVER),
-    "trainer.val_before_train": to("evaluator.at_start"),
+    "trainer.n_gpus_per_node": rename("cluster.n_gpus_per_node"),
+    "trainer.nnodes": rename("cluster.n_nodes"),
+    "trainer.experiment_name": rename("experiment_name"),
+    "trainer.total_epochs": rename("total_train_epochs"),
+    "trainer.total_training_steps": rename("total_train_steps", NEVER | {"None": None}),
+    "trainer.save_freq": rename("saver.freq_steps", NEVER),
+    "trainer.test_freq": rename("evaluator.freq_steps", NEVER),
+    "trainer.val_before_train": rename("evaluator.at_start"),
     "trainer.val_only": changes("a run trains", False),
-    "trainer.default_local_dir": to("cluster.fileroot"),
+    "trainer.default_local_dir": rename("cluster.fileroot"),
     "trainer.logger": REPORT,
-    "trainer.resume_mode": to("recover.mode", {"disable": "off", "False": "off", "resume_path": "auto"}),
-    "trainer.max_actor_ckpt_to_keep": to("recover.keep", {"None": None}),
+    "trainer.resume_mode": rename("recover.mode", {"disable": "off", "False": "off", "resume_path": "auto"}),
+    "trainer.max_actor_ckpt_to_keep": rename("recover.keep", {"None": None}),
     "trainer.critic_warmup": together("critic.warmup_steps"),
-    "trainer.project_name": unneeded("experiment_name names the run"),
+    "trainer.project_name": drop("experiment_name names the run"),
     "trainer": SPEED,
     "algorithm.adv_estimator": together("algorithm"),
     "algorithm.norm_adv_by_std_in_grpo": together("actor.reward_norm.std_level"),
@@ -244,29 +244,29 @@ VERL: Table = {
     "algorithm.kl_penalty": together("actor.kl_estimator"),
     "algorithm.kl_ctrl.kl_coef": together("actor.kl_ctl"),
     "algorithm.kl_ctrl.type": changes("the weight of the divergence is fixed", "fixed"),
-    "algorithm.kl_ctrl": unneeded("the weight of the divergence is fixed"),
-    "algorithm.gamma": to("actor.discount"),
+    "algorithm.kl_ctrl": drop("the weight of the divergence is fixed"),
+    "algorithm.gamma": rename("actor.discount"),
     "algorithm.lam": together("actor.gae_lambda"),
-    "algorithm.filter_groups.enable": to("actor.dynamic_sampling"),
-    "algorithm.filter_groups": unneeded("rewards of a group are compared (actor.max_dropped_groups)"),
+    "algorithm.filter_groups.enable": rename("actor.dynamic_sampling"),
+    "algorithm.filter_groups": drop("rewards of a group are compared (actor.max_dropped_groups)"),
     "algorithm.rollout_correction": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     "algorithm.use_pf_ppo": changes("prompts are not drawn by their rewards", False),
-    "algorithm.pf_ppo": unneeded("algorithm.use_pf_ppo needs it"),
+    "algorithm.pf_ppo": drop("algorithm.use_pf_ppo needs it"),
     "reward_model.enable": together("reward.type"),
     "reward_model.model.path": together("reward.model.path"),
     "reward_model.overlong_buffer": together("actor.overlong_penalty_factor and actor.overlong_tokens"),
     "reward_model.reward_kwargs.overlong_buffer_cfg": together(
         "actor.overlong_penalty_factor and actor.overlong_tokens"
     ),
-    "reward_model": unneeded("reward has the judge"),
-    "reward_manager": unneeded("reward has the judge"),
+    "reward_model": drop("reward has the judge"),
+    "reward_manager": drop("reward has the judge"),
     "custom_reward_function": together("reward.function"),
     "model_engine": LAYOUT,
-    "ray_init": unneeded("scheduler.address names an existing cluster"),
-    "ray_kwargs": unneeded("scheduler.address names an existing cluster"),
+    "ray_init": drop("scheduler.address names an existing cluster"),
+    "ray_kwargs": drop("scheduler.address names an existing cluster"),
     "global_profiler": SPEED,
     "transfer_queue": SPEED,
-    "hydra": unneeded("there is no Hydra here"),
+    "hydra": drop("there is no Hydra here"),
     "profiler": SPEED,
     "defaults": changes("only this file was read"),
 }

@@ -1,4 +1,4 @@
-"""What follows from several keys of another system: one module per system, whose `rules` write our values."""
+"""Values that follow from several keys of another system: one module per system, whose `rules` write our values."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""What follows from several of AReaL's keys."""
+"""Values that follow from several of AReaL's keys."""
 
 from areal_like.interop.keys.entries import IMAGES, NO_ALGORITHM
 from areal_like.interop.rules.translation import Translation
@@ -9,7 +9,7 @@ _OTHER_TRAINING = {"sft": "sft", "dpo": "dpo", "rw": None, "rm": None}
 
 
 def rules(peer: Translation, text: str) -> None:
-    """Write what follows from several of AReaL's keys."""
+    """Write the values that follow from several of AReaL's keys."""
     _algorithm(peer)
     for name in ("reward_norm", "adv_norm"):
         _norm(peer, name)
@@ -41,19 +41,19 @@ def _algorithm(peer: Translation) -> None:
         else:
             peer.fill("algorithm", "reward models are not trained here")
         return
-    peer.ours["algorithm"] = "ppo" if any(peer.below("critic")) else "grpo"
+    peer.ours["algorithm"] = "ppo" if any(peer.keys_below("critic")) else "grpo"
     if peer.get("actor.use_sapo_loss"):
         peer.unknown_algorithm("actor.use_sapo_loss", f"SAPO: {NO_ALGORITHM}")
     if peer.get("actor.m2_threshold") is not None:
         peer.unknown_algorithm("actor.m2_threshold", f"M2PO: {NO_ALGORITHM}")
     own, actors = peer.get("critic.ppo_n_minibatches"), peer.get("actor.ppo_n_minibatches")
-    if any(peer.below("critic")) and (own or 4) != actors:
+    if any(peer.keys_below("critic")) and (own or 4) != actors:
         peer.changes["critic.ppo_n_minibatches"] = f"the critic takes the actor's mini-batches, {actors}"
 
 
 def _norm(peer: Translation, name: str) -> None:
-    """A norm that is absent is none, a section without a level has AReaL's own."""
-    given = {key.rpartition(".")[2]: value for key, value in peer.below(f"actor.{name}")}
+    """Write a normalisation: an absent norm is none, a section without a level has AReaL's default."""
+    given = {key.rpartition(".")[2]: value for key, value in peer.keys_below(f"actor.{name}")}
     if not given:
         peer.norm(f"actor.{name}")
         return
@@ -67,8 +67,8 @@ def _norm(peer: Translation, name: str) -> None:
 
 
 def _behaviour(peer: Translation) -> None:
-    """The clip's centre and the weight of the distance from the policy that generated."""
-    decoupled, recomputed = peer.on("actor.use_decoupled_loss"), peer.on("actor.recompute_logprob")
+    """Write the clip's centre and the weight of the distance from the policy that generated."""
+    decoupled, recomputed = peer.is_on("actor.use_decoupled_loss"), peer.is_on("actor.recompute_logprob")
     peer.ours["actor.use_decoupled_loss"] = decoupled or recomputed
     if not decoupled:  # the trainer's or the servers' log-probs, and no other weight
         peer.behaviour("disabled")
@@ -79,7 +79,7 @@ def _behaviour(peer: Translation) -> None:
         peer.behaviour(str(mode).replace("sequence", "geometric"), cap)
         return
     prefix = "actor.rejection_sampling"
-    if not any(value is not None for _, value in peer.below(prefix)):
+    if not any(value is not None for _, value in peer.keys_below(prefix)):
         peer.behaviour("disabled")
         return
     action = {"mask": "mask", "clamp": "truncate"}.get(str(peer.get(f"{prefix}.action") or "mask"))
@@ -95,7 +95,7 @@ def _reference(peer: Translation) -> None:
     weight = peer.number("actor.kl_ctl") or 0
     if str(peer.get("train_dataset.type")) in _OTHER_TRAINING:
         weight = 0
-    if weight and not any(peer.below("ref")):
+    if weight and not any(peer.keys_below("ref")):
         peer.changes["actor.kl_ctl"] = (
             f"{weight} without a reference: AReaL takes that share of the log-probs from the reward; here it is 0"
         )

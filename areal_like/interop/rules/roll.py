@@ -1,4 +1,4 @@
-"""What follows from several of ROLL's keys."""
+"""Values that follow from several of ROLL's keys."""
 
 from areal_like.interop.keys.entries import IMAGES, NO_ALGORITHM, PATTERN
 from areal_like.interop.rules.translation import Translation
@@ -13,7 +13,7 @@ _IMAGES = ("-vl-", "-VL-", "omni", "Omni")
 
 
 def rules(peer: Translation, text: str) -> None:
-    """Write what follows from several of ROLL's keys."""
+    """Write the values that follow from several of ROLL's keys."""
     estimator = str(peer.get("adv_estimator"))
     _algorithm(peer, estimator)
     _norms(peer, estimator)
@@ -24,7 +24,7 @@ def rules(peer: Translation, text: str) -> None:
     for key in (f"{_INFER}.top_p", f"{_INFER}.top_k"):
         if key not in peer.said and peer.get(key) not in (1, -1):
             peer.changes[key] = f"ROLL's default {peer.get(key)}: {PATTERN}"
-    if peer.on("is_offload_states"):
+    if peer.is_on("is_offload_states"):
         peer.ours["rollout.sharing"] = "alternate"
     if (ratio := peer.number("async_generation_ratio")) is not None:
         peer.ours["rollout.max_head_offpolicyness"] = -int(-ratio // 1)
@@ -42,7 +42,7 @@ def _algorithm(peer: Translation, estimator: str) -> None:
     for key in [key for key in peer.said if key.split(".")[0] in ("sft_train", "student", "student_train", "beta")]:
         peer.fill("algorithm", "supervised, preference and distillation pipelines are not runs (docs/algorithms.md)")
         peer.changes[key.split(".")[0]] = "this pipeline is not one of reinforcement learning"
-    peer.ours["actor.use_decoupled_loss"] = not peer.on("force_disable_old_logprobs_recompute")
+    peer.ours["actor.use_decoupled_loss"] = not peer.is_on("force_disable_old_logprobs_recompute")
     peer.behaviour("disabled")
     if estimator == "gae":
         peer.ours["actor.gae_lambda"] = peer.get("lambd")
@@ -62,7 +62,7 @@ def _norms(peer: Translation, estimator: str) -> None:
         peer.changes["norm_mean_type"] = "running: rewards are compared within a group or a step"
     levels = {key: kind if kind in ("group", "batch") else None for key, kind in kinds.items()}
     peer.norm("actor.reward_norm", **levels, std_unbiased=levels["std_level"] is not None)
-    whole = "batch" if peer.on("whiten_advantages") else None
+    whole = "batch" if peer.is_on("whiten_advantages") else None
     peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
     clip, group = peer.number("reward_clip"), peer.number("num_return_sequences_in_group") or 1
     if clip and levels["std_level"] == "group" and clip * clip >= group:
@@ -74,14 +74,14 @@ def _norms(peer: Translation, estimator: str) -> None:
 
 
 def _clips(peer: Translation) -> None:
-    names = ("pg_clip_low", "pg_clip_high") if peer.on("use_pg_clip_range") else ("pg_clip", "pg_clip")
+    names = ("pg_clip_low", "pg_clip_high") if peer.is_on("use_pg_clip_range") else ("pg_clip", "pg_clip")
     peer.ours["actor.eps_clip"], peer.ours["actor.eps_clip_higher"] = map(peer.get, names)
-    peer.ours["actor.c_clip"] = 1 + 2 * peer.get("pg_clip") if peer.on("dual_clip_loss") else None
+    peer.ours["actor.c_clip"] = 1 + 2 * peer.get("pg_clip") if peer.is_on("dual_clip_loss") else None
 
 
 def _divergence(peer: Translation) -> None:
-    peer.ours["actor.kl_ctl"] = peer.get("init_kl_coef") if peer.on("add_token_level_kl") else 0.0
-    peer.ours["actor.kl_loss_coef"] = peer.get("kl_loss_coef") if peer.on("use_kl_loss") else 0.0
+    peer.ours["actor.kl_ctl"] = peer.get("init_kl_coef") if peer.is_on("add_token_level_kl") else 0.0
+    peer.ours["actor.kl_loss_coef"] = peer.get("kl_loss_coef") if peer.is_on("use_kl_loss") else 0.0
     if peer.ours["actor.kl_ctl"]:
         peer.ours["actor.kl_estimator"] = {"kl": "k1", "mse": "k2"}.get(str(peer.get("kl_penalty")), "k3")
         if peer.get("target_kl") is not None:
@@ -120,15 +120,15 @@ def _data(peer: Translation) -> None:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")
     if peer.get("sequence_length") and peer.get("response_length") is None:
         peer.fill("gconfig.max_new_tokens", "ROLL's sequence_length is of prompt and responses together")
-    if any(peer.below("custom_envs")) or any(peer.below("train_env_manager")):
+    if any(peer.keys_below("custom_envs")) or any(peer.keys_below("train_env_manager")):
         peer.fill("workflow", _AGENTS)
-    judges = sorted({key.split(".")[1] for key, _ in peer.below("rewards")})
+    judges = sorted({key.split(".")[1] for key, _ in peer.keys_below("rewards")})
     if judges:
         peer.fill("reward.function", f"rewards {', '.join(judges)}: write them as my_rewards.py:score")
-    for key, value in peer.below("rewards"):
+    for key, value in peer.keys_below("rewards"):
         if key.endswith(("query_filter_config.type", "response_filter_config.type")) and value != "no_filter":
             peer.changes[key] = "groups of equal rewards alone are replaced (actor.dynamic_sampling)"
-    others = [str(value) for key, value in peer.below("defaults") if not str(value).endswith("_self_")]
+    others = [str(value) for key, value in peer.keys_below("defaults") if not str(value).endswith("_self_")]
     if peer.get("defaults"):
         others.append(str(peer.get("defaults")))
     if others:

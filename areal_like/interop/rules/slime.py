@@ -1,4 +1,4 @@
-"""What follows from several of slime's keys."""
+"""Values that follow from several of slime's options."""
 
 import json
 
@@ -14,14 +14,14 @@ _STREAMED = ("train_async.py", "fully_async_rollout")
 
 
 def rules(peer: Translation, text: str) -> None:
-    """Write what follows from several of slime's options."""
+    """Write the values that follow from several of slime's options."""
     estimator = str(peer.get("advantage-estimator"))
     _algorithm(peer, estimator)
     _norms(peer, estimator)
-    peer.ours["actor.loss_agg_mode"] = "token_mean" if peer.on("calculate-per-token-loss") else "sequence_mean"
+    peer.ours["actor.loss_agg_mode"] = "token_mean" if peer.is_on("calculate-per-token-loss") else "sequence_mean"
     _divergence(peer)
-    peer.ours["actor.use_decoupled_loss"] = not peer.on("use-rollout-logprobs")
-    peer.behaviour(*("token_truncate", peer.get("tis-clip")) if peer.on("use-tis") else ("disabled",))
+    peer.ours["actor.use_decoupled_loss"] = not peer.is_on("use-rollout-logprobs")
+    peer.behaviour(*("token_truncate", peer.get("tis-clip")) if peer.is_on("use-tis") else ("disabled",))
     _batches(peer)
     least, most = peer.number("min-lr"), peer.number("lr")
     if least and most:
@@ -49,21 +49,23 @@ def _algorithm(peer: Translation, estimator: str) -> None:
 
 
 def _norms(peer: Translation, estimator: str) -> None:
-    in_group = estimator in ("grpo", "gspo", "cispo") and not peer.on("disable-rewards-normalization")
-    divided = in_group and not peer.on("disable-grpo-std-normalization") and peer.get("n-samples-per-prompt") != 1
-    centred = in_group or (estimator == "reinforce_plus_plus_baseline" and not peer.on("disable-rewards-normalization"))
+    in_group = estimator in ("grpo", "gspo", "cispo") and not peer.is_on("disable-rewards-normalization")
+    divided = in_group and not peer.is_on("disable-grpo-std-normalization") and peer.get("n-samples-per-prompt") != 1
+    centred = in_group or (
+        estimator == "reinforce_plus_plus_baseline" and not peer.is_on("disable-rewards-normalization")
+    )
     peer.norm(
         "actor.reward_norm",
         mean_level="group" if centred else None,
         std_level="group" if divided else None,
         std_unbiased=bool(divided),
     )
-    whole = "batch" if peer.on("normalize-advantages") else None
+    whole = "batch" if peer.is_on("normalize-advantages") else None
     peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
 
 
 def _divergence(peer: Translation) -> None:
-    in_loss = peer.get("kl-loss-coef") if peer.on("use-kl-loss") else 0.0
+    in_loss = peer.get("kl-loss-coef") if peer.is_on("use-kl-loss") else 0.0
     in_reward = peer.get("kl-coef")
     if in_reward and str(peer.get("advantage-estimator")) in ("grpo", "gspo", "cispo"):
         peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not take it from the reward", 0.0

@@ -1,4 +1,4 @@
-"""One configuration of another system while it becomes ours: its settings, our values and the notes about them."""
+"""The state of one conversion: another system's settings, our values and the notes about them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_
 
 @dataclass
 class Translation:
-    """Settings of another system (`said`, where null is None), and what they become.
+    """Settings of another system (`said`, where null is None), and their conversion.
 
-    Notes are kept by key, one each: `changes` what is trained, `renamed`, `unneeded`, and what is `missing`.
+    Notes are kept by key, one each: `changes` of training, `renamed`, `unneeded`, and `missing` values.
     """
 
     system: str
@@ -33,26 +33,26 @@ class Translation:
                     return source[key]
         return None
 
-    def on(self, *keys: str) -> bool:
+    def is_on(self, *keys: str) -> bool:
         """Return whether a switch is true, by its value or by the other system's default."""
         return str(self.get(*keys)).lower() in ("true", "1", "1.0")
 
     def number(self, *keys: str) -> float | int | None:
-        """Return a number, None for anything else."""
+        """Return a number, None for any other value."""
         value = self.get(*keys)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def below(self, prefix: str) -> Iterator[tuple[str, Any]]:
+    def keys_below(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """Return the set keys below a section, each with its value."""
         return ((key, value) for key, value in self.said.items() if key.startswith(prefix + "."))
 
     def fill(self, key: str, why: str) -> None:
-        """Leave a value of ours to the user."""
+        """Leave one of our values to the user."""
         self.ours[key] = MISSING
         self.missing[key] = why
 
     def norm(self, key: str, **levels: Any) -> None:
-        """Write a whole normalisation, so that nothing of the algorithm's own is left of it."""
+        """Write a complete normalisation, which replaces the algorithm's own."""
         self.ours |= {f"{key}.{name}": value for name, value in {**NO_NORM, **levels}.items()}
 
     def minibatches(self, whole: Any, part: Any, key: str) -> None:

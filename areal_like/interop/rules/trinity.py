@@ -1,10 +1,10 @@
-"""What follows from several of Trinity-RFT's keys."""
+"""Values that follow from several of Trinity-RFT's keys."""
 
 from typing import Any
 
 from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
 from areal_like.interop.rules.translation import Translation
-from areal_like.interop.rules.verl import AGGREGATIONS, listed, optimizers
+from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, split_list
 
 _TASKS = "buffer.explorer_input.taskset"
 _BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
@@ -24,12 +24,12 @@ _PLAIN_WORKFLOWS = ("math_workflow", "simple_workflow", "async_math_workflow", "
 
 
 def rules(peer: Translation, text: str) -> None:
-    """Write what follows from several of Trinity-RFT's keys."""
+    """Write the values that follow from several of Trinity-RFT's keys."""
     kind = str(peer.get("algorithm.algorithm_type")).lower()
     _algorithm(peer, kind)
     _loss(peer, kind)
     _divergence(peer, kind)
-    peer.ours["actor.use_decoupled_loss"] = kind != "cispo" and not peer.on("algorithm.bypass_old_logprobs")
+    peer.ours["actor.use_decoupled_loss"] = kind != "cispo" and not peer.is_on("algorithm.bypass_old_logprobs")
     peer.behaviour("disabled")
     peer.ours["actor.entropy_coeff"] = (
         0.0
@@ -39,7 +39,7 @@ def rules(peer: Translation, text: str) -> None:
     _batches(peer)
     _weights(peer)
     if (betas := peer.get("algorithm.optimizer.betas")) is not None:
-        peer.ours["actor.optimizer.beta1"], peer.ours["actor.optimizer.beta2"] = map(float, listed(betas)[:2])
+        peer.ours["actor.optimizer.beta1"], peer.ours["actor.optimizer.beta2"] = map(float, split_list(betas)[:2])
     _verls_optimizers(peer)
     _tasks(peer)
 
@@ -125,7 +125,7 @@ def _weights(peer: Translation) -> None:
 
 
 def _verls_optimizers(peer: Translation) -> None:
-    """Read the optimizers where they are below `trainer.trainer_config`."""
+    """Read the optimizers below `trainer.trainer_config`."""
     prefix = "trainer.trainer_config."
     inner = Translation(
         peer.system, {key.removeprefix(prefix): value for key, value in peer.said.items()}, {}, peer.ours
@@ -144,7 +144,7 @@ def _tasks(peer: Translation) -> None:
         peer.ours["reward.type"] = "gsm8k"
     elif own:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
-    arguments = [key for key, value in peer.below(f"{_TASKS}.workflow_args") if value not in (None, False)]
+    arguments = [key for key, value in peer.keys_below(f"{_TASKS}.workflow_args") if value not in (None, False)]
     if arguments and "workflow" not in peer.missing:
         peer.fill("workflow", f"{', '.join(arguments)}: the workflow's arguments are code here (docs/workflows.md)")
     rank = peer.number("model.lora_configs.0.lora_rank")

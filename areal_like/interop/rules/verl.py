@@ -1,4 +1,4 @@
-"""What follows from several of verl's keys; siiRL's are the same."""
+"""Values that follow from several of verl's keys; siiRL's are the same."""
 
 import re
 from typing import Any
@@ -28,7 +28,7 @@ _LOSSES = {"vanilla": None, "gspo": "gspo", "cispo": "cispo"}
 
 
 def rules(peer: Translation, text: str) -> None:
-    """Write what follows from several of verl's keys."""
+    """Write the values that follow from several of verl's keys."""
     estimator = str(peer.get("algorithm.adv_estimator")).rpartition(".")[2].lower()
     if re.search(r"sft_trainer|main_generation|main_eval", text) and "main_ppo" not in text:
         peer.unknown_algorithm("algorithm", "this command does not start reinforcement learning (docs/algorithms.md)")
@@ -56,7 +56,7 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         peer.unknown_algorithm("algorithm.adv_estimator", f"{estimator}: {NO_ALGORITHM}")
         return
     name, reward_norm, adv_norm = known
-    if estimator.startswith("grpo") and peer.on("algorithm.norm_adv_by_std_in_grpo"):
+    if estimator.startswith("grpo") and peer.is_on("algorithm.norm_adv_by_std_in_grpo"):
         reward_norm = {**reward_norm, "std_level": "group", "std_unbiased": True}
     peer.ours["algorithm"] = name
     peer.norm("actor.reward_norm", **reward_norm)
@@ -75,7 +75,7 @@ def _algorithm(peer: Translation, estimator: str) -> None:
 
 
 def aggregation(peer: Translation, key: str) -> None:
-    """Write the loss's mean, which verl's relatives name alike."""
+    """Write the loss aggregation, which verl's relatives name alike."""
     mode = str(peer.get(key))
     if mode in AGGREGATIONS:
         peer.ours["actor.loss_agg_mode"] = AGGREGATIONS[mode]
@@ -85,8 +85,8 @@ def aggregation(peer: Translation, key: str) -> None:
 
 
 def _divergence(peer: Translation, estimator: str) -> None:
-    """Off unless their switches are on; the reference is added where one is on."""
-    in_reward, in_loss = peer.on("algorithm.use_kl_in_reward"), peer.on(f"{_ACTOR}.use_kl_loss")
+    """Write both KL terms, which are off by default; add the reference if one is on."""
+    in_reward, in_loss = peer.is_on("algorithm.use_kl_in_reward"), peer.is_on(f"{_ACTOR}.use_kl_loss")
     peer.ours["actor.kl_ctl"] = peer.get("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
     peer.ours["actor.kl_loss_coef"] = peer.get(f"{_ACTOR}.kl_loss_coef") if in_loss else 0.0
     keys = {"algorithm.kl_penalty": in_reward, f"{_ACTOR}.kl_loss_type": in_loss and peer.ours["actor.kl_loss_coef"]}
@@ -104,8 +104,8 @@ def _divergence(peer: Translation, estimator: str) -> None:
 
 
 def _correction(peer: Translation) -> None:
-    """The ratio's centre is the trainer's own log-probs; the servers' count where they are corrected for."""
-    peer.ours["actor.use_decoupled_loss"] = not peer.on(f"{_CORRECTION}.bypass_mode")
+    """Write the ratio's centre: the trainer's own log-probs, or the servers' if they are corrected."""
+    peer.ours["actor.use_decoupled_loss"] = not peer.is_on(f"{_CORRECTION}.bypass_mode")
     cap = peer.get(f"{_ACTOR}.tis_imp_ratio_cap")
     if isinstance(cap, int | float) and cap > 0:
         peer.behaviour("token_truncate", cap)
@@ -131,10 +131,10 @@ def _lora(peer: Translation) -> None:
         peer.ours["actor.lora_alpha"] = peer.get(f"{_MODEL}.lora_alpha", f"{_MODEL}.lora.alpha") or 16
         modules = peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules")
         if modules not in (None, "all-linear"):
-            peer.ours["actor.target_modules"] = modules if isinstance(modules, list) else listed(modules)
+            peer.ours["actor.target_modules"] = modules if isinstance(modules, list) else split_list(modules)
 
 
-def listed(value: Any) -> list[Any]:
+def split_list(value: Any) -> list[Any]:
     """Return the items of a list written as text, or the text alone."""
     return value if isinstance(value, list) else [part.strip(" '\"") for part in str(value).strip("[]()").split(",")]
 
@@ -144,7 +144,7 @@ def optimizers(peer: Translation) -> None:
     for place, ours in ((f"{_ACTOR}.optim", "actor.optimizer"), ("critic.optim", "critic.optimizer")):
         betas = peer.get(f"{place}.betas")
         if betas is not None:
-            peer.ours[f"{ours}.beta1"], peer.ours[f"{ours}.beta2"] = map(float, listed(betas)[:2])
+            peer.ours[f"{ours}.beta1"], peer.ours[f"{ours}.beta2"] = map(float, split_list(betas)[:2])
         ratio, steps = peer.number(f"{place}.lr_warmup_steps_ratio"), peer.number(f"{place}.lr_warmup_steps")
         if ratio and (steps is None or steps < 0):
             peer.ours[f"{ours}.warmup_steps_proportion"] = ratio
@@ -155,7 +155,7 @@ def optimizers(peer: Translation) -> None:
 
 def _data(peer: Translation) -> None:
     how = {"left": "truncate", "error": "refuse"}.get(str(peer.get("data.truncation")))
-    filtered = peer.on("data.filter_overlong_prompts")
+    filtered = peer.is_on("data.filter_overlong_prompts")
     peer.ours["train_dataset.overlong_prompts"] = "drop" if filtered else how or "refuse"
     if how is None and not filtered:
         peer.changes["data.truncation"] = f"{peer.get('data.truncation')}: the last tokens of a prompt are kept"
@@ -171,20 +171,20 @@ def _data(peer: Translation) -> None:
 
 
 def _evaluation(peer: Translation) -> None:
-    sampled = peer.on(f"{_ROLLOUT}.val_kwargs.do_sample")
+    sampled = peer.is_on(f"{_ROLLOUT}.val_kwargs.do_sample")
     peer.ours["evaluator.temperature"] = peer.get(f"{_ROLLOUT}.val_kwargs.temperature") if sampled else 0.0
 
 
 def _reward(peer: Translation) -> None:
     place = "reward_model.overlong_buffer"
-    if not any(peer.below(place)):
+    if not any(peer.keys_below(place)):
         place = "reward_model.reward_kwargs.overlong_buffer_cfg"
-    if peer.on(f"{place}.enable"):
+    if peer.is_on(f"{place}.enable"):
         peer.ours["actor.overlong_penalty_factor"] = peer.get(f"{place}.penalty_factor")
         peer.ours["actor.overlong_tokens"] = peer.get(f"{place}.len")
     if (own := peer.get("custom_reward_function.path")) is not None:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
-    elif peer.on("reward_model.enable"):
+    elif peer.is_on("reward_model.enable"):
         peer.ours |= {"reward.type": "model", "reward.model.path": peer.get("reward_model.model.path") or "???"}
         peer.fill("reward.model.backend", "the layout of the reward model's servers, such as sglang:d1")
     elif "gsm8k" in str(peer.get("data.train_files")).lower() and "math" not in str(peer.get("data.train_files")):
