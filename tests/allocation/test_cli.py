@@ -264,7 +264,7 @@ def run(code, *words):
 
 
 def test_count_imports_only_what_it_needs():
-    heavy = "{'rich', 'numpy', 'yaml', 'torch', 'allocation.convert', 'allocation.views'}"
+    heavy = "{'rich', 'numpy', 'yaml', 'torch', 'allocation.convert', 'allocation.views.facts'}"
     code = (
         "import sys; sys.argv = ['allocation', 'count', 'sglang:d4']; from allocation.cli import app\n"
         f"try: app()\nfinally: print({heavy} & set(sys.modules))"
