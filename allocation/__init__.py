@@ -1,4 +1,4 @@
-"""The allocation compiler: one string says which engines run, how each is parallelised, and on which GPUs.
+"""The allocation compiler: one string defines the engines, their parallel sizes and their GPUs.
 
 >>> import allocation
 >>> plan = allocation.compile("sglang:d2+megatron:(attn:d1t2|ffn:e2)")
@@ -20,7 +20,7 @@ from allocation.settings import BatchSpec, MegatronSettings, MemorySettings
 
 
 def format(text: str, *, shell: bool = False) -> str:
-    """Return the allocation in its normal spelling, or in the spelling that needs the fewest quotes in a shell.
+    """Return the allocation in its canonical spelling, or in the spelling that needs the fewest quotes in a shell.
 
     Raises `AllocationError` when `text` does not parse.
     """

@@ -82,7 +82,7 @@ def _systems(incomplete: str = "") -> list[str]:
 
 def _system(name: str) -> str:
     if name not in _systems():
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(_systems())}")
+        raise typer.BadParameter(f"unknown system {name!r}; the systems are {', '.join(_systems())}")
     return name
 
 
@@ -92,11 +92,18 @@ def system_option(name: str, help: str) -> Any:
 
 
 Words = Annotated[
-    list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or a run's YAML and key=value.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="ALLOCATION", help="Allocation strings, or a run's YAML and key=value overrides.", show_default=False
+    ),
 ]
-_MODEL = typer.Option("--model", "-m", help="A config.json, or a model's name.", autocompletion=_models)
+_MODEL = typer.Option("--model", "-m", help="A model's name, or a config.json.", autocompletion=_models)
 _CLUSTER = typer.Option(
-    "--cluster", "-c", parser=_cluster, metavar="NODESxGPUS", help="4x8 is four nodes of eight GPUs."
+    "--cluster",
+    "-c",
+    parser=_cluster,
+    metavar="NODESxGPUS",
+    help="Nodes and GPUs per node: 4x8 is four nodes with eight GPUs each.",
 )
 Model = Annotated[str | None, _MODEL]
 NeededModel = Annotated[str, _MODEL]
@@ -104,15 +111,21 @@ ClusterSize = Annotated[Cluster | None, _CLUSTER]
 NeededClusterSize = Annotated[Cluster, _CLUSTER]
 Batch = Annotated[
     BatchSpec | None,
-    typer.Option("--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="The batch of one step: 256x8."),
+    typer.Option(
+        "--batch", "-b", parser=_batch, metavar="PROMPTSxSAMPLES", help="Batch of one step, for example 256x8."
+    ),
 ]
 GpuName = Annotated[
     Gpu | None,
-    typer.Option("--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or its memory: 24GiB."),
+    typer.Option(
+        "--gpu", "-g", parser=_gpu, metavar="GPU", help="h200, h100, a100-80, …, or a memory size such as 24GiB."
+    ),
 ]
 FirstStage = Annotated[
-    int | None, typer.Option("--first-stage-layers", min=1, help="Layers of the first pipeline stage.")
+    int | None, typer.Option("--first-stage-layers", min=1, help="Number of layers on the first pipeline stage.")
 ]
-LastStage = Annotated[int | None, typer.Option("--last-stage-layers", min=1, help="Layers of the last pipeline stage.")]
-Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order, {DEFAULT_ORDER} when left out.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON for programs.")]
+LastStage = Annotated[
+    int | None, typer.Option("--last-stage-layers", min=1, help="Number of layers on the last pipeline stage.")
+]
+Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order (default: {DEFAULT_ORDER}).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

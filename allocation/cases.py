@@ -53,7 +53,7 @@ def cases(words: Sequence[str], **options: Any) -> list[Case]:
             result = allocation.check(text, **given)
             found.append(Case(label, text, result.findings, result.plan))
         elif given:
-            raise UsageError(f"{label} says {', '.join(given)} itself; change it with key=value after the file")
+            raise UsageError(f"{label} sets {', '.join(given)}; change it with key=value after the file")
         else:
             found.append(_file(label, overrides))
     return found
@@ -63,7 +63,7 @@ def one(words: Sequence[str], **options: Any) -> Case:
     """Return the only case of `words`. Raises `UsageError` when there are none or several."""
     found = cases(words, **options)
     if len(found) != 1:
-        raise UsageError(f"one allocation is needed here, not {len(found)}; a string with blanks needs quotes")
+        raise UsageError(f"this command takes one allocation, not {len(found)}; quote a string with blanks")
     return found[0]
 
 
@@ -89,7 +89,7 @@ def _list_inputs(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]
     files = [word for word in words if _is_file(word)]
     overrides = [word for word in words if "=" in word and word not in files]
     if overrides and not files:
-        raise UsageError(f"{overrides[0]!r} overrides a run's YAML, and none is named")
+        raise UsageError(f"{overrides[0]!r} overrides a run's YAML; name the YAML file before it")
     found: list[tuple[str, str | None, list[str]]] = []
     for word in words:
         if word in files:
@@ -102,7 +102,7 @@ def _list_inputs(words: Sequence[str]) -> list[tuple[str, str | None, list[str]]
 def _lines() -> list[str]:
     lines = [line.strip() for line in sys.stdin if line.strip()]
     if not lines:
-        raise UsageError("standard input has no allocation")
+        raise UsageError("standard input contains no allocation")
     return lines
 
 

@@ -72,7 +72,7 @@ app = typer.Typer(
 
 @app.callback()
 def main() -> None:
-    """One string says which engines run, how each is parallelised and on which GPUs.
+    """Compile allocation strings: engines, their parallel sizes and their GPUs.
 
     Quote a string that has ( ) or | in it. In place of a string, check,
     explain, count and groups take a run's YAML with key=value after it, and -
@@ -101,9 +101,9 @@ def check(
     last: LastStage = None,
     as_json: Json = False,
 ) -> None:
-    """Say everything that is wrong with allocations, all at once.
+    """Check allocations and report every error in one pass.
 
-    Exit code 0: all are valid, perhaps with warnings; 1: there are errors; 2: wrong usage.
+    Exit codes: 0 if all are valid (warnings allowed), 1 if there are errors, 2 for wrong usage.
 
     \b
     Examples:
@@ -119,7 +119,7 @@ def check(
         megatron = _ends(first, last) if first or last else None
         checked = cases(words, model=shape, cluster=cluster, batch=batch, megatron=megatron, order=order, memory=memory)
     if gpu and not shape:
-        raise typer.BadParameter("memory is checked for a model; say --model too", param_hint="--gpu")
+        raise typer.BadParameter("the memory check needs a model; add --model", param_hint="--gpu")
     if as_json:
         typer.echo(json.dumps([case.to_json() for case in checked], indent=2))
     else:
@@ -133,11 +133,11 @@ def check(
 def explain(
     words: Words,
     cluster: ClusterSize = None,
-    by: Annotated[str | None, typer.Option(help="Colour by this group: dp-cp, ep, pp, …")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    by: Annotated[str | None, typer.Option(help="Group to colour by: dp-cp, ep, pp, …")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write an SVG picture to this file.")] = None,
     order: Order = None,
 ) -> None:
-    """Show in words and pictures what each GPU does.
+    """Show the role and groups of each GPU in tables and pictures.
 
     \b
     Examples:
@@ -164,21 +164,30 @@ def memory(
     gpu: GpuName = None,
     cluster: ClusterSize = None,
     batch: Batch = None,
-    length: Annotated[int | None, typer.Option(min=1, help="The longest prompt and response, in tokens.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
-    recompute: Annotated[Recompute, typer.Option(help="Activations that backward computes anew.")] = Recompute.none,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bfloat16,
+    length: Annotated[int | None, typer.Option(min=1, help="Maximum length of prompt and response, in tokens.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per micro-batch (max_tokens_per_mb).")] = DEFAULT_TOKENS,
+    recompute: Annotated[
+        Recompute, typer.Option(help="Activations to recompute in the backward pass.")
+    ] = Recompute.none,
+    dtype: Annotated[Dtype, typer.Option(help="Data type of the weights.")] = Dtype.bfloat16,
     sharded: Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed-optimizer")] = True,
-    share: Annotated[float, typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="SGLang's.")] = 0.8,
-    offload: Annotated[bool, typer.Option("--offload", help="Engines that share GPUs take turns.")] = False,
+    share: Annotated[
+        float,
+        typer.Option(
+            "--mem-fraction-static", min=0.01, max=0.99, help="Share of a GPU for SGLang's weights and KV cache."
+        ),
+    ] = 0.8,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Time-share colocated engines: the waiting engine is in host memory.")
+    ] = False,
     first: FirstStage = None,
     last: LastStage = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write an SVG picture to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how much memory every engine needs on a GPU, phase by phase.
+    """Show the GPU memory of every engine, phase by phase.
 
-    Exit code 1 where --gpu is given and something does not fit on it.
+    The exit code is 1 if an engine does not fit on the GPU given by --gpu.
 
     \b
     Examples:
@@ -216,19 +225,21 @@ def plan(
     model: NeededModel,
     cluster: NeededClusterSize,
     batch: Batch = None,
-    response: Annotated[int, typer.Option(min=1, help="The longest response, in tokens.")] = 8192,
-    prompt: Annotated[int, typer.Option(min=1, help="The longest prompt, in tokens.")] = 1024,
+    response: Annotated[int, typer.Option(min=1, help="Maximum response length, in tokens.")] = 8192,
+    prompt: Annotated[int, typer.Option(min=1, help="Maximum prompt length, in tokens.")] = 1024,
     gpu: GpuName = None,
-    staleness: Annotated[int, typer.Option(min=0, help="max_head_offpolicyness; 0 is synchronous.")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a micro-batch, max_tokens_per_mb.")] = DEFAULT_TOKENS,
-    top: Annotated[int, typer.Option(min=1, max=100, help="How many layouts to show.")] = 8,
+    staleness: Annotated[
+        int, typer.Option(min=0, help="Staleness bound (max_head_offpolicyness); 0 is synchronous.")
+    ] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per micro-batch (max_tokens_per_mb).")] = DEFAULT_TOKENS,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Number of layouts to show.")] = 8,
     first: FirstStage = None,
     last: LastStage = None,
     as_json: Json = False,
 ) -> None:
     """Find the layouts of a model on a cluster, best first, by predicted step time.
 
-    Exit code 1 where none fits. Times are estimates from data sheets and few measurements.
+    The exit code is 1 if no layout fits. Times are estimates from data sheets and a few measurements.
 
     \b
     Examples:
@@ -239,12 +250,12 @@ def plan(
     from allocation.views.facts import MOST_RANKS
 
     if cluster.n_gpus > MOST_RANKS:
-        raise typer.BadParameter(f"{cluster} is {cluster.n_gpus:,} GPUs; at most {MOST_RANKS:,} can be planned for")
+        raise typer.BadParameter(f"{cluster} has {cluster.n_gpus:,} GPUs; the planner supports at most {MOST_RANKS:,}")
     with usage(ModelError, "--model"):
         shape = load_model(model)
     if 0 < shape.max_positions < (longest := prompt + response):
         problem = (
-            f"prompt and response are {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
+            f"prompt and response have {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
         )
         raise typer.BadParameter(problem, param_hint="--response")
     _tell_of_model(shape)
@@ -253,7 +264,7 @@ def plan(
     if not (choices := plan_layouts(task, top)):
         lines = [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
         if nodes := fewest_nodes(task):
-            lines.append(f"{nodes}x{cluster.n_gpus_per_node} has room")
+            lines.append(f"{nodes}x{cluster.n_gpus_per_node} is large enough")
         typer.echo("; ".join(lines), err=True)
         raise typer.Exit(INVALID)
     tide, more = asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
@@ -296,7 +307,7 @@ def _write(file: Path, text: str) -> None:
 
 @app.command()
 def count(words: Words, cluster: ClusterSize = None) -> None:
-    """Print the number of GPUs, and nothing else.
+    """Print only the number of GPUs.
 
     \b
     Examples:
@@ -312,14 +323,14 @@ def count(words: Words, cluster: ClusterSize = None) -> None:
 @app.command()
 def groups(
     words: Words,
-    rank: Annotated[int | None, typer.Option(help="Who this rank talks to.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only this group: tp, dp-cp, ep, …")] = None,
-    role: Annotated[str | None, typer.Option(help="Only this engine: actor, …")] = None,
+    rank: Annotated[int | None, typer.Option(help="Show only the groups of this rank.")] = None,
+    name: Annotated[str | None, typer.Option(help="Show only this group: tp, dp-cp, ep, …")] = None,
+    role: Annotated[str | None, typer.Option(help="Show only this engine: actor, …")] = None,
     cluster: ClusterSize = None,
     order: Order = None,
     as_json: Json = False,
 ) -> None:
-    """List the rank groups that Megatron builds, or those of one rank.
+    """List the rank groups that Megatron builds, or only the groups of one rank.
 
     \b
     Examples:
@@ -331,7 +342,7 @@ def groups(
 
     engines = _drawable(_single(words, cluster=cluster, order=order)).engines
     if role is not None:
-        engines = _some((e for e in engines if e.role == role), f"there is no {role}", "--role")
+        engines = _some((e for e in engines if e.role == role), f"unknown role {role}", "--role")
     if rank is not None:
         engines = _some((e for e in engines if 0 <= rank < e.world_size), f"no engine has a rank {rank}", "--rank")
     if name is not None:
@@ -351,15 +362,18 @@ def groups(
 @app.command()
 def convert(
     words: Annotated[
-        list[str], typer.Argument(metavar="ALLOCATION|SETTINGS", help="With --from: a file, - or the text itself.")
+        list[str],
+        typer.Argument(
+            metavar="ALLOCATION|SETTINGS", help="An allocation, or with --from a file, - or the settings themselves."
+        ),
     ],
-    source: Annotated[str | None, system_option("--from", "Read its settings.")] = None,
-    target: Annotated[str | None, system_option("--to", "Write its settings.")] = None,
+    source: Annotated[str | None, system_option("--from", "System whose settings are read.")] = None,
+    target: Annotated[str | None, system_option("--to", "System whose settings are written.")] = None,
     cluster: ClusterSize = None,
 ) -> None:
-    """Turn an allocation into another system's settings, or its settings into an allocation.
+    """Convert an allocation to another system's settings, or settings to an allocation.
 
-    What cannot be said in the other system's words is told on standard error.
+    Anything without an equivalent in the other system is listed on stderr.
 
     \b
     Examples:
@@ -368,7 +382,7 @@ def convert(
       allocation convert 'sglang.d4p1t1+d2p2t1' --from areal-legacy --to verl
     """
     if source is None and target is None:
-        raise typer.BadParameter("say --from SYSTEM, --to SYSTEM, or both")
+        raise typer.BadParameter("write --from SYSTEM, --to SYSTEM, or both")
     from allocation.convert import read, write
 
     if source is not None:
@@ -383,10 +397,14 @@ def convert(
 
 @app.command("format")
 def format_(
-    words: Annotated[list[str], typer.Argument(metavar="ALLOCATION", help="Strings, or - for standard input.")],
-    shell: Annotated[bool, typer.Option("--shell", help="The spelling that needs fewest quotes in a shell.")] = False,
+    words: Annotated[
+        list[str], typer.Argument(metavar="ALLOCATION", help="Allocation strings, or - for standard input.")
+    ],
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Use the spelling that needs the fewest quotes in a shell.")
+    ] = False,
 ) -> None:
-    """Print allocations in their normal spelling.
+    """Print allocations in their canonical spelling.
 
     \b
     Examples:
@@ -454,7 +472,7 @@ def _drawable(plan: Plan) -> Plan:
     from allocation.views.facts import MOST_RANKS
 
     if plan.n_gpus > MOST_RANKS:
-        raise typer.BadParameter(f"{plan.n_gpus:,} GPUs are too many to list one by one; at most {MOST_RANKS:,}")
+        raise typer.BadParameter(f"{plan.n_gpus:,} GPUs are too many to list one by one; the limit is {MOST_RANKS:,}")
     return plan
 
 

@@ -55,7 +55,7 @@ class RankGrid:
         """Return the rank at `coordinates`; axes left out are 0. Raises `ValueError` for one that is off the grid."""
         rank, stride = 0, 1
         if unknown := coordinates.keys() - set(self.axes):
-            raise ValueError(f"no such axis: {', '.join(sorted(unknown))}; the axes are {', '.join(self.axes)}")
+            raise ValueError(f"unknown axis {', '.join(sorted(unknown))}; the axes are {', '.join(self.axes)}")
         for axis, size in zip(self.axes, self.sizes, strict=True):
             position = coordinates.get(axis, 0)
             if not 0 <= position < size:
@@ -68,7 +68,7 @@ class RankGrid:
         import numpy as np
 
         if unknown := set(axes) - set(self.axes):
-            raise ValueError(f"no such axis: {', '.join(sorted(unknown))}; the axes are {', '.join(self.axes)}")
+            raise ValueError(f"unknown axis {', '.join(sorted(unknown))}; the axes are {', '.join(self.axes)}")
         ranks = np.arange(self.world_size).reshape(self.sizes[::-1])
         outermost_first = self.axes[::-1]
         fixed = [i for i, axis in enumerate(outermost_first) if axis not in axes]

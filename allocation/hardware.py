@@ -54,5 +54,5 @@ def find_gpu(text: str) -> Gpu:
         if memory:
             return replace(GPUS["h100"], name=text.strip(), memory=memory)
     close = get_close_matches(name, GPUS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(GPUS)}; or write its memory: 24GiB"
+    hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(GPUS)}, or a memory size such as 24GiB"
     raise ValueError(f"unknown GPU {text!r}; {hint}")

@@ -99,7 +99,7 @@ _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSpec:
     """Return the spec of a Hugging Face config. Raises `ModelError` that lists every wrong field."""
     if not isinstance(config, Mapping):
-        raise ModelError(f"{name}: a config is a JSON object, not {type(config).__name__}")
+        raise ModelError(f"{name}: a config must be a JSON object, not {type(config).__name__}")
     config = _text_part(config)
     family = _family(config, name)
     written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
@@ -158,7 +158,7 @@ def _family(config: Mapping[str, Any], name: str) -> Family:
     if isinstance(kind, str) and _looks_dense(config):
         return USUAL
     close = get_close_matches(str(kind), FAMILIES, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(FAMILIES))}"
+    hint = f"did you mean {close[0]!r}?" if close else f"the known types are {', '.join(sorted(FAMILIES))}"
     raise ModelError(f"{name}: unknown model_type {kind!r}; {hint}")
 
 
@@ -245,7 +245,7 @@ def load_model(model: str | os.PathLike[str]) -> ModelSpec:
     if not _HUB_NAME.fullmatch(name) or path.is_dir():
         close = get_close_matches(name.lower(), {known.rpartition("/")[2].lower(): 0 for known in table}, n=2)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise ModelError(f"{name}: no such file, and not a model's name{hint}")
+        raise ModelError(f"{name} is neither a file nor the name of a model{hint}")
     cached = _find_cached(name)
     return _from_file(cached, name) if cached else from_config(_download(name), name)
 
@@ -272,7 +272,7 @@ def _find_cached(name: str) -> Path | None:
 def _download(name: str) -> Any:
     """Return the config.json of `name` from the hub, unless HF_HUB_OFFLINE is set."""
     if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-        raise ModelError(f"{name}: not in the offline table or the cache, and HF_HUB_OFFLINE is set")
+        raise ModelError(f"{name} is neither in the offline table nor in the cache, and HF_HUB_OFFLINE is set")
     from http.client import HTTPException
     from urllib.request import urlopen
 
@@ -281,4 +281,6 @@ def _download(name: str) -> Any:
         with urlopen(url, timeout=HUB_TIMEOUT_S) as reply:
             return json.loads(reply.read(1 << 22))
     except (OSError, HTTPException, ValueError, RecursionError) as error:
-        raise ModelError(f"{name}: not in the offline table or the cache, and {url} gave no config: {error}") from error
+        raise ModelError(
+            f"{name} is neither in the offline table nor in the cache, and {url} returned no config: {error}"
+        ) from error

@@ -208,7 +208,7 @@ class Plan:
         for engine in self.engines:
             if engine.role == role:
                 return engine
-        raise KeyError(f"no engine {role!r} in this plan; it has {', '.join(e.role for e in self.engines)}")
+        raise KeyError(f"the plan has no engine {role!r}; its engines are {', '.join(e.role for e in self.engines)}")
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -238,14 +238,14 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that `to_json` wrote. Raises `ValueError` for another version or a missing field."""
         if data.get("version") != VERSION:
-            raise ValueError(f"this is plan version {data.get('version')!r}; version {VERSION} can be read")
+            raise ValueError(f"unsupported plan version {data.get('version')!r}; this release reads version {VERSION}")
         try:
             cluster = Cluster(**data["cluster"])
             engines = tuple(_engine_from_json(entry, cluster, data["order"]) for entry in data["engines"])
             groups = tuple(tuple(group) for group in data["groups"])
             return cls(data["allocation"], cluster, engines, groups, data["order"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not a complete plan: {error}") from error
+            raise ValueError(f"the plan is incomplete: {error}") from error
 
 
 def _engine_from_json(data: Mapping[str, Any], cluster: Cluster, order: str) -> EnginePlan:

@@ -37,7 +37,7 @@ def read_file(file: str, overrides: Sequence[str] = ()) -> ReadFile:
     """Return the installed reader's result for `file` with `key=value` overrides. Raises `FileError`."""
     registered = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     if not registered:
-        raise FileError(f"{file}: no reader of run files is installed; `pip install areal-like` brings one")
+        raise FileError(f"{file}: no reader of run files is installed; install one with `pip install areal-like`")
     try:
         reader: Reader = registered[0].load()
     except ImportError as error:

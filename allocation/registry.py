@@ -54,7 +54,7 @@ def rule(
         needs = check.__code__.co_varnames[: check.__code__.co_argcount]
         registered = Rule(code, severity, source, megatron, needs, check)
         if RULES.setdefault(code, registered) is not registered:
-            raise ValueError(f"two rules are called {code}")
+            raise ValueError(f"two rules have the code {code}")
         _runnable.cache_clear()
         return check
 

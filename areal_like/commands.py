@@ -260,15 +260,13 @@ def migrate(
     system: Annotated[
         str | None, typer.Option(help="areal, verl, siirl, trinity, roll or slime; else by its keys.")
     ] = None,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="End with 0 although something that is trained changes.")
-    ] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Exit with 0 even if training changes.")] = False,
 ) -> None:
     """Write another system's configuration as a run's YAML to standard output.
 
-    Every key is listed on standard error, in one of three classes: it changes what is trained, it has another name, or
-    it is unneeded. What you have to fill in is `???` in the YAML. Exit code 1: something that is trained changes (see
-    --accept), or nothing could be read.
+    All keys are listed on stderr, in three classes: keys that change training, renamed keys and unnecessary keys.
+    Values that you must set are `???` in the YAML. The exit code is 1 if training changes (see --accept) or if the
+    input cannot be read.
 
     \b
     Examples:

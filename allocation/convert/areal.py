@@ -116,7 +116,7 @@ def _legacy(reading: Reading, setting: Setting) -> str:
             value = text[start:end].strip()
             component = Setting(setting.key, value, Source(text, setting.source.key), Span(start, end))
             if component.value in _NO_TRAINER:
-                reading.report(unread=component, reason=f"`{component.value}` is no engine with GPUs")
+                reading.report(unread=component, reason=f"`{component.value}` is not an engine with GPUs")
             else:
                 parts.append((text[start - 1] if parts else "") + _component(reading, component))
         text = "".join(parts)
@@ -137,7 +137,7 @@ def _component(reading: Reading, setting: Setting) -> str:
     backend = match["backend"]
     if backend is None:
         backend = "megatron" if re.search(r"[pe](?!1(?!\d))\d", layout) else "fsdp"
-        reason = "AReaL takes this trainer when none is named"
+        reason = "this is AReaL's default trainer"
         reading.report(setting=setting, read_as=f"{backend}:{layout}", reason=reason)
     elif backend == "archon":
         reading.report(setting=setting, read_as="megatron", reason="both have the same dimensions")
@@ -179,7 +179,7 @@ def write_legacy(plan: Plan) -> str:
 
 _LIMITS = {
     "CONVERT-LOSES-ENGINE": f"the engines of AReaL are {', '.join(ROLES)}",
-    "CONVERT-LOSES-GPUS": "AReaL chooses the GPUs itself, in the order rollout, actor, critic, ref",
+    "CONVERT-LOSES-GPUS": "AReaL assigns the GPUs itself, in the order rollout, actor, critic, ref",
 }
 SYSTEM = System("areal", "AReaL", read, write, _LIMITS)
 LEGACY = System(
@@ -187,5 +187,5 @@ LEGACY = System(
     "AReaL's allocation_mode",
     read,
     write_legacy,
-    _LIMITS | {"CONVERT-LOSES-SIZE": "the string has no letter for it; AReaL's per-engine fields do"},
+    _LIMITS | {"CONVERT-LOSES-SIZE": "the string has no letter for this size; use AReaL's per-engine fields"},
 )

@@ -22,23 +22,25 @@ def parse(text: str) -> tuple[range, ...]:
     while True:
         term = _TERM.match(text, position)
         if not term or bool(term[2]) != bool(term[4]):
-            raise ValueError(f"`{text[position : position + 20]}` is not understood" if text else "it is empty")
+            raise ValueError(
+                f"unsupported expression `{text[position : position + 20]}`" if text else "the mapping is empty"
+            )
         ids += _singles(_numbers(term[1])) if term[1] is not None else [_range(term[3])]
         if n_gpus(ids) > MOST_GPUS:
-            raise ValueError(f"it has more than {MOST_GPUS} ids")
+            raise ValueError(f"the mapping has more than {MOST_GPUS} ids")
         rest = text[term.end() :].lstrip()
         if not rest:
             break
         if rest[0] != "+":
-            raise ValueError(f"`{rest[:20]}` is not understood")
+            raise ValueError(f"unsupported expression `{rest[:20]}`")
         position = len(text) - len(rest[1:].lstrip())
     runs = merge(run for part in ids for run in ([part] if part.step == 1 else _singles(part)))
     if not runs:
-        raise ValueError("it is empty")
+        raise ValueError("the mapping is empty")
     ends = sorted((run.start, run.stop) for run in runs)
     for (_, stop), (start, _) in pairwise(ends):
         if start < stop:
-            raise ValueError(f"GPU {start} stands in it twice")
+            raise ValueError(f"GPU {start} appears twice")
     return runs
 
 
@@ -61,8 +63,8 @@ def _singles(ids: Iterable[int]) -> list[range]:
 def _range(text: str) -> range:
     bounds = _numbers(text)
     if not 1 <= len(bounds) <= 3 or (len(bounds) == 3 and bounds[2] == 0):
-        raise ValueError(f"`range({text})` has one to three numbers, the third at least 1")
+        raise ValueError(f"`range({text})` needs one to three numbers, the third at least 1")
     ids = range(*bounds)
     if ids.stop - ids.start > MOST_GPUS * ids.step:
-        raise ValueError(f"it has more than {MOST_GPUS} ids")
+        raise ValueError(f"the mapping has more than {MOST_GPUS} ids")
     return ids

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from allocation.convert.settings import Setting, Unreadable
     from allocation.convert.system import System
 
-_PLAIN = "settings are read, never evaluated"
-_BOTH_WAYS = "what was written is read back and compared"
+_PLAIN = "settings are parsed, never evaluated"
+_BOTH_WAYS = "written settings are read back and compared"
 
 
 def _problem_at(setting: Setting | None, message: str, help: str | None = None) -> Problem:
@@ -34,28 +34,28 @@ def readable(unreadable: Unreadable) -> Iterator[Problem]:
 @rule("CONVERT-NOTHING", source="nothing is guessed")
 def something_to_read(title: str, expected: str) -> Iterator[Problem]:
     """At least one setting must define the parallelism of an engine."""
-    yield Problem(f"no engine of {title} is in this text", (), f"expected is {expected}")
+    yield Problem(f"the text contains no engine of {title}", (), f"the text needs {expected}")
 
 
 @rule("CONVERT-VALUE", source="parallel sizes count ranks")
 def value_is_a_size(size: Setting) -> Iterator[Problem]:
     """A parallel size or a number of GPUs is a positive integer."""
     if "$" not in size.value:
-        yield _problem_at(size, f"`{size.value[:40]}` is no positive integer", "write the number itself")
+        yield _problem_at(size, f"`{size.value[:40]}` is not a positive integer", "write the number itself")
 
 
 @rule("CONVERT-VARIABLE", source=_PLAIN)
 def value_is_known(size: Setting) -> Iterator[Problem]:
     """Shell variables and references to values outside the text are unknown."""
     if "$" in size.value:
-        yield _problem_at(size, f"the value of `{size.value[:40]}` is not in this text", "write the number itself")
+        yield _problem_at(size, f"the text does not define the value of `{size.value[:40]}`", "write the number itself")
 
 
 @rule("CONVERT-DEVICES", source="ROLL evaluates device_mapping as Python; here it is parsed")
 def devices_understood(devices: Setting, reason: str) -> Iterator[Problem]:
     """A device mapping is a list of GPU ids: `[0,1,2]`, `list(range(0,16))`, or several of them joined with `+`."""
     help = "write `list(range(0,8))`, `[0,1,2]` or several joined with `+`"
-    yield _problem_at(devices, f"`{devices.value[:60]}` is no list of GPU ids: {reason}", help)
+    yield _problem_at(devices, f"`{devices.value[:60]}` is not a list of GPU ids: {reason}", help)
 
 
 @rule("CONVERT-MISSING", source="nothing is guessed")
@@ -78,17 +78,19 @@ def read_as_another(setting: Setting, read_as: str, reason: str) -> Iterator[Pro
     yield _problem_at(setting, f"`{setting.value[:60]}` is read as `{read_as}`: {reason}")
 
 
-@rule("CONVERT-GPUS", source="data parallelism is what the number of GPUs leaves",
+@rule("CONVERT-GPUS", source="data parallelism follows from the number of GPUs",
       severity=Severity.WARNING)  # fmt: skip
 def gpus_known(where: str, smallest: int) -> Iterator[Problem]:
     """Without the number of GPUs the data-parallel size is unknown; the smallest that fits is used."""
-    yield Problem(f"the number of GPUs is not in this text; {smallest}, the fewest, are taken", (), f"add {where}")
+    yield Problem(f"the text does not define the number of GPUs; the minimum, {smallest}, is used", (), f"add {where}")
 
 
 @rule("CONVERT-WORLD", source=f"{STATE}:823")
 def gpus_divide(role: str, n_gpus: int, replica: int, setting: Setting | None) -> Iterator[Problem]:
     """The number of GPUs of an engine is a multiple of the GPUs of one replica, t·p·c."""
-    yield _problem_at(setting, f"`{role}`: {n_gpus} GPUs are no multiple of the {replica} of one replica (t·p·c)")
+    yield _problem_at(
+        setting, f"`{role}`: {n_gpus} GPUs are not a multiple of the {replica} GPUs of one replica (t·p·c)"
+    )
 
 
 @rule("CONVERT-SERVERS", source=LANGUAGE)
@@ -112,7 +114,7 @@ def nothing_to_write(system: System, plan: Plan, problems: Sequence[Finding]) ->
         reason = next((f.message for f in problems if f.severity is Severity.ERROR), problems[0].message)
         yield Problem(f"{engines} cannot run in {system.title}: {reason}", (), system.limits.get("CONVERT-LOSES-GPUS"))
     else:
-        yield Problem(f"{system.title} has no place for {engines}", (), system.limits.get("CONVERT-LOSES-ENGINE"))
+        yield Problem(f"{system.title} has no equivalent of {engines}", (), system.limits.get("CONVERT-LOSES-ENGINE"))
 
 
 @rule("CONVERT-LOSES-ENGINE", source=_BOTH_WAYS, severity=Severity.WARNING)
@@ -137,10 +139,10 @@ def size_lost(system: System, resized: EnginePlan, differences: Sequence[tuple[s
 @rule("CONVERT-LOSES-GPUS", source=_BOTH_WAYS, severity=Severity.WARNING)
 def gpus_lost(system: System, scattered: Plan) -> Iterator[Problem]:
     """The other system shares GPUs, places engines on nodes or numbers GPUs differently."""
-    yield Problem(f"the settings of {system.title} give `{scattered.allocation}` other GPUs", ())
+    yield Problem(f"the settings of {system.title} place `{scattered.allocation}` on other GPUs", ())
 
 
 @rule("CONVERT-LOSES-ORDER", source=_BOTH_WAYS, severity=Severity.WARNING)
 def order_lost(system: System, reordered: Plan) -> Iterator[Problem]:
     """The other system does not support the rank order."""
-    yield Problem(f"the settings of {system.title} cannot say the rank order `{reordered.order}`", ())
+    yield Problem(f"{system.title} does not support the rank order `{reordered.order}`", ())

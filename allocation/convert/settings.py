@@ -85,7 +85,7 @@ class Reading:
         reading = cls(text, {})
         try:
             if len(text) > LONGEST:
-                raise Unreadable(f"settings of {len(text)} characters; at most {LONGEST} are read", Source(""))
+                raise Unreadable(f"the settings have {len(text)} characters; the limit is {LONGEST}", Source(""))
             for setting in parse(text):
                 reading.settings[setting.key] = setting
             reading.variables = _variables(text)
@@ -249,11 +249,13 @@ def _yaml(text: str) -> Iterator[Setting]:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         index, problem = mark.index if mark else 0, getattr(error, "problem", None) or error
         place = _setting(text, "", "", index, index + 1)
-        raise Unreadable(f"this is no YAML: {problem}", Source(place.source.text), place.span) from error
+        raise Unreadable(f"this is not YAML: {problem}", Source(place.source.text), place.span) from error
     except RecursionError as error:
-        raise Unreadable("this YAML is nested too deeply", Source("")) from error
+        raise Unreadable("the YAML is nested too deeply", Source("")) from error
     if not isinstance(root, yaml.MappingNode):
-        raise Unreadable("this is neither YAML with keys nor `key=value` lines", Source(text[:80].partition("\n")[0]))
+        raise Unreadable(
+            "the text is neither YAML with keys nor `key=value` lines", Source(text[:80].partition("\n")[0])
+        )
     yield from _flat(text, root, "", 0, iter(range(MOST_SETTINGS)))
 
 
@@ -261,10 +263,10 @@ def _flat(text: str, node: yaml.Node, key: str, depth: int, budget: Iterator[int
     """Yield every scalar and list below `node`; a list of scalars is written `[a,b]`. Aliases can repeat a node
     without end: each visit takes from the `budget`."""
     if depth > DEEPEST:
-        raise Unreadable("this YAML is nested too deeply", Source(""))
+        raise Unreadable("the YAML is nested too deeply", Source(""))
     for _ in node.value if isinstance(node, yaml.SequenceNode) else (None,):
         if next(budget, None) is None:
-            raise Unreadable(f"more than {MOST_SETTINGS} settings", Source(""))
+            raise Unreadable(f"the text has more than {MOST_SETTINGS} settings; this is the limit", Source(""))
     start, end = node.start_mark.index, node.end_mark.index
     if isinstance(node, yaml.MappingNode):
         # A merge key comes first: what stands next to it counts.

@@ -19,7 +19,7 @@ from allocation.plan import ParallelSizes, Plan, ServerPlan
 _LONG = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size",
          "ep": "expert-parallel-size"}  # fmt: skip
 MOST_ON_A_NODE = 1024
-_INSIDE = "it groups GPUs inside a server, for which an allocation has no letter"
+_INSIDE = "it groups GPUs inside a server; an allocation has no letter for that"
 _UNREAD = dict.fromkeys(("moe-dp-size", "attn-cp-size", "dcp-size", "enable-dp-attention"), _INSIDE)
 
 
@@ -108,7 +108,7 @@ SYSTEM = System(
     read,
     write,
     {
-        "CONVERT-LOSES-ENGINE": "SGLang arguments describe servers of SGLang",
-        "CONVERT-LOSES-GPUS": "a command line says GPU ids of a node, not the node",
+        "CONVERT-LOSES-ENGINE": "SGLang arguments describe SGLang servers only",
+        "CONVERT-LOSES-GPUS": "a command line names GPU ids of a node, but not the node",
     },
 )

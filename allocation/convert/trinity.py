@@ -55,7 +55,7 @@ def _auxiliary(reading: Reading) -> int:
     for place in sorted(places):
         taken += reading.size(f"{place}.engine_num") * reading.size(f"{place}.tensor_parallel_size")
         first = next(setting for key, setting in reading.settings.items() if key.startswith(place))
-        reading.report(unread=first, reason="an auxiliary model serves rewards or tools; its GPUs are set aside")
+        reading.report(unread=first, reason="an auxiliary model serves rewards or tools; its GPUs are reserved")
     return taken
 
 
@@ -79,8 +79,8 @@ SYSTEM = System(
     {
         "CONVERT-LOSES-ENGINE": "the engines of Trinity-RFT are rollout, actor, critic and ref",
         "CONVERT-LOSES-BACKEND": "Trinity-RFT serves with vLLM",
-        "CONVERT-LOSES-SIZE": "a vLLM engine has a tensor-parallel size only; trainers use all GPUs that are left",
-        "CONVERT-LOSES-GPUS": "the explorer's engines come first, all trainers share the GPUs that are left",
+        "CONVERT-LOSES-SIZE": "a vLLM engine has only a tensor-parallel size; trainers use all remaining GPUs",
+        "CONVERT-LOSES-GPUS": "the explorer's engines come first, and all trainers share the remaining GPUs",
     },
     even="all",
 )

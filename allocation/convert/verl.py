@@ -120,7 +120,7 @@ def _rollout(reading: Reading, dialect: Dialect) -> Found | None:
         backend = "vllm"
     inside = reading.find(f"{_ROLLOUT}.data_parallel_size")
     if inside and inside.value != "1":
-        reading.report(unread=inside, reason="it groups GPUs inside a server, for which an allocation has no letter")
+        reading.report(unread=inside, reason="it groups GPUs inside a server; an allocation has no letter for that")
     ep_key = f"{_ROLLOUT}.expert_parallel_size"
     ep = reading.size(ep_key)
     if ep > 1 and backend == "vllm":
@@ -196,8 +196,8 @@ def system(name: str, dialect: Dialect) -> System:
 
 
 _ONE_POOL = {
-    "CONVERT-LOSES-ENGINE": "the engines here are actor, rollout, critic and ref",
-    "CONVERT-LOSES-SIZE": "data parallelism is what the shared GPUs leave; fsdp has no tensor parallelism here",
-    "CONVERT-LOSES-GPUS": "trainers share one pool of GPUs, equally many on every node; ids are Ray's choice",
+    "CONVERT-LOSES-ENGINE": "the engines are actor, rollout, critic and ref",
+    "CONVERT-LOSES-SIZE": "data parallelism follows from the shared GPUs; fsdp has no tensor parallelism here",
+    "CONVERT-LOSES-GPUS": "trainers share one pool of GPUs, equally many on every node; Ray chooses the ids",
 }
 SYSTEM = system("verl", Dialect("verl", rollout_tp=2, own_pool=True))

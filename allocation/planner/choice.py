@@ -70,7 +70,7 @@ class Choice:
     @property
     def bottleneck(self) -> str:
         if self.shared:
-            return "both in turn"
+            return "both, one after the other"
         return "rollout" if self.servers.seconds > self.trainer.seconds else "training"
 
     def to_json(self) -> dict[str, Any]:

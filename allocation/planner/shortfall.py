@@ -30,14 +30,14 @@ def shortfall(task: Task) -> Iterator[str]:
     sides = {"the trainer alone needs": least_trainer(task), "the servers alone need": least_servers(task)}
     for name, least in sides.items():
         if least is None:
-            yield f"no sizes that {name.split(' alone')[0]} could have divide the model and {total} GPUs"
+            yield f"no sizes of {name.split(' alone')[0]} divide both the model and {total} GPUs"
         elif least[0] > room:
             size = f"{least[0] / GIB:.1f} GiB on each GPU, {(least[0] - room) / GIB:.1f} GiB more than it has"
             yield f"{name} at least {size} ({least[1]})"
     if all(least and least[0] <= room for least in sides.values()):
         trainer, servers = fewest_gpus(task)
         if trainer and servers:
-            yield f"the trainer needs at least {trainer} GPUs and the servers {servers}, of {total}"
+            yield f"the trainer needs at least {trainer} GPUs and the servers {servers}; the cluster has {total}"
 
 
 def fewest_gpus(task: Task) -> tuple[int | None, int | None]:

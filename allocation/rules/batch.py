@@ -20,7 +20,7 @@ def _pad(engine: Engine, length: int) -> tuple[int, int]:
     return multiple, -(-length // multiple) * multiple
 
 
-@rule("ALLOC-BATCH-SIZES", source="a batch counts things")
+@rule("ALLOC-BATCH-SIZES", source="a batch counts prompts, samples and tokens")
 def batch_positive(given_batch: BatchSpec) -> Iterator[Problem]:
     """Every number of a batch is at least 1."""
     for name in given_batch.__slots__:
@@ -48,7 +48,7 @@ def batch_by_dp(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
         product = f"micro-batch {batch.micro_batch} · `{engine.says('dp')}` = {batch.micro_batch * engine.dp}"
         yield Problem(f"{named} are not divisible by {product}", engine.spans("dp"))
     elif batch.micro_batch is None and sequences < engine.dp:
-        yield Problem(f"{named} leave some of `{engine.says('dp')}` without work", engine.spans("dp"))
+        yield Problem(f"{named} leave some of `{engine.says('dp')}` idle", engine.spans("dp"))
 
 
 @rule("ALLOC-BATCH-VPP", source=_SCHEDULES, megatron="microbatch_group_size_per_vp_stage")
@@ -72,7 +72,7 @@ def pipeline_filled(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     """With fewer sequences per rank than stages the pipeline is never full."""
     per_rank = batch.sequences // batch.n_minibatches // engine.dp
     if engine.pp > 1 and 0 < per_rank < engine.pp:
-        message = f"a rank has at most {per_rank} micro-batches for `{engine.says('pp')}`: stages wait"
+        message = f"a rank has at most {per_rank} micro-batches for `{engine.says('pp')}`: pipeline stages idle"
         yield Problem(message, engine.spans("pp", "dp"))
 
 
@@ -103,4 +103,6 @@ def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
 def positions_suffice(batch: BatchSpec, model: ModelSpec) -> Iterator[Problem]:
     """A sequence must not exceed the model's positions."""
     if batch.max_length and model.max_positions and batch.max_length > model.max_positions:
-        yield Problem(f"sequences of {batch.max_length} tokens exceed the {model.max_positions} of {model.name}")
+        yield Problem(
+            f"sequences of {batch.max_length} tokens exceed the {model.max_positions} positions of {model.name}"
+        )

@@ -16,7 +16,7 @@ from allocation.settings import Workload
 if TYPE_CHECKING:
     from allocation.memory import Footprint
 
-_SOURCE = "allocation/memory/; docs/memory_and_planning.md says how far it is off"
+_SOURCE = "allocation/memory/; docs/memory_and_planning.md lists its errors"
 # Above this share of a GPU the estimate's own error decides whether it fits.
 TIGHT = 0.92
 
@@ -66,7 +66,9 @@ def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
         room = one.footprint.kv_tokens
         if room is not None and room < longest:
             share = one.work.memory.mem_fraction_static
-            message = f"beside the weights a GPU's share ({share:g}) has room for {room:,} tokens of KV cache, "
+            message = (
+                f"the server's share of a GPU ({share:g}) holds, beside the weights, {room:,} tokens of KV cache; "
+            )
             message += f"the longest sequence has {longest:,}"
             yield Problem(message, one.engine.spans("tp"), source=one.engine.source)
 
@@ -118,7 +120,7 @@ def _fitting_option(group: Sequence[Planned]) -> str | None:
         other = [one._replace(work=change(one.work)) for one in group]
         size, room = _size(other)
         if size <= room and not any(cache_holds_a_sequence(other)):
-            return f"with {words} it needs {size / GIB:.1f} GiB"
+            return f"with {words} the layout needs {size / GIB:.1f} GiB"
     return None
 
 

@@ -35,7 +35,7 @@ def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
         yield Problem(f"{message}its parameters are counted as those of a dense model with a gated feed-forward part")
 
 
-@rule("ALLOC-QUANTIZED", source="weight updates send weights as the trainer has them", severity=Severity.WARNING)
+@rule("ALLOC-QUANTIZED", source="weight updates send the trainer's unquantized weights", severity=Severity.WARNING)
 def weights_as_trained(whole_model: ModelSpec) -> Iterator[Problem]:
     """Quantized checkpoints are counted with unquantized weights, which training and weight updates need; runs of
     areal-like reject such checkpoints."""
@@ -52,7 +52,7 @@ def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The compiler checks layouts for more model families than areal-like trains."""
     trained = TRAINED.get(trainer.backend.name)
     if trained is not None and model.family not in trained and (model.known_family or trainer.backend.name != "fsdp"):
-        message = f"the layout is checked, but no run of areal-like trains a {model.family} with {trainer.backend.name}"
+        message = f"the layout is valid, but areal-like does not train {model.family} with {trainer.backend.name}"
         yield Problem(message, (trainer.node.backend.span,))
 
 
@@ -75,7 +75,7 @@ def kv_heads_copied(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
     """With more TP ranks than KV heads each rank keeps a copy of a head, which saves no memory."""
     if not model.latent_attention and engine.tp > model.kv_heads and engine.tp % model.kv_heads == 0:
         copies = engine.tp // model.kv_heads
-        message = f"each of the {model.kv_heads} KV heads is kept {copies} times with `{engine.says('tp')}`"
+        message = f"each of the {model.kv_heads} KV heads is stored {copies} times with `{engine.says('tp')}`"
         yield Problem(message, engine.spans("tp"))
 
 

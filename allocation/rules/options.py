@@ -84,9 +84,11 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
     if counts["t"] != model.layers:
         yield Problem(f"pipeline_model_parallel_layout has {counts['t']} decoder layers, {model.name} {model.layers}")
     if counts["E"] != 1 or not order.startswith("E") or counts["L"] != 1 or not order.endswith("L"):
-        yield Problem("pipeline_model_parallel_layout starts with its only E and ends with its only L")
+        yield Problem("pipeline_model_parallel_layout must start with its only E and end with its only L")
     if "m" in order:
-        yield Problem("pipeline_model_parallel_layout has MTP layers, which are not trained here", help="leave m out")
+        yield Problem(
+            "pipeline_model_parallel_layout has MTP layers, which areal-like does not train", help="leave m out"
+        )
 
 
 @rule("ALLOC-VOCAB-PADDING", source="Megatron-LM training/vocab_utils.py; megatron-bridge the same",
@@ -117,14 +119,18 @@ def virtual_group_fills_pipeline(engine: Engine, settings: MegatronSettings) -> 
     group = settings.microbatch_group_size_per_vp_stage
     if engine.vpp > 1 and group is not None and group < engine.pp:
         message = f"microbatch_group_size_per_vp_stage is {group}, fewer than the stages of `{engine.says('pp')}`"
-        yield Problem(message, engine.spans("pp", "vpp"), "leave it out: it follows p")
+        yield Problem(
+            message, engine.spans("pp", "vpp"), "leave microbatch_group_size_per_vp_stage out: its default is p"
+        )
 
 
 @rule("ALLOC-SEQUENCE-PARALLEL", source="Megatron-LM core/model_parallel_config.py", megatron="sequence_parallel")
 def sequence_parallel_needs_tp(engine: Engine, settings: MegatronSettings) -> Iterator[Problem]:
     """Sequence parallelism splits activations that TP would repeat; with t1 there is nothing to split."""
     if settings.sequence_parallel and engine.tp == 1:
-        yield Problem("sequence_parallel is on, but t is 1", engine.spans("tp"), "leave it out: it follows t")
+        yield Problem(
+            "sequence_parallel is on, but t is 1", engine.spans("tp"), "leave sequence_parallel out: it follows t"
+        )
 
 
 @rule("ALLOC-MOE-SEQUENCE-PARALLEL", source="Megatron-LM core/transformer/moe/moe_layer.py",
@@ -144,7 +150,9 @@ def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
     if name not in DISPATCHERS:
         yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
     elif name == "allgather":
-        yield Problem("the allgather dispatcher takes no variable sequence lengths", help="use alltoall or flex")
+        yield Problem(
+            "the allgather dispatcher does not support variable sequence lengths", help="use alltoall or flex"
+        )
 
 
 @rule("ALLOC-DEEPEP", source=f"{CONFIG}, moe_enable_deepep", megatron="moe_enable_deepep")

@@ -20,18 +20,16 @@ Spans = tuple[Span, ...]
 def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
     """`d*` takes the rest of the cluster, so the cluster must be known."""
     for first in _open(open_request) if open_request.cluster is None else ():
-        yield _problem_of(
-            first, "`d*` needs to know the cluster", first.spans("dp"), "give the cluster, for example 1x8"
-        )
+        yield _problem_of(first, "`d*` needs a known cluster", first.spans("dp"), "set the cluster, for example 1x8")
 
 
 @rule("ALLOC-STAR-TWICE", source=LANGUAGE)
 def star_once(open_request: Request) -> Iterator[Problem]:
     """Only one group can take the rest of the cluster."""
     if len(firsts := _open(open_request)) > 1:
-        message = "`d*` stands in two groups; what is left can go to one only"
+        message = "`d*` appears in two groups; only one group can take the remaining GPUs"
         marks = [(engine, engine.spans("dp")) for engine in firsts[1::-1]]
-        yield _together(message, marks, "write a number in the other")
+        yield _together(message, marks, "write a number in the other group")
 
 
 def _open(request: Request) -> list[Engine]:
@@ -45,7 +43,7 @@ def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
     for engine in group:
         if engine.starred and (room == 0 or room % engine.per_replica):
             needs = f"a multiple of {engine.per_replica}" if room else f"at least {engine.smallest_world}"
-            left = f"{room} GPUs are there" if room else "too few GPUs are left"
+            left = f"{room} GPUs are available" if room else "too few GPUs are left"
             yield _problem_of(engine, f"`{engine.label}` needs {needs} GPUs for `d*`, but {left}", engine.spans("dp"))
 
 
@@ -54,7 +52,7 @@ def world_bounded(sized_request: Request) -> Iterator[Problem]:
     """A count beyond a million GPUs is a typing error, and its tables would fill the memory."""
     for engine in sized_request.engines:
         if max(engine.world, n_gpus(explicit(engine))) > LARGEST_WORLD:
-            message = f"`{_short(engine.label)}` asks for {_number(engine.world)} GPUs; at most {LARGEST_WORLD:,} are laid out"
+            message = f"`{_short(engine.label)}` needs {_number(engine.world)} GPUs; the limit is {LARGEST_WORLD:,}"
             yield _problem_of(engine, message, (engine.node.layout.span,))
 
 
@@ -66,14 +64,14 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
         return
     if len(needs) == 1:
         engine = max(request.groups[0], key=lambda e: e.world)
-        asked = f"`{_short(engine.label)}` asks for {_number(needs[0])} GPUs"
+        asked = f"`{_short(engine.label)}` needs {_number(needs[0])} GPUs"
         marks = [(engine, engine.spans("dp", "tp", "pp", "cp"))]
     else:
         parts = " + ".join(map(_number, needs[:8])) + (" + …" if len(needs) > 8 else "")
-        asked = f"{_number(sum(needs))} GPUs are asked for ({parts})"
+        asked = f"the groups need {_number(sum(needs))} GPUs ({parts})"
         marks = [(group[0], (group[0].node.span,)) for group in request.groups]
         help = "colocate engines with `|`, or make them smaller"
-    yield _together(f"{asked}, the cluster has {cluster.n_gpus} ({cluster})", marks, help)
+    yield _together(f"{asked}; the cluster has {cluster.n_gpus} ({cluster})", marks, help)
 
 
 @rule("ALLOC-COLOCATE-SIZE", source=LANGUAGE)
@@ -85,7 +83,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
         if wrong:
             sizes = ", ".join(f"`{_short(e.label)}` has {_number(e.world)}" for e in group[:4])
             message = f"colocated engines need equally many GPUs: {sizes}"
-            help = f"give each {_number(need)} GPUs, or say with `@` which GPUs each of them has"
+            help = f"give each {_number(need)} GPUs, or name the GPUs of each with `@`"
             others = [engine for engine in group if engine not in wrong]
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 
@@ -117,9 +115,9 @@ def groups_disjoint(request: Request) -> Iterator[Problem]:
     last: tuple[int, Engine, range] | None = None
     for number, engine, ids in sorted(named, key=lambda entry: (entry[2].start, entry[0])):
         if last and ids.start < last[2].stop and number != last[0]:
-            message = f"GPU {ids.start} is given to `{_short(last[1].label)}` and to `{_short(engine.label)}`"
+            message = f"GPU {ids.start} is assigned to both `{_short(last[1].label)}` and `{_short(engine.label)}`"
             marks = [(e, (e.node.gpus[0].span,)) for e in (engine, last[1])]
-            yield _together(message, marks, "join the two with `|` to share GPUs")
+            yield _together(message, marks, "join the two engines with `|` to share GPUs")
         if last is None or ids.stop > last[2].stop:
             last = (number, engine, ids)
 
@@ -140,17 +138,15 @@ def server_in_node(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | Non
     for engine, gpus in _with_tensor_parallelism(placed):
         if engine.tp > per_node and engine.tp % per_node:
             message = f"`{engine.says('tp')}` is more than the {per_node} GPUs of a node, and not a multiple of them"
-            yield _problem_of(
-                engine, message, engine.spans("tp"), f"take more servers with a t that divides {per_node}"
-            )
+            yield _problem_of(engine, message, engine.spans("tp"), f"use more servers with a t that divides {per_node}")
         elif split := _first_split(gpus, engine.tp, per_node):
             ids = ",".join(map(str, gpu_ranges(split)))
             where = "on several nodes" if engine.tp <= per_node else "on parts of nodes"
             message = f"tensor-parallel GPUs {ids} of `{_short(engine.label)}` are {where}"
             help = (
-                f"take a t that divides the {per_node} GPUs of a node"
+                f"use a t that divides the {per_node} GPUs of a node"
                 if per_node % engine.tp and engine.tp < per_node
-                else "put this engine first"
+                else "write this engine first"
             )
             help = "name its GPUs with `@`, each server's on one node" if named else help
             yield _problem_of(engine, message, engine.spans("tp"), help)
@@ -163,7 +159,7 @@ def server_over_nodes(placed: Sequence[tuple[Engine, Gpus]], cluster: Cluster | 
     per_node = _per_node(cluster)
     for engine, _ in _with_tensor_parallelism(placed):
         if engine.tp > per_node and engine.tp % per_node == 0:
-            message = f"each server of `{_short(engine.label)}` runs over {engine.tp // per_node} nodes"
+            message = f"each server of `{_short(engine.label)}` spans {engine.tp // per_node} nodes"
             yield _problem_of(engine, message, engine.spans("tp"))
 
 

@@ -17,7 +17,7 @@ def one_member_per_field(field: Allocation, role: str) -> Iterator[Problem]:
     members = list(field.members)
     if len(members) > 1:
         help = "write the whole allocation in `allocation_mode`"
-        yield Problem(f"{role}.backend holds {len(members)} engines, it takes one", (members[1].span,), help)
+        yield Problem(f"{role}.backend contains {len(members)} engines, but must contain one", (members[1].span,), help)
 
 
 @rule("ALLOC-NAME-KEY", source="AReaL's per-engine fields")
@@ -25,7 +25,7 @@ def name_agrees_with_field(field: Allocation, role: str) -> Iterator[Problem]:
     """The field determines the engine's role; another name in the string contradicts it."""
     for member in field.members:
         if member.name and member.name.text != role:
-            yield Problem(f"the engine is called `{member.name}` in the field of `{role}`", (member.name.span,))
+            yield Problem(f"the engine in the field of `{role}` is named `{member.name}`", (member.name.span,))
 
 
 @rule("ALLOC-NAME-TWICE", source=LANGUAGE)
@@ -35,7 +35,7 @@ def names_unique(engines: list[Engine]) -> Iterator[Problem]:
     for engine in engines:
         name = engine.node.name
         if name and first.setdefault(name.text, name) is not name:
-            yield Problem(f"two engines are called `{name}`", (name.span, first[name.text].span))
+            yield Problem(f"two engines are named `{name}`", (name.span, first[name.text].span))
 
 
 @rule("ALLOC-NAME-NEEDED", source=LANGUAGE)
@@ -50,5 +50,5 @@ def roles_are_clear(engines: list[Engine]) -> Iterator[Problem]:
             usual = chain(_USUAL[engine.backend.kind], (f"{engine.backend.kind}{n}" for n in count(1)))
             taken.add(role := next(name for name in usual if name not in taken))
             help = f"write for example `{engine.node.backend}[{role}]:…`"
-            message = f"`{engine.node.backend}` needs a name: its role cannot be told from the string"
+            message = f"`{engine.node.backend}` needs a name: the string does not determine its role"
             yield Problem(message, (engine.node.backend.span,), help)

@@ -40,7 +40,7 @@ def too_long(text: str) -> Iterator[Problem]:
 def dot_form(failure: Failure) -> Iterator[Problem]:
     """The older spelling with a dot is rejected, not guessed: it could not name engines."""
     if match := _DOT.match(failure.member):
-        yield Problem("the dot form was dropped", failure.whole, f"write `{match[1]}:{match[2]}`")
+        yield Problem("the spelling with a dot is no longer supported", failure.whole, f"write `{match[1]}:{match[2]}`")
 
 
 @rule("ALLOC-BACKEND-MISSING", source=LANGUAGE)
@@ -58,12 +58,12 @@ def backend_missing(failure: Failure) -> Iterator[Problem]:
 def parenthesis(failure: Failure) -> Iterator[Problem]:
     """A folded layout is written in parentheses, or in the shell-safe spelling with `/` and without parentheses."""
     if "RPAR" in failure.expected:
-        yield Problem("the `)` that closes the folded layout is missing", failure.here)
+        yield Problem("the closing `)` of the folded layout is missing", failure.here)
     elif "SLASH" in failure.expected:
         help = "write `(attn:…|ffn:…)`, or `attn:…/ffn:…` without quotes in a shell"
         yield Problem("a folded layout without parentheses needs `/ffn:` here", failure.here, help)
     elif re.match(r"\s*ffn\s*:|[^:]*:\s*\(\s*ffn\b", failure.member):
-        yield Problem("`ffn` comes second in a folded layout", failure.whole, "write `(attn:…|ffn:…)`")
+        yield Problem("`ffn` must come second in a folded layout", failure.whole, "write `(attn:…|ffn:…)`")
 
 
 @rule("ALLOC-SYNTAX", source=LANGUAGE)

@@ -30,7 +30,7 @@ def backend_known(member: Engine) -> Iterator[Problem]:
         known = ", ".join(f"`{name}`" for name in BACKENDS)
         help = f"did you mean `{guess}`?" if guess else f"the backends are {known}"
         if word.text == "ffn":
-            help = "a folded layout with `|` stands in parentheses: `megatron:(attn:…|ffn:…)`"
+            help = "a folded layout with `|` needs parentheses: `megatron:(attn:…|ffn:…)`"
         yield Problem(f"unknown backend `{word}`", (word.span,), help)
 
 
@@ -39,7 +39,7 @@ def name_reserved(member: Engine) -> Iterator[Problem]:
     """A name must not be a word of the language; the string would be ambiguous."""
     name = member.node.name
     if name and name.text in RESERVED:
-        yield Problem(f"`{name}` is a word of the language and cannot be a name", (name.span,))
+        yield Problem(f"`{name}` is a reserved word and cannot be a name", (name.span,))
 
 
 @rule("ALLOC-LETTER", source=LANGUAGE)
@@ -78,7 +78,7 @@ def letter_of_backend(member: Engine) -> Iterator[Problem]:
             others = " or ".join(
                 b.name for b in BACKENDS.values() if dim.letter in b.letters and b.kind == member.backend.kind
             )
-            message = f"{member.backend.name} has no {DIMENSIONS[dim.letter]} parallelism, but {{}} asks for it"
+            message = f"{member.backend.name} has no {DIMENSIONS[dim.letter]} parallelism, but {{}} requests it"
             yield _problem_at(dim, message, f"use {others}" if others else f"leave `{_short(str(dim))}` out")
 
 
@@ -136,7 +136,9 @@ def star_on_d(member: Engine) -> Iterator[Problem]:
     """Only the data-parallel size can follow from the cluster: the other sizes change the replica."""
     for part, dim in member.dims:
         if dim.count == "*" and (dim.letter != "d" or part == "ffn"):
-            yield _problem_at(dim, f"`*` cannot stand on `{_short(dim.letter)}`", "`d*` alone takes what is left")
+            yield _problem_at(
+                dim, f"`*` is not allowed on `{_short(dim.letter)}`", "only `d*` takes the remaining GPUs"
+            )
 
 
 @rule("ALLOC-GPU-RANGE", source=LANGUAGE)
@@ -150,7 +152,7 @@ def gpu_ranges(member: Engine) -> Iterator[Problem]:
         elif first > last:
             yield Problem(f"`{gpus}` runs backwards", (gpus.span,), f"write `{last}-{first}`")
         elif first <= reached:
-            yield Problem(f"`{gpus}` names a GPU a second time", (gpus.span,))
+            yield Problem(f"`{gpus}` repeats a GPU", (gpus.span,))
         reached = max(reached, last)
 
 

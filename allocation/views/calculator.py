@@ -57,9 +57,9 @@ class Calculator:
         # A model's name may be looked up on the hub, so it is taken when it is complete, not at every letter.
         self.model = ipywidgets.Combobox(
             value=model, options=tuple(known_models()), description="model", continuous_update=False,
-            placeholder="a name or a config.json; empty: any", **wide,
+            placeholder="a name or a config.json; empty: unknown", **wide,
         )  # fmt: skip
-        hint = "4x8 is four nodes with eight GPUs; empty: any"
+        hint = "4x8 is four nodes with eight GPUs; empty: unknown"
         self.cluster = ipywidgets.Text(cluster, description="cluster", placeholder=hint, **wide)
         self._view = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.allocation, self.model, self.cluster, self._view])

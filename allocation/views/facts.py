@@ -125,7 +125,7 @@ def engines_with(name: str, engines: Sequence[EnginePlan]) -> tuple[EnginePlan, 
     if having := tuple(engine for engine in engines if name in rank_groups(engine)):
         return having
     names = dict.fromkeys(known for engine in engines for known in rank_groups(engine))
-    raise KeyError(f"there is no group {name}; there are {', '.join(names)}")
+    raise KeyError(f"unknown group {name}; the groups are {', '.join(names)}")
 
 
 def links(engine: EnginePlan) -> list[Link]:
@@ -181,7 +181,7 @@ def rank_maps(engine: EnginePlan, by: str | None = None) -> list[RankMap]:
     """
     groups = rank_groups(engine)
     if by is not None and by not in groups:
-        raise KeyError(f"{engine.role} has no group {by!r}; it has {', '.join(groups)}")
+        raise KeyError(f"{engine.role} has no group {by!r}; its groups are {', '.join(groups)}")
     if engine.kind == SERVER:
         grid = RankGrid(("tp", "pp", "dp"), (engine.sizes.tp, engine.sizes.pp, engine.sizes.dp))
         return [_map("servers", SERVERS, grid, groups)]

@@ -84,7 +84,7 @@ def svg(estimate: Estimate) -> str:
             picture.text(MARGIN + SVG_LABEL + SVG_BAR + 8, y + 14, f"{phase.bytes / GIB:.2f} GiB", "node")
             if estimate.gpu_bytes:
                 end = MARGIN + SVG_LABEL + estimate.gpu_bytes / scale * SVG_BAR
-                picture.box(end, y, 1, SVG_ROW - 4, "#c62828", "#c62828", "the GPU ends here")
+                picture.box(end, y, 1, SVG_ROW - 4, "#c62828", "#c62828", "end of the GPU's memory")
             y += SVG_ROW
     names = dict.fromkeys(item.name for one in estimate.footprints for phase in one.phases for item in phase.items)
     for number, name in enumerate(names):

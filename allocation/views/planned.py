@@ -57,22 +57,22 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
     lines = [
         f"Slower side: {best.bottleneck}. Training takes {best.trainer.seconds:.1f} s: {shown}.",
         f"Each of {count(servers.dp, 'server')} decodes {servers.concurrency:,} responses at once with its share of a GPU, "
-        f"sglang.mem_fraction_static={servers.share:g}; the longest alone takes {servers.longest:.1f} s. "
+        f"sglang.mem_fraction_static={servers.share:g}; the longest response alone takes {servers.longest:.1f} s. "
         f"A weight update takes {best.update:.1f} s.",
     ]
     named = zip(("first", "last"), best.trainer.ends, strict=True)
     if keys := " and ".join(f"num_layers_in_{which}_pipeline_stage={n}" for which, n in named if n is not None):
         lines.append(f"The stages of its pipeline have {stage_words(task, best)} layers: set {keys}.")
     if task.model.family not in TRAINED["megatron"]:
-        lines.append(f"No run of areal-like trains a {task.model.family} with megatron: this is a plan on paper.")
+        lines.append(f"areal-like does not train {task.model.family} with megatron: this plan cannot be run.")
     if servers.tp > task.cluster.n_gpus_per_node:
         nodes = servers.tp // task.cluster.n_gpus_per_node
-        lines.append(f"A server needs {nodes} nodes, and runs of areal-like start each server on one.")
+        lines.append(f"A server needs {nodes} nodes, but areal-like starts each server on one node.")
     if more is not None and more.seconds < best.seconds:
         change = more.seconds / best.seconds - 1
-        lines.append(f"With one node more {more.allocation} takes {more.seconds:.1f} s ({change:+.0%}).")
+        lines.append(f"With one more node {more.allocation} takes {more.seconds:.1f} s ({change:+.0%}).")
     lines.append(
-        f"On {tide.gpus} GPUs {tide.server_gpus:.1f} for servers would make both sides equally long, {tide.even:.1f} s; "
+        f"Of {tide.gpus} GPUs, {tide.server_gpus:.1f} for servers would balance both sides at {tide.even:.1f} s; "
         f"expected staleness {tide.staleness:.1f}."
     )
     return [*lines, asynchrony_words(best, tide)]
@@ -83,10 +83,10 @@ def asynchrony_words(best: Choice, tide: Asynchrony) -> str:
     synchronous, split = tide.even + tide.tail, max(best.trainer.seconds, best.servers.seconds)
     if best.shared or split >= synchronous:
         return (
-            f"Asynchrony will not pay: taking turns on all GPUs would take {synchronous:.1f} s beside the update, of "
+            f"Asynchrony does not pay: synchronous training on all GPUs would take {synchronous:.1f} s plus the update, of "
             f"which the longest response is {tide.tail:.1f} s."
         )
     return (
-        f"Asynchrony pays: taking turns on all GPUs would take {synchronous:.1f} s beside the update, {tide.tail:.1f} s "
-        f"of it in waiting for the longest response; side by side it is {split:.1f} s."
+        f"Asynchrony pays: synchronous training on all GPUs would take {synchronous:.1f} s plus the update, {tide.tail:.1f} s "
+        f"of it waiting for the longest response; asynchronous training takes {split:.1f} s."
     )

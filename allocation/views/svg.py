@@ -105,7 +105,7 @@ def _panel(picture: Picture, engine: EnginePlan, rank_map: RankMap, left: float,
 
 def _cell(picture: Picture, rank_map: RankMap, rank: int | None, x: float, y: float, gpu: int) -> None:
     if rank is None:
-        picture.box(x, y, CELL_WIDTH, CELL_HEIGHT, "white", "#d0d7de", f"GPU {gpu}: not this engine's")
+        picture.box(x, y, CELL_WIDTH, CELL_HEIGHT, "white", "#d0d7de", f"GPU {gpu}: not used by this engine")
         return
     group, place = rank_map.groups[rank], rank_map.labels[rank]
     fill = colour(group) if group >= 0 else "white"

@@ -81,7 +81,7 @@ def _cell(rank_map: RankMap, rank: int | None, width: int) -> Text:
 def _links(engine: EnginePlan) -> RenderableType:
     rows = links(engine)
     if not rows:
-        return Text("  Every group has one rank: nothing is exchanged.")
+        return Text("  Every group has one rank, so no data is exchanged.")
     table = plain_table("group", "groups", "ranks", "links", "carries", right=["groups", "ranks"])
     for row in rows:
         style = "yellow" if row.across else ""
@@ -101,7 +101,7 @@ def partners(engine: EnginePlan, rank: int, name: str | None = None) -> Group:
         nodes = len({engine.devices[member].node for member in members})
         words = "same node" if nodes == 1 else f"{nodes} nodes"
         table.add_row(key, ranges(members), Text(words, "yellow" if nodes > 1 else ""), CARRIES[key])
-    return Group(title, _indent(table) if table.row_count else Text("  It exchanges nothing with other ranks."))
+    return Group(title, _indent(table) if table.row_count else Text("  This rank exchanges no data with other ranks."))
 
 
 def groups_list(engine: EnginePlan, name: str | None = None) -> Group:

@@ -49,7 +49,7 @@ def complete(peer: Translation) -> None:
         ours["total_train_epochs"] = max(steps, 1)
     for key in ("actor.path", "train_dataset.path"):
         if ours.get(key) is None:
-            peer.fill(key, "the configuration does not name it")
+            peer.fill(key, "the configuration does not set it")
     if not any(key.startswith("reward.") for key in ours):
         peer.fill("reward.function", "the reward is code: write it as my_rewards.py:score, or set reward.type=gsm8k")
     _drop_defaults(peer)
@@ -68,7 +68,7 @@ def _roles(peer: Translation) -> None:
         for key in own if not wanted else ():
             del ours[key]
             if key in peer.said or f"now {key}" in peer.renamed.values():
-                peer.unneeded[key] = f"nothing asks for a {'reference' if role == 'ref' else 'critic'}"
+                peer.unneeded[key] = f"the algorithm uses no {'reference' if role == 'ref' else 'critic'}"
     if not needed["ref"]:
         for key in (*_DIVERGENCES, "actor.kl_estimator"):
             ours.pop(key, None) if key == "actor.kl_estimator" else None
@@ -93,7 +93,7 @@ def _evaluation(peer: Translation) -> None:
     for key in [key for key in ours if key.startswith(("evaluator.", "valid_dataset."))]:
         del ours[key]
         if key in peer.renamed.values():
-            peer.unneeded[key] = "no evaluation prompts are named (valid_dataset.path)"
+            peer.unneeded[key] = "the configuration names no evaluation prompts (valid_dataset.path)"
 
 
 def _recomputation(peer: Translation) -> None:
@@ -201,7 +201,7 @@ def _room(peer: Translation, config: RunConfig) -> None:
     """Drop a context that is too short, and make micro-batches large enough for the longest sequence."""
     if config.sglang.context_length and config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
         length = peer.ours.pop("sglang.context_length", None)
-        peer.unneeded["sglang.context_length"] = f"{length} is left out: the run needs {needed}"
+        peer.unneeded["sglang.context_length"] = f"{length} is too short and left out: the run needs {needed}"
     if config.actor.mb_spec.max_tokens_per_mb < config.longest_sequence:
         peer.ours[f"actor{_PACKED}"] = room = -(-config.longest_sequence // 1024) * 1024
-        peer.renamed[f"actor{_PACKED}"] = f"{room}, as the longest sequence has to fit"
+        peer.renamed[f"actor{_PACKED}"] = f"{room}, because the longest sequence must fit"

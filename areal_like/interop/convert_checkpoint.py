@@ -51,7 +51,7 @@ def convert(
         with _appearing(target) as partial, _megatron() as megatron:
             return megatron.to_megatron(chosen, source, files, partial, dtype, leave_out)
     if dtype or leave_out:
-        raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out are for Hugging Face checkpoints")
+        raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out need a Hugging Face checkpoint")
     found = _find(source, model)
     if found.by_fsdp:
         from areal_like.trainer.fsdp.conversion import to_hugging_face
@@ -84,9 +84,9 @@ def _megatron() -> Iterator[ModuleType]:
 
 def _check_target(target: Path | None) -> None:
     if target is not None and target.exists():
-        raise CheckpointError(f"{target} exists already; name a directory that does not")
+        raise CheckpointError(f"{target} already exists; choose a new directory")
     if target is not None and not target.absolute().parent.is_dir():
-        raise CheckpointError(f"{target} cannot be made: there is no directory {target.absolute().parent}")
+        raise CheckpointError(f"{target} cannot be created: missing directory {target.absolute().parent}")
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -109,9 +109,9 @@ def _bridge(path: Path, wanted: str | None) -> str:
     config = json.loads((path / "config.json").read_text())
     family, fitting = config["model_type"], converting_bridges(config)
     if not fitting:
-        raise CheckpointError(f"the model is a {family}, which neither bridge holds ({' and '.join(BRIDGES)})")
+        raise CheckpointError(f"neither bridge supports the model family {family} ({' and '.join(BRIDGES)})")
     if wanted is not None and wanted not in fitting:
-        raise CheckpointError(f"{wanted} does not hold a {family}; write --bridge {fitting[0]}")
+        raise CheckpointError(f"{wanted} does not support the model family {family}; use --bridge {fitting[0]}")
     return wanted or fitting[0]
 
 
@@ -121,12 +121,12 @@ def _find(source: Path, model: Path | None) -> _Source:
     own = model or path / DESCRIPTIONS
     if (path / CONFIG).is_file() and (model or (own / "config.json").is_file()):
         return _Source(path, own, own)
-    help = "name the model that it is of: --model DIRECTORY, which has config.json and tokenizer"
+    help = "set --model DIRECTORY to the model's directory, with config.json and tokenizer"
     if run is None:
         if (path / CONFIG).is_file():
-            raise CheckpointError(f"{path} does not say whose weights it has; {help}")
+            raise CheckpointError(f"{path} does not name its model; {help}")
         raise CheckpointError(
-            f"{path} is not a whole checkpoint: it has neither config.json (Hugging Face) nor {CONFIG} (Megatron's last), "
+            f"{path} is not a complete checkpoint: it has neither config.json (Hugging Face) nor {CONFIG} (Megatron's last), "
             f"nor {CONFIG_FILE} and {DIRECTORY} (a run)"
         )
     try:
@@ -148,7 +148,7 @@ def _of_run(source: Path) -> tuple[Path, Path | None]:
     if (source / CONFIG_FILE).is_file() and (source / DIRECTORY).is_dir():
         found, complaints = newest(source / DIRECTORY)
         if found is None:
-            raise CheckpointError("; ".join([f"{source} has no whole checkpoint", *complaints]))
+            raise CheckpointError("; ".join([f"{source} has no complete checkpoint", *complaints]))
         return found.path / "actor", source
     here = source.absolute()
     step = here if here.name.startswith("step-") else here.parent

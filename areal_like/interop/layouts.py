@@ -28,12 +28,12 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
         if found.severity is not Severity.ERROR:
             peer.renamed[f"layout {place + 1}"] = str(found.message)
     if errors or not text:
-        _leave(peer, "; ".join(errors) or "the configuration does not have the layout")
+        _leave(peer, "; ".join(errors) or "the configuration contains no layout")
         return None
     for key in _KEYS:
         peer.ours.pop(key, None)
     if "vllm" in text:
-        peer.renamed["layout"] = "servers are SGLang's, where vLLM's were"
+        peer.renamed["layout"] = "the servers are SGLang instead of vLLM"
     try:
         allocation = _two_roles(text.replace("vllm", "sglang"), peer)
         plan = compile(allocation)
@@ -41,7 +41,7 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
         _leave(peer, f"{text}: {'; '.join(str(found.message) for found in error.findings)}")
         return None
     if not any(engine.servers for engine in plan.engines):
-        _leave(peer, f"no servers are in {allocation}, and every run has some: write sglang:d1+{allocation}")
+        _leave(peer, f"{allocation} has no servers, which every run needs: write sglang:d1+{allocation}")
         return None
     peer.ours["allocation_mode"] = allocation
     _role_layouts(parse(allocation), peer)
@@ -94,7 +94,7 @@ def _role_layouts(allocation: Allocation, peer: Translation) -> None:
         own, _ = read("areal", str(peer.get(f"{role}.backend")))  # whose key it is
         where = {name: peer.ours.pop(f"{role}.scheduling_strategy.{name}", None) for name in ("type", "target")}
         if own == actor and where["type"] != "separation" and where["target"] in (None, "actor"):
-            peer.unneeded[f"{role}.backend"] = "it has the actor's layout, on its GPUs"
+            peer.unneeded[f"{role}.backend"] = "the role has the actor's layout and GPUs"
         elif peer.number("actor.kl_ctl") or role == "critic":
             keys = f"actor.backend={actor}, rollout.backend={texts.get('sglang')} and {role}.backend={own}"
             peer.fill("allocation_mode", f"{role}.backend is not the actor's: write {keys} in place of allocation_mode")
@@ -106,7 +106,7 @@ def _packing(plan: Plan, peer: Translation) -> None:
     for key in [key for key in peer.ours if key.endswith(_PACKED) and peer.system != "areal" and cp > 1]:
         if isinstance(peer.ours[key], int):
             peer.ours[key] *= cp
-            peer.renamed[key] = f"{peer.ours[key]}, of {cp} GPUs that share sequences"
+            peer.renamed[key] = f"{peer.ours[key]}, for {cp} GPUs that share sequences"
 
 
 def _cluster(gpus: int, peer: Translation) -> None:
@@ -116,10 +116,10 @@ def _cluster(gpus: int, peer: Translation) -> None:
     nodes = peer.ours.setdefault("cluster.n_nodes", needed)
     if isinstance(nodes, int) and nodes < needed:
         peer.ours["cluster.n_nodes"] = nodes = needed
-        peer.renamed["cluster.n_nodes"] = f"{needed}, as the layout has {gpus} GPUs"
+        peer.renamed["cluster.n_nodes"] = f"{needed}, because the layout has {gpus} GPUs"
     if isinstance(nodes, int) and nodes > 1 and peer.ours.get("scheduler.type") != "ray":
         peer.ours["scheduler.type"] = "ray"
-        peer.renamed["scheduler.type"] = f"ray, as {nodes} nodes are a Ray cluster that is started before the run"
+        peer.renamed["scheduler.type"] = f"ray, because {nodes} nodes need a Ray cluster, started before the run"
 
 
 def _two_roles(text: str, peer: Translation) -> str:
@@ -129,7 +129,7 @@ def _two_roles(text: str, peer: Translation) -> str:
         kept = tuple(member for member in group.members if not member.name or member.name.text in ("actor", "rollout"))
         for member in group.members:
             if member not in kept and member.name:
-                peer.unneeded[f"layout of {member.name.text}"] = f"a section {member.name.text} switches it on"
+                peer.unneeded[f"layout of {member.name.text}"] = f"the section {member.name.text} adds this role"
         if kept:
             groups.append(Group(kept))
     return spell(normalise(Allocation(tuple(groups))))

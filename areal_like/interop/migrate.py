@@ -27,10 +27,10 @@ _TELLING = {  # a system by its keys
     "areal": r"(?m)^(gconfig|rollout|actor|allocation_mode|async_training):|\b(actor|rollout)\.backend=|\ballocation_mode=",
 }
 _HEADINGS = {
-    "changes": "changes what is trained",
-    "missing": "to be filled in (???)",
-    "renamed": "has another name",
-    "unneeded": "unneeded",
+    "changes": "changes training",
+    "missing": "to be set by the user (???)",
+    "renamed": "renamed",
+    "unneeded": "unnecessary",
 }
 
 
@@ -70,10 +70,10 @@ def migrate(text: str, system: str | None = None) -> Migration:
     system = system or next((name for name, keys in _TELLING.items() if re.search(keys, text)), None)
     if system is None:
         known = ", ".join(TITLES.values())
-        return Migration("", problems=[f"this is not a configuration of {known}: none of their keys is in it"])
+        return Migration("", problems=[f"this is not a configuration of {known}: it has none of their keys"])
     reading = Reading.of_command(text) if system == "slime" else Reading.of_config(text)
     if not reading.settings:
-        return Migration(system, problems=[str(found) for found in reading.findings] or ["no settings are in it"])
+        return Migration(system, problems=[str(found) for found in reading.findings] or ["it contains no settings"])
     done = Migration(system)
     peer = Translation(system, dict(_read_settings(reading, done)), DEFAULTS[system])
     peer.changes, peer.missing, peer.renamed, peer.unneeded = done.changes, done.missing, done.renamed, done.unneeded
@@ -101,7 +101,7 @@ def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any
         known = entry(done.system, key)
         target = known[1].ours if known else None
         if target and annotation_of(target) is not None:
-            done.missing[target] = f"{key} is {text}, which only the shell knows"
+            done.missing[target] = f"{key} is {text}, a value that only the shell knows"
             yield key, MISSING
         elif re.fullmatch(r"\$\{[\w.]+\}", setting.value):  # of a section, or of a key that is not set
             yield key, setting.value
@@ -133,10 +133,10 @@ def _translate(peer: Translation) -> None:
         if peer.system == "areal" and key in ours and (found is None or name != key):
             found = rename(key)
         if found is None and peer.system == "areal" and key.partition(".")[0] not in _SECTIONS:
-            peer.missing["workflow"] = f"{key.partition('.')[0]} is of AReaL's training script: write a workflow"
-            peer.unneeded[key] = "it is of AReaL's training script: a workflow has its own settings"
+            peer.missing["workflow"] = f"{key.partition('.')[0]} belongs to AReaL's training script: write a workflow"
+            peer.unneeded[key] = "this key belongs to AReaL's training script; set the parameters of the workflow"
         elif found is None:
-            peer.changes[key] = f"{value!r}: this key is unknown here, so that its effect is"
+            peer.changes[key] = f"{value!r}: unknown key, so its effect is unknown"
         elif found.ours:
             _write(peer, key, plain_key(key)[len(name) :] if found.below else "", found, value)
         elif found.changes:
@@ -154,7 +154,7 @@ def _write(peer: Translation, key: str, rest: str, found: Entry, value: Any) -> 
     """Write one value under our name of its key."""
     target = f"{found.ours}{rest}"
     if isinstance(value, str) and value.startswith("${actor."):
-        peer.unneeded[key] = "where it is not set it is the actor's"
+        peer.unneeded[key] = "the actor's value is the default"
         return
     if value is None and key in peer.said:
         peer.unneeded[key] = "null"
@@ -169,7 +169,7 @@ def _write(peer: Translation, key: str, rest: str, found: Entry, value: Any) -> 
     elif ".env_vars." in target:
         value = str(value)
     if value is None:
-        peer.unneeded[key] = "here it is not set for that"
+        peer.unneeded[key] = "left unset here for this value"
         return
     peer.ours[target] = value
     if key in peer.said and target != key:
@@ -181,7 +181,7 @@ def _first(peer: Translation, key: str, target: str, values: list[Any]) -> Any:
     if len(values) <= 1:
         return values[0] if values else None
     if target == "train_dataset.path":
-        why = f"{', '.join(map(str, values))} are one set there: join them in my_data.py:rows, or in a mixture"
+        why = f"{', '.join(map(str, values))} form one set: join them in my_data.py:rows, or in a mixture"
         peer.missing[target] = why
         return MISSING
     if target == "valid_dataset.path":
@@ -189,7 +189,7 @@ def _first(peer: Translation, key: str, target: str, values: list[Any]) -> Any:
             name = re.sub(r"\W+", "_", str(value).rpartition("/")[2].partition(".")[0]) or "set"
             peer.ours[f"evaluator.datasets.{name}_{place}.path"] = value
         return values[0]
-    peer.changes[key] = f"{values[0]} alone, without {', '.join(map(str, values[1:]))}"
+    peer.changes[key] = f"only {values[0]}, without {', '.join(map(str, values[1:]))}"
     return values[0]
 
 

@@ -24,7 +24,7 @@ def _example(system: str) -> str:
     if done.problems or done.system != system:
         raise ValueError(f"{file} is not read as {system}'s: {done.problems}")
     command = f"areal-like migrate docs/coming_from/examples/{file.name} > run.yaml"
-    ending = "" if done.same else " It ends with exit code 1, because something that is trained changes."
+    ending = "" if done.same else " It ends with exit code 1, because training changes."
     return f"""
 ## An example
 
@@ -76,9 +76,9 @@ def _meaning(found: Entry) -> str:
     if found.together:
         return " and ".join(f"`{key}`" for key in found.together.split(" and ")) + ", together with other keys"
     if found.unneeded:
-        return f"unneeded: {found.unneeded}"
+        return f"unnecessary: {found.unneeded}"
     same = [f"`{value}`" for value in found.same if value not in (None, "")]
-    return f"changes what is trained{f', unless it is {" or ".join(same)}' if same else ''}: {found.changes}"
+    return f"changes training{f', unless it is {" or ".join(same)}' if same else ''}: {found.changes}"
 
 
 if __name__ == "__main__":

@@ -376,14 +376,14 @@ def test_servers_say_where_they_run():
 
 # system, text, code, what the message or help says
 WRONG = [
-    ("megatron", "hello", "CONVERT-NOTHING", "no engine of Megatron-LM"),
-    ("megatron", "--tensor-model-parallel-size two --nproc-per-node 8", "CONVERT-VALUE", "`two` is no positive"),
-    ("megatron", "--tensor-model-parallel-size 0 --nproc-per-node 8", "CONVERT-VALUE", "`0` is no positive"),
+    ("megatron", "hello", "CONVERT-NOTHING", "contains no engine of Megatron-LM"),
+    ("megatron", "--tensor-model-parallel-size two --nproc-per-node 8", "CONVERT-VALUE", "`two` is not a positive"),
+    ("megatron", "--tensor-model-parallel-size 0 --nproc-per-node 8", "CONVERT-VALUE", "`0` is not a positive"),
     ("megatron", "--tensor-model-parallel-size $TP --nproc-per-node 8", "CONVERT-VARIABLE", "`$TP`"),
-    ("megatron", "--tensor-model-parallel-size 3 --nproc-per-node 8", "CONVERT-WORLD", "8 GPUs are no multiple of the 3"),
-    ("verl", "a: [", "CONVERT-TEXT", "no YAML"),
+    ("megatron", "--tensor-model-parallel-size 3 --nproc-per-node 8", "CONVERT-WORLD", "8 GPUs are not a multiple of the 3"),
+    ("verl", "a: [", "CONVERT-TEXT", "not YAML"),
     ("verl", "just words", "CONVERT-TEXT", "neither YAML"),
-    ("verl", "a: 1", "CONVERT-NOTHING", "no engine of verl"),
+    ("verl", "a: 1", "CONVERT-NOTHING", "contains no engine of verl"),
     ("verl", "a: " + "1" * 300_000, "CONVERT-TEXT", "300003 characters"),
     ("verl", "a: " + "[" * 3000 + "]" * 3000, "CONVERT-TEXT", "nested"),
     ("verl", "actor_rollout_ref.actor.strategy=megatorn trainer.n_gpus_per_node=8", "CONVERT-BACKEND", "`megatorn`"),
@@ -415,7 +415,7 @@ def test_wrong_settings_are_explained(system, text, code, words):
 def test_a_finding_shows_the_line_and_its_key():
     _, findings = read("trinity", TRINITY_COUNTDOWN.replace("engine_num: 2", "engine_num: many"))
     assert str(findings[0]) == (
-        "error[CONVERT-VALUE] in explorer.rollout_model.engine_num: `many` is no positive integer\n"
+        "error[CONVERT-VALUE] in explorer.rollout_model.engine_num: `many` is not a positive integer\n"
         "        engine_num: many\n"
         "                    ^^^^\n"
         "  help: write the number itself"

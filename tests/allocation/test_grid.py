@@ -77,7 +77,7 @@ def test_coordinates_and_rank_are_inverse():
             grid.coordinates(wrong)
     with pytest.raises(ValueError, match="outside"):
         grid.rank(tp=2)
-    with pytest.raises(ValueError, match="no such axis"):
+    with pytest.raises(ValueError, match="unknown axis"):
         grid.groups("xp")
 
 

@@ -102,7 +102,9 @@ def test_absurd_fields_are_refused_by_name(changes, message):
 def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_path):
     for name, value in (("HF_ENDPOINT", endpoint), ("HF_HUB_OFFLINE", "0"), ("HF_HUB_CACHE", str(tmp_path))):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ModelError, match=r"someone/tiny: not in the offline table or the cache, and .* gave no config"):
+    with pytest.raises(
+        ModelError, match=r"someone/tiny is neither in the offline table nor in the cache, and .* returned no config"
+    ):
         load_model("someone/tiny")
 
 

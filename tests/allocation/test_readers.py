@@ -84,7 +84,7 @@ def test_other_commands_use_the_files_plan(installed):
 def test_what_a_file_says_itself_is_no_option(installed, option):
     result = ask("check", "good.yaml", *option)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"good.yaml says {option[0][2:]} itself" in result.stderr
+    assert f"good.yaml sets {option[0][2:]};" in result.stderr
 
 
 def test_an_unreadable_file_is_wrong_usage(installed):
@@ -95,7 +95,9 @@ def test_an_unreadable_file_is_wrong_usage(installed):
 
 def test_without_a_reader_the_package_to_install_is_named(monkeypatch):
     monkeypatch.setattr(readers, "entry_points", lambda *, group: [])
-    with pytest.raises(FileError, match=r"run\.yaml: no reader of run files is installed; `pip install areal-like`"):
+    with pytest.raises(
+        FileError, match=r"run\.yaml: no reader of run files is installed; install one with `pip install areal-like`"
+    ):
         read_file("run.yaml")
 
 

@@ -58,10 +58,10 @@ def test_suggestions_are_made():
 @pytest.mark.parametrize(
     ("text", "cluster", "help", "followed"),
     [
-        ("sglang:d1t12", "2x8", "take more servers with a t that divides 8", "sglang:d2t8"),
-        ("megatron:d4+sglang:d1t16", "3x8", "put this engine first", "sglang:d1t16+megatron:d4"),
-        ("sglang:d3t3", "2x8", "take a t that divides the 8 GPUs of a node", "sglang:d3t4"),
-        ("megatron:d6+sglang:d2t4", "2x8", "put this engine first", "sglang:d2t4+megatron:d6"),
+        ("sglang:d1t12", "2x8", "use more servers with a t that divides 8", "sglang:d2t8"),
+        ("megatron:d4+sglang:d1t16", "3x8", "write this engine first", "sglang:d1t16+megatron:d4"),
+        ("sglang:d3t3", "2x8", "use a t that divides the 8 GPUs of a node", "sglang:d3t4"),
+        ("megatron:d6+sglang:d2t4", "2x8", "write this engine first", "sglang:d2t4+megatron:d6"),
         ("megatron:d2@0-1+sglang:d1t4", "2x4", NAMED, "megatron:d2@0-1+sglang:d1t4@4-7"),
         ("sglang:d1t4|megatron:d4@2-5", "2x4", NAMED, "sglang:d1t4@0-3|megatron:d4@2-5"),
         ("sglang:d1t4|megatron:d4@7,2-3,1", "2x4", NAMED, "sglang:d1t4@4-7|megatron:d4@7,2-3,1"),
@@ -107,6 +107,6 @@ def test_names_that_are_suggested_can_all_be_given(text):
 def test_gpus_of_every_colocated_engine_may_be_said():
     """The help asks for those of each: with those of the smaller one alone the other has too few."""
     (finding,) = allocation.check("megatron[actor]:d4|megatron[ref]:d2").findings
-    assert finding.help == "give each 4 GPUs, or say with `@` which GPUs each of them has"
+    assert finding.help == "give each 4 GPUs, or name the GPUs of each with `@`"
     assert not allocation.check("megatron[actor]:d4|megatron[ref]:d2@0-1").ok
     assert allocation.check("megatron[actor]:d4@0-3|megatron[ref]:d2@0-1").ok

@@ -72,7 +72,7 @@ def test_rank_maps_agree_with_the_grids():
 def test_colours_by_a_group_that_one_engine_has():
     plan = allocation.compile("sglang:d2+megatron:d2t2")
     assert [maps[0].by for _, maps in plan_maps(plan, "dp")] == ["server", "dp"]
-    with pytest.raises(KeyError, match="there is no group xp; there are server, tp, cp"):
+    with pytest.raises(KeyError, match="unknown group xp; the groups are server, tp, cp"):
         plan_maps(plan, "xp")
 
 

@@ -166,7 +166,7 @@ def test_what_is_written_is_a_run(system, tmp_path, model):
     assert config.total_train_epochs >= (config.total_train_steps or 0)  # where steps are given, they decide
     assert config.actor.path and config.gconfig.n_samples > 1 and config.train_dataset.path
     assert config.scheduler.type == "local"
-    assert done.renamed and done.unneeded and "has another name:" in done.report()
+    assert done.renamed and done.unneeded and "renamed:" in done.report()
 
 
 @pytest.mark.parametrize("system", TWICE)
@@ -190,7 +190,7 @@ def test_servers_with_nodes_of_their_own_count(tmp_path, model):
 
 def test_every_key_has_one_line_in_one_of_three_classes():
     done = migrate(RUNS["verl"][0])
-    assert "'1': this key is unknown" in done.changes["my.own"].replace("1:", "'1':", 1)
+    assert "'1': unknown key" in done.changes["my.own"].replace("1:", "'1':", 1)
     assert done.renamed["actor_rollout_ref.actor.megatron.param_offload"] == "now actor.megatron.param_offload"
     assert done.renamed["actor_rollout_ref.actor.ppo_mini_batch_size"] == "now actor.ppo_n_minibatches"
     assert "SGLang" in done.renamed["layout"]
@@ -343,7 +343,7 @@ def test_code_in_a_configuration_is_text():
 
 
 def test_keys_of_others_are_explained():
-    assert "the layout has it" in unknown_key("actor.tensor_model_parallel_size").help
+    assert "the layout defines it" in unknown_key("actor.tensor_model_parallel_size").help
     assert "train_dataset.batch_size" in unknown_key("data.train_batch_size").help
     assert unknown_key("gconfig.n_sample").nearest == ("gconfig.n_samples",)
     assert known_elsewhere("no.such.thing") is None
@@ -368,7 +368,7 @@ def test_the_command_writes_yaml_in_every_case_and_ends_with_1_where_training_ch
     script.write_text(SLIME.rstrip() + " --rollout-top-p 0.9\n")
     result = CliRunner().invoke(app, ["migrate", str(script)])
     assert result.exit_code == 1 and result.stdout.startswith("experiment_name:")
-    assert "changes what is trained:\n  rollout-top-p" in result.stderr and "--accept" in result.stderr
+    assert "changes training:\n  rollout-top-p" in result.stderr and "--accept" in result.stderr
     accepted = CliRunner().invoke(app, ["migrate", str(script), "--accept"])
     assert (accepted.exit_code, accepted.stdout) == (0, result.stdout)
     script.write_text("nothing")
@@ -424,7 +424,7 @@ def test_areals_reference_and_critic_are_those_that_it_would_start(tmp_path, mod
     done = migrate(AREAL.replace("eps_clip: 0.4", "kl_ctl: 0.0") + ref)
     config = checked(done, tmp_path, model)
     assert (config.ref, config.critic, config.algorithm) == (None, None, "grpo")
-    assert "nothing asks for a reference" in done.unneeded["ref.path"]
+    assert "the algorithm uses no reference" in done.unneeded["ref.path"]
     done = migrate(
         AREAL.replace("eps_clip: 0.4", "kl_ctl: 0.1") + ref.replace("  optimizer: ${actor.optimizer}\n", "") + critic
     )

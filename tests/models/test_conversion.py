@@ -97,7 +97,7 @@ def test_every_family_goes_there_and_back_or_is_refused(convert, tiny, tmp_path,
         there_and_back(convert, tiny(name, dtype), tmp_path, bridge)
     else:
         said = convert(tiny(name, dtype), tmp_path / "megatron", "--bridge", bridge, code=2)
-        assert f"{bridge} does not hold a {family}" in said
+        assert f"{bridge} does not support the model family {family}" in said
         assert list(tmp_path.iterdir()) == []
 
 
@@ -238,7 +238,7 @@ def another_models(path: Path) -> None:
     [
         (
             lambda path: (path / "metadata.json").unlink(),
-            "is not a whole checkpoint: it has neither config.json (Hugging Face) nor metadata.json",
+            "is not a complete checkpoint: it has neither config.json (Hugging Face) nor metadata.json",
         ),
         (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
         (torn, "__0_0.distcp has"),
@@ -260,7 +260,7 @@ def test_a_full_disk_and_a_target_that_is_there(convert, tiny, megatron, tmp_pat
     for source in (tiny("qwen3"), megatron):
         said = convert(source, tmp_path / "target", code=2, job=full_disk)
         assert "cannot be written" in said
-    assert "exists already" in convert(tiny("qwen3"), megatron, code=2)
-    assert "is not a whole checkpoint" in convert(tmp_path, tmp_path / "target", code=2)
+    assert "already exists" in convert(tiny("qwen3"), megatron, code=2)
+    assert "is not a complete checkpoint" in convert(tmp_path, tmp_path / "target", code=2)
     assert "there is no directory" in convert(tiny("qwen3"), tmp_path / "no/target", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["megatron"]

@@ -39,7 +39,7 @@ def test_a_classifier_with_one_label_passes(write, model: Path) -> None:
         (("reward.type=gsm8k",), "reward.model: nothing asks this model -> write reward.type=model"),
         (("reward.model.backend=null",), "reward.model.backend: no layout is given for the reward model"),
         (("reward.model.backend=megatron:d1",), "reward.model.backend: megatron cannot be the reward"),
-        (("cluster.n_gpus_per_node=3",), "reward.model.backend: 4 GPUs are asked for"),
+        (("cluster.n_gpus_per_node=3",), "reward.model.backend: the groups need 4 GPUs"),
         (("reward.model.path=/nowhere",), "reward.model.path: config.json cannot be read"),
     ],
 )

@@ -61,17 +61,17 @@ def prune(table: Table) -> Table:
     return {key: entry for key, entry in table.items() if nearest(key) != entry}
 
 
-LAYOUT = drop("the layout has it (allocation_mode, or actor.backend and rollout.backend)")
+LAYOUT = drop("the layout defines it (allocation_mode, or actor.backend and rollout.backend)")
 DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
 PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb; their size does not change the gradient"
 REPORT = drop("console, TensorBoard and a report are written (stats_logger)")
-HELD_OUT = drop("evaluation: name evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
+HELD_OUT = drop("set evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
 IMAGES = "images, audio and video are not supported: prompts are text"
-NO_ALGORITHM = "this algorithm is not built in: write it as algorithm=my_file.py:make (docs/algorithms.md)"
-PATTERN = "samples are drawn from all tokens: SGLang's log-probs are of the whole distribution"
+NO_ALGORITHM = "this algorithm is not built in: write a function and set algorithm=my_file.py:make (docs/algorithms.md)"
+PATTERN = "samples are drawn from the full distribution, which SGLang's log-probs describe"
 NEVER = {"-1": None, "0": None}
-MODEL = drop("the model's own config.json has it")
-SPEED = drop("it changes speed or memory, not what is trained")
+MODEL = drop("the model's config.json defines it")
+SPEED = drop("it changes speed or memory, not training")
 LORA_MODULES = {  # Megatron's linear layers
     "linear_qkv": ["q_proj", "k_proj", "v_proj"],
     "linear_proj": ["o_proj"],
@@ -87,5 +87,5 @@ TRANSFORMER = (
 )
 MEGATRON: Table = {
     **dict.fromkeys(megatron.MEGATRON.values(), LAYOUT),
-    "sequence_parallel": drop("it is on whenever tensor parallelism is"),
+    "sequence_parallel": drop("sequence parallelism is on whenever tensor parallelism is"),
 }

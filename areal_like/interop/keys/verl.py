@@ -39,12 +39,12 @@ def _optimizer(role: str, ours: str) -> Table:
         f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
         f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
         f"{role}.eps": rename(f"{ours}.eps"),
-        f"{role}.optimizer": changes("the optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
+        f"{role}.optimizer": changes("the only optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
         f"{role}.optimizer_impl": SPEED,
-        f"{role}.num_cycles": changes("a cosine falls once", 0.5),
-        f"{role}.lr_warmup_init": changes("the learning rate rises from 0", 0, 0.0),
-        f"{role}.lr_decay_steps": changes("the learning rate decays over the run"),
-        f"{role}.total_training_steps": drop("the run's steps count"),
+        f"{role}.num_cycles": changes("a cosine schedule has no restarts", 0.5),
+        f"{role}.lr_warmup_init": changes("warm-up starts at 0", 0, 0.0),
+        f"{role}.lr_decay_steps": changes("the learning rate decays over the whole run"),
+        f"{role}.total_training_steps": drop("the run's number of steps is used"),
         f"{role}.override_optimizer_config.use_precision_aware_optimizer": rename(
             f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
         ),
@@ -56,7 +56,9 @@ def _engine(role: str, ours: str) -> Table:
     """Return the keys of section `role`, mapped to our section `ours`."""
     t: Table = {f"{role}.megatron.{k}": e for k, e in MEGATRON.items()}
     t[f"{role}.megatron.use_distributed_optimizer"] = (
-        rename(f"{ours}.megatron.use_distributed_optimizer") if ours != "ref" else drop("a reference has no optimizer")
+        rename(f"{ours}.megatron.use_distributed_optimizer")
+        if ours != "ref"
+        else drop("the reference has no optimizer")
     )
     for k in ("param_offload", "grad_offload", "optimizer_offload"):
         t[f"{role}.megatron.{k}"] = rename(f"{ours}.megatron.{k}")
@@ -70,8 +72,8 @@ def _engine(role: str, ours: str) -> Table:
     for k in ("overlap_grad_reduce", "overlap_param_gather"):
         t[f"{role}.megatron.override_ddp_config.{k}"] = rename(f"{ours}.megatron.{k}")
     t[f"{role}.megatron.override_ddp_config"] = SPEED
-    t[f"{role}.megatron.use_mbridge"] = drop("weights always go through a bridge (actor.megatron.bridge_type)")
-    t[f"{role}.megatron.vanilla_mbridge"] = drop("actor.megatron.bridge_type names the bridge")
+    t[f"{role}.megatron.use_mbridge"] = drop("a bridge always converts the weights (actor.megatron.bridge_type)")
+    t[f"{role}.megatron.vanilla_mbridge"] = drop("use actor.megatron.bridge_type")
     for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
         t[f"{role}.megatron.{k}"] = rename(f"{ours}.megatron.{k}", {"None": None})
     t[f"{role}.megatron.param_dtype"] = rename(f"{ours}.dtype")
@@ -83,7 +85,7 @@ def _engine(role: str, ours: str) -> Table:
         t[f"{role}.{place}.optimizer_offload"] = drop(f"{ours}.offload moves all parts to host memory or none")
         t[f"{role}.{place}.offload_policy"] = rename(f"{ours}.fsdp.offload_params")
         t[f"{role}.{place}.model_dtype"] = rename(f"{ours}.dtype", {"fp32": "float32", "bf16": "bfloat16"})
-        t[f"{role}.{place}"] = drop("a layout such as fsdp:d8 has it; every layer is sharded on its own")
+        t[f"{role}.{place}"] = drop("a layout such as fsdp:d8 defines it; every layer is sharded separately")
     t[f"{role}.ulysses_sequence_parallel_size"] = LAYOUT
     t[f"{role}.use_dynamic_bsz"] = drop("sequences are always packed")
     for k in (
@@ -104,10 +106,10 @@ def _engine(role: str, ours: str) -> Table:
         t[f"{role}.{k}"] = SPEED
     for k in ("checkpoint", "profiler", "profile", "use_remove_padding", "nccl_timeout", "calculate_entropy"):
         t[f"{role}.{k}"] = SPEED
-    t[f"{role}.router_replay.mode"] = changes("routes are not replayed by this key", "disabled")
-    t[f"{role}.shuffle"] = drop("samples are dealt to the mini-batches in turn")
-    t[f"{role}.data_loader_seed"] = drop("samples are dealt to the mini-batches in turn")
-    t[f"{role}.ppo_epochs"] = changes("every sample is trained on once", 1)
+    t[f"{role}.router_replay.mode"] = changes("this key does not replay expert routes", "disabled")
+    t[f"{role}.shuffle"] = drop("samples are distributed to mini-batches round-robin")
+    t[f"{role}.data_loader_seed"] = drop("samples are distributed to mini-batches round-robin")
+    t[f"{role}.ppo_epochs"] = changes("each sample is trained once", 1)
     return t
 
 
@@ -120,11 +122,11 @@ VERL: Table = {
     "critic.grad_clip": rename("critic.optimizer.gradient_clipping"),
     "critic.cliprange_value": rename("critic.eps_clip"),
     "critic.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
-    "critic.loss_agg_mode": drop("the critic's loss is a mean over tokens"),
+    "critic.loss_agg_mode": drop("the critic's loss is the mean over tokens"),
     "critic.enable": together("algorithm"),
     "critic.model.path": rename("critic.path"),
     "critic.model.enable_gradient_checkpointing": rename("critic.megatron.recompute_granularity", _FULL),
-    "critic.model": drop("critic.path names it, and it is loaded as the actor's is"),
+    "critic.model": drop("use critic.path, which is loaded like actor.path"),
     f"{_ACTOR}.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),
     f"{_ACTOR}.grad_clip": rename("actor.optimizer.gradient_clipping"),
     f"{_ACTOR}.clip_ratio": drop("verl reads clip_ratio_low and clip_ratio_high"),
@@ -136,12 +138,12 @@ VERL: Table = {
     f"{_ACTOR}.kl_loss_type": together("actor.kl_estimator"),
     f"{_ACTOR}.entropy_coeff": rename("actor.entropy_coeff"),
     f"{_ACTOR}.loss_agg_mode": together("actor.loss_agg_mode"),
-    f"{_ACTOR}.loss_scale_factor": changes("a constant length is gconfig.max_new_tokens"),
+    f"{_ACTOR}.loss_scale_factor": changes("the constant length is gconfig.max_new_tokens"),
     f"{_ACTOR}.policy_loss.loss_mode": together("algorithm"),
-    f"{_ACTOR}.policy_loss": drop("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.policy_loss": drop("only used with policy_loss.loss_mode"),
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
-    f"{_ACTOR}.tau_pos": drop("policy_loss.loss_mode needs it"),
-    f"{_ACTOR}.tau_neg": drop("policy_loss.loss_mode needs it"),
+    f"{_ACTOR}.tau_pos": drop("only used with policy_loss.loss_mode"),
+    f"{_ACTOR}.tau_neg": drop("only used with policy_loss.loss_mode"),
     f"{_ACTOR}.freeze_vision_tower": changes(IMAGES, False),
     f"{_MODEL}.path": rename("actor.path"),
     f"{_MODEL}.tokenizer_path": rename("tokenizer_path"),
@@ -155,11 +157,11 @@ VERL: Table = {
     f"{_MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
     f"{_MODEL}.lora": SPEED,
     f"{_MODEL}.exclude_modules": changes("name the layers in actor.target_modules"),
-    f"{_MODEL}.lora_adapter_path": changes("adapters start anew"),
-    f"{_MODEL}.external_lib": changes("no code beside the run's own is imported"),
-    f"{_MODEL}.custom_chat_template": changes("the tokenizer's template is applied"),
-    f"{_MODEL}.override_config": changes("the model is as in its config.json", "{}"),
-    f"{_MODEL}.trust_remote_code": drop("no code of a model is run"),
+    f"{_MODEL}.lora_adapter_path": changes("adapters always start untrained"),
+    f"{_MODEL}.external_lib": changes("only the run's own code is imported"),
+    f"{_MODEL}.custom_chat_template": changes("the tokenizer's chat template is used"),
+    f"{_MODEL}.override_config": changes("the model follows its config.json", "{}"),
+    f"{_MODEL}.trust_remote_code": drop("code shipped with a model is never executed"),
     f"{_MODEL}.mtp.enable": changes("multi-token prediction is not trained", False),
     f"{_MODEL}.mtp": drop("multi-token prediction is not trained"),
     f"{_MODEL}": SPEED,
@@ -169,12 +171,12 @@ VERL: Table = {
     f"{_ROLLOUT}.temperature": rename("gconfig.temperature"),
     f"{_ROLLOUT}.top_p": changes(PATTERN, 1, 1.0),
     f"{_ROLLOUT}.top_k": changes(PATTERN, -1, 0),
-    f"{_ROLLOUT}.do_sample": changes("responses are sampled", True),
-    f"{_ROLLOUT}.ignore_eos": changes("a response ends where the model ends it", False),
-    f"{_ROLLOUT}.quantization": changes("servers have the trainer's data type"),
-    f"{_ROLLOUT}.enable_rollout_routing_replay": changes("routes are not replayed by this key", False),
+    f"{_ROLLOUT}.do_sample": changes("responses are always sampled", True),
+    f"{_ROLLOUT}.ignore_eos": changes("only the model's end-of-text token ends a response", False),
+    f"{_ROLLOUT}.quantization": changes("servers use the trainer's data type"),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": changes("this key does not replay expert routes", False),
     f"{_ROLLOUT}.multi_turn.enable": together("workflow"),
-    f"{_ROLLOUT}.multi_turn": drop("a workflow has its own turns and tools"),
+    f"{_ROLLOUT}.multi_turn": drop("a workflow defines its turns and tools"),
     f"{_ROLLOUT}.agent.default_agent_loop": together("workflow"),
     f"{_ROLLOUT}.agent.agent_loop_config_path": together("workflow"),
     f"{_ROLLOUT}.response_length": rename("gconfig.max_new_tokens"),
@@ -185,7 +187,7 @@ VERL: Table = {
     f"{_ROLLOUT}.val_kwargs.temperature": together("evaluator.temperature"),
     f"{_ROLLOUT}.val_kwargs.do_sample": together("evaluator.temperature"),
     f"{_ROLLOUT}.val_kwargs.n": rename("evaluator.n_samples"),
-    f"{_ROLLOUT}.val_kwargs": drop("evaluation samples from all tokens"),
+    f"{_ROLLOUT}.val_kwargs": drop("evaluation samples from the full distribution"),
     **{
         f"{_ROLLOUT}.{k}": LAYOUT
         for k in (
@@ -193,11 +195,11 @@ VERL: Table = {
             *("expert_parallel_size", "mode", "nnodes", "n_gpus_per_node"),
         )
     },
-    f"{_ROLLOUT}": drop("SGLang decides it; sglang.extra_args takes the server's own options"),
+    f"{_ROLLOUT}": drop("SGLang's default is used; set server options in sglang.extra_args"),
     "data.train_files": rename("train_dataset.path"),
     "data.val_files": rename("valid_dataset.path"),
     "data.train_batch_size": rename("train_dataset.batch_size"),
-    "data.gen_batch_size": drop("further prompts are generated as they are needed"),
+    "data.gen_batch_size": drop("more prompts are generated on demand"),
     "data.max_prompt_length": rename("train_dataset.max_prompt_length"),
     "data.max_response_length": rename("gconfig.max_new_tokens"),
     "data.shuffle": rename("train_dataset.shuffle"),
@@ -206,11 +208,11 @@ VERL: Table = {
     "data.filter_overlong_prompts": together("train_dataset.overlong_prompts"),
     "data.truncation": together("train_dataset.overlong_prompts"),
     "data.apply_chat_template_kwargs": rename("train_dataset.chat_template_kwargs", {"{}": None}, below=True),
-    "data.train_max_samples": changes("all rows are trained on", -1),
+    "data.train_max_samples": changes("all rows are used", -1),
     "data.val_max_samples": rename("valid_dataset.max_samples", NEVER),
     "data.custom_cls.path": together("train_dataset.path"),
-    "data.custom_cls": drop("train_dataset.path=my_data.py:rows names the rows"),
-    "data.sampler": changes("prompts are visited in a new order every epoch"),
+    "data.custom_cls": drop("write a function that returns the rows: train_dataset.path=my_data.py:rows"),
+    "data.sampler": changes("prompts are shuffled every epoch"),
     "data.image_key": together("train_dataset.path"),
     "data.video_key": changes(IMAGES, "videos"),
     "data.tool_config_path": together("workflow"),
@@ -230,45 +232,45 @@ VERL: Table = {
     "trainer.save_freq": rename("saver.freq_steps", NEVER),
     "trainer.test_freq": rename("evaluator.freq_steps", NEVER),
     "trainer.val_before_train": rename("evaluator.at_start"),
-    "trainer.val_only": changes("a run trains", False),
+    "trainer.val_only": changes("a run always trains", False),
     "trainer.default_local_dir": rename("cluster.fileroot"),
     "trainer.logger": REPORT,
     "trainer.resume_mode": rename("recover.mode", {"disable": "off", "False": "off", "resume_path": "auto"}),
     "trainer.max_actor_ckpt_to_keep": rename("recover.keep", {"None": None}),
     "trainer.critic_warmup": together("critic.warmup_steps"),
-    "trainer.project_name": drop("experiment_name names the run"),
+    "trainer.project_name": drop("use experiment_name"),
     "trainer": SPEED,
     "algorithm.adv_estimator": together("algorithm"),
     "algorithm.norm_adv_by_std_in_grpo": together("actor.reward_norm.std_level"),
     "algorithm.use_kl_in_reward": together("actor.kl_ctl"),
     "algorithm.kl_penalty": together("actor.kl_estimator"),
     "algorithm.kl_ctrl.kl_coef": together("actor.kl_ctl"),
-    "algorithm.kl_ctrl.type": changes("the weight of the divergence is fixed", "fixed"),
-    "algorithm.kl_ctrl": drop("the weight of the divergence is fixed"),
+    "algorithm.kl_ctrl.type": changes("the weight of the KL divergence is constant", "fixed"),
+    "algorithm.kl_ctrl": drop("the weight of the KL divergence is constant"),
     "algorithm.gamma": rename("actor.discount"),
     "algorithm.lam": together("actor.gae_lambda"),
     "algorithm.filter_groups.enable": rename("actor.dynamic_sampling"),
-    "algorithm.filter_groups": drop("rewards of a group are compared (actor.max_dropped_groups)"),
+    "algorithm.filter_groups": drop("the filter compares the rewards of a group (actor.max_dropped_groups)"),
     "algorithm.rollout_correction": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
-    "algorithm.use_pf_ppo": changes("prompts are not drawn by their rewards", False),
-    "algorithm.pf_ppo": drop("algorithm.use_pf_ppo needs it"),
+    "algorithm.use_pf_ppo": changes("rewards do not influence the choice of prompts", False),
+    "algorithm.pf_ppo": drop("only used with algorithm.use_pf_ppo"),
     "reward_model.enable": together("reward.type"),
     "reward_model.model.path": together("reward.model.path"),
     "reward_model.overlong_buffer": together("actor.overlong_penalty_factor and actor.overlong_tokens"),
     "reward_model.reward_kwargs.overlong_buffer_cfg": together(
         "actor.overlong_penalty_factor and actor.overlong_tokens"
     ),
-    "reward_model": drop("reward has the judge"),
-    "reward_manager": drop("reward has the judge"),
+    "reward_model": drop("use the section reward"),
+    "reward_manager": drop("use the section reward"),
     "custom_reward_function": together("reward.function"),
     "model_engine": LAYOUT,
-    "ray_init": drop("scheduler.address names an existing cluster"),
-    "ray_kwargs": drop("scheduler.address names an existing cluster"),
+    "ray_init": drop("scheduler.address connects to an existing cluster"),
+    "ray_kwargs": drop("scheduler.address connects to an existing cluster"),
     "global_profiler": SPEED,
     "transfer_queue": SPEED,
-    "hydra": drop("there is no Hydra here"),
+    "hydra": drop("areal-like does not use Hydra"),
     "profiler": SPEED,
-    "defaults": changes("only this file was read"),
+    "defaults": changes("included files were not read"),
 }
 DEFAULTS: dict[str, Any] = {
     "algorithm.adv_estimator": "gae",

@@ -21,11 +21,11 @@ def rules(peer: Translation, text: str) -> None:
         peer.ours["actor.overlong_tokens"] = peer.get("actor.overlong_tokens")
     if peer.get("dynamic_bs"):
         peer.changes["dynamic_bs"] = (
-            "a batch of another size where groups are filtered: actor.dynamic_sampling replaces groups of equal rewards"
+            "filtered groups shrink the batch there; actor.dynamic_sampling replaces groups of equal rewards"
         )
     temperature = peer.get("actor.temperature")
     if temperature is not None and temperature != peer.get("gconfig.temperature"):
-        peer.changes["actor.temperature"] = "the trainer's log-probs always have gconfig.temperature"
+        peer.changes["actor.temperature"] = "the trainer's log-probs always use gconfig.temperature"
     _rollouts(peer)
 
 
@@ -33,13 +33,13 @@ def _algorithm(peer: Translation) -> None:
     kind = str(peer.get("train_dataset.type") or "rl")
     if kind in _OTHER_TRAINING:
         own = _OTHER_TRAINING[kind]
-        peer.changes["train_dataset.type"] = f"{kind}: a run of reinforcement learning would train something else"
+        peer.changes["train_dataset.type"] = f"{kind} is not supported: runs use reinforcement learning"
         if own:
             peer.ours["algorithm"] = own
             example = {"sft": "answers", "dpo": "preferences"}[own]
             peer.fill("workflow", f"examples/offline/{example}.py:run trains on given responses (docs/algorithms.md)")
         else:
-            peer.fill("algorithm", "reward models are not trained here")
+            peer.fill("algorithm", "training reward models is not supported")
         return
     peer.ours["algorithm"] = "ppo" if any(peer.keys_below("critic")) else "grpo"
     if peer.get("actor.use_sapo_loss"):
@@ -48,7 +48,7 @@ def _algorithm(peer: Translation) -> None:
         peer.unknown_algorithm("actor.m2_threshold", f"M2PO: {NO_ALGORITHM}")
     own, actors = peer.get("critic.ppo_n_minibatches"), peer.get("actor.ppo_n_minibatches")
     if any(peer.keys_below("critic")) and (own or 4) != actors:
-        peer.changes["critic.ppo_n_minibatches"] = f"the critic takes the actor's mini-batches, {actors}"
+        peer.changes["critic.ppo_n_minibatches"] = f"the critic uses the actor's mini-batches, {actors}"
 
 
 def _norm(peer: Translation, name: str) -> None:
@@ -88,7 +88,7 @@ def _behaviour(peer: Translation) -> None:
     same = {"metric": ("ratio", None), "lower": (None, 0, 0.0), "agg": ("mean", None)}
     for name, values in same.items():
         if (value := peer.get(f"{prefix}.{name}")) not in values:
-            peer.changes[f"{prefix}.{name}"] = f"{value}: only the mean ratio with an upper bound is offered"
+            peer.changes[f"{prefix}.{name}"] = f"{value}: only the mean ratio with an upper bound is supported"
 
 
 def _reference(peer: Translation) -> None:
@@ -97,7 +97,7 @@ def _reference(peer: Translation) -> None:
         weight = 0
     if weight and not any(peer.keys_below("ref")):
         peer.changes["actor.kl_ctl"] = (
-            f"{weight} without a reference: AReaL takes that share of the log-probs from the reward; here it is 0"
+            f"{weight} without a reference: AReaL subtracts that share of the log-probs from the reward; areal-like subtracts nothing"
         )
         weight = 0
     peer.ours["actor.kl_ctl"] = weight
@@ -121,7 +121,7 @@ def _data(peer: Translation) -> None:
         )
     for key in ("workflow", "rollout.agent.agent_cls_path"):
         if (named := peer.get(key)) and ":" not in str(named):
-            peer.fill("workflow", f"{named} is a class of AReaL's: write a function (docs/workflows.md)")
+            peer.fill("workflow", f"{named} is an AReaL class: write a function (docs/workflows.md)")
 
 
 def _rollouts(peer: Translation) -> None:

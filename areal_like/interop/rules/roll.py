@@ -6,7 +6,7 @@ from areal_like.interop.rules.verl import aggregation
 
 _TRAIN, _CONFIG = "actor_train.training_args", "actor_train.strategy_args.strategy_config"
 _INFER = "actor_infer.generating_args"
-_AGENTS = "environments and agents: write them as a workflow (docs/workflows.md)"
+_AGENTS = "environments and agents are not converted: write a workflow (docs/workflows.md)"
 _NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo"}
 _PATHS = ("actor_train.data_args.file_name", "validation.data_args.file_name")
 _IMAGES = ("-vl-", "-VL-", "omni", "Omni")
@@ -40,8 +40,10 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         if peer.get(key) not in (None, plain, "ppo"):
             peer.unknown_algorithm(key, f"{peer.get(key)}: {NO_ALGORITHM}")
     for key in [key for key in peer.said if key.split(".")[0] in ("sft_train", "student", "student_train", "beta")]:
-        peer.fill("algorithm", "supervised, preference and distillation pipelines are not runs (docs/algorithms.md)")
-        peer.changes[key.split(".")[0]] = "this pipeline is not one of reinforcement learning"
+        peer.fill(
+            "algorithm", "supervised, preference and distillation pipelines are not supported (docs/algorithms.md)"
+        )
+        peer.changes[key.split(".")[0]] = "this pipeline is not reinforcement learning"
     peer.ours["actor.use_decoupled_loss"] = not peer.is_on("force_disable_old_logprobs_recompute")
     peer.behaviour("disabled")
     if estimator == "gae":
@@ -49,7 +51,7 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         peer.ours["critic.warmup_steps"] = peer.get("critic_warmup") or 0
         clip = peer.get("value_clip")
         if clip is None:
-            peer.changes["value_clip"] = "values are not clipped in ROLL; critic.eps_clip is a bound"
+            peer.changes["value_clip"] = "ROLL does not clip values; critic.eps_clip always does"
         else:
             peer.ours["critic.eps_clip"] = clip
 
@@ -59,7 +61,7 @@ def _norms(peer: Translation, estimator: str) -> None:
     if estimator == "grpo":
         kinds = {"mean_level": "group", "std_level": "group"}
     if "running" in kinds.values():
-        peer.changes["norm_mean_type"] = "running: rewards are compared within a group or a step"
+        peer.changes["norm_mean_type"] = "running: rewards are normalised within a group or a step"
     levels = {key: kind if kind in ("group", "batch") else None for key, kind in kinds.items()}
     peer.norm("actor.reward_norm", **levels, std_unbiased=levels["std_level"] is not None)
     whole = "batch" if peer.is_on("whiten_advantages") else None
@@ -70,7 +72,7 @@ def _norms(peer: Translation, estimator: str) -> None:
     elif clip and kinds == {"mean_level": None, "std_level": None}:
         peer.ours["actor.reward_clip"] = clip
     elif clip:
-        peer.changes["reward_clip"] = "rewards are clipped before their norm here, not after it"
+        peer.changes["reward_clip"] = "areal-like clips rewards before normalising them, not afterwards"
 
 
 def _clips(peer: Translation) -> None:
@@ -85,7 +87,7 @@ def _divergence(peer: Translation) -> None:
     if peer.ours["actor.kl_ctl"]:
         peer.ours["actor.kl_estimator"] = {"kl": "k1", "mse": "k2"}.get(str(peer.get("kl_penalty")), "k3")
         if peer.get("target_kl") is not None:
-            peer.changes["target_kl"] = "the weight of the divergence is fixed"
+            peer.changes["target_kl"] = "the weight of the KL divergence is constant"
     elif peer.ours["actor.kl_loss_coef"]:
         peer.ours["actor.kl_estimator"] = "k3"
 
@@ -100,7 +102,7 @@ def _batches(peer: Translation) -> None:
         size = parts[0] * parts[1] * peer.data_parallel
         peer.minibatches(prompts * group, size, f"{_TRAIN}.gradient_accumulation_steps")
     else:
-        peer.fill("actor.ppo_n_minibatches", "optimizer steps per training step: a batch's size is not known")
+        peer.fill("actor.ppo_n_minibatches", "optimizer steps per training step: the batch size is unknown")
 
 
 def _data(peer: Translation) -> None:
@@ -113,13 +115,13 @@ def _data(peer: Translation) -> None:
     if len(files) == 1:
         peer.ours["train_dataset.path"] = files[0]
     elif files:
-        peer.fill("train_dataset.path", f"one of {', '.join(map(str, files))}; the others go to train_dataset.mixture")
+        peer.fill("train_dataset.path", f"one of {', '.join(map(str, files))}; set the others in train_dataset.mixture")
     if held_out:
         peer.ours["valid_dataset.path"] = held_out[0] if isinstance(held_out, list) else held_out
     if "actor_train.data_args.messages" in peer.said:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")
     if peer.get("sequence_length") and peer.get("response_length") is None:
-        peer.fill("gconfig.max_new_tokens", "ROLL's sequence_length is of prompt and responses together")
+        peer.fill("gconfig.max_new_tokens", "ROLL's sequence_length covers prompt and response together")
     if any(peer.keys_below("custom_envs")) or any(peer.keys_below("train_env_manager")):
         peer.fill("workflow", _AGENTS)
     judges = sorted({key.split(".")[1] for key, _ in peer.keys_below("rewards")})
@@ -127,12 +129,12 @@ def _data(peer: Translation) -> None:
         peer.fill("reward.function", f"rewards {', '.join(judges)}: write them as my_rewards.py:score")
     for key, value in peer.keys_below("rewards"):
         if key.endswith(("query_filter_config.type", "response_filter_config.type")) and value != "no_filter":
-            peer.changes[key] = "groups of equal rewards alone are replaced (actor.dynamic_sampling)"
+            peer.changes[key] = "only groups of equal rewards are replaced (actor.dynamic_sampling)"
     others = [str(value) for key, value in peer.keys_below("defaults") if not str(value).endswith("_self_")]
     if peer.get("defaults"):
         others.append(str(peer.get("defaults")))
     if others:
-        peer.unneeded["defaults"] = f"only this file was read, without {', '.join(others)}"
+        peer.unneeded["defaults"] = f"these included files were not read: {', '.join(others)}"
     if (rank := peer.number("actor_train.model_args.lora_rank")) is not None:
         peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
         target = peer.get("actor_train.model_args.lora_target")

@@ -36,7 +36,7 @@ def rules(peer: Translation, text: str) -> None:
 def _algorithm(peer: Translation, estimator: str) -> None:
     loss = str(peer.get("loss-type") or "policy_loss")
     if loss == "sft_loss":
-        peer.changes["loss-type"] = "supervised training: a run of reinforcement learning would train something else"
+        peer.changes["loss-type"] = "supervised training is not supported: runs use reinforcement learning"
         peer.ours["algorithm"] = "sft"
         peer.fill("workflow", "examples/offline/answers.py:run trains on given responses (docs/algorithms.md)")
     elif estimator in _NAMES and loss == "policy_loss":
@@ -68,13 +68,13 @@ def _divergence(peer: Translation) -> None:
     in_loss = peer.get("kl-loss-coef") if peer.is_on("use-kl-loss") else 0.0
     in_reward = peer.get("kl-coef")
     if in_reward and str(peer.get("advantage-estimator")) in ("grpo", "gspo", "cispo"):
-        peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not take it from the reward", 0.0
+        peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not subtract it from the reward", 0.0
     peer.ours |= {"actor.kl_loss_coef": in_loss, "actor.kl_ctl": in_reward}
     kind = str(peer.get("kl-loss-type"))
     if in_loss or in_reward:
         peer.ours["actor.kl_estimator"] = ESTIMATORS.get(kind, kind)
     if in_loss and ESTIMATORS.get(kind, kind) == "k1":
-        peer.changes["kl-loss-type"] = "k1 in the loss has no gradient towards the reference; k3 is written"
+        peer.changes["kl-loss-type"] = "k1 in the loss has no gradient towards the reference; k3 is used"
         peer.ours["actor.kl_estimator"] = "k3"
 
 
@@ -119,10 +119,10 @@ def _user_code(peer: Translation) -> None:
     if filtering:
         peer.ours["actor.dynamic_sampling"] = True
         if not str(filtering).endswith("check_reward_nonzero_std"):
-            peer.changes["dynamic-sampling-filter-path"] = f"{filtering}: groups of equal rewards alone are replaced"
+            peer.changes["dynamic-sampling-filter-path"] = f"{filtering}: only groups of equal rewards are replaced"
     held_out = peer.get("eval-prompt-data")
     if held_out is not None:
         name, *paths = str(held_out).split() if not isinstance(held_out, list) else held_out
         peer.ours["valid_dataset.path"] = paths[0] if paths else name
         if len(paths) > 2:
-            peer.unneeded["eval-prompt-data"] = f"evaluation: name further sets in evaluator.datasets ({paths[1:]})"
+            peer.unneeded["eval-prompt-data"] = f"set more evaluation sets in evaluator.datasets ({paths[1:]})"

@@ -61,9 +61,9 @@ class Translation:
             steps = max(1, whole // part)
             self.ours["actor.ppo_n_minibatches"] = steps
             if whole % part and whole > part:
-                self.changes[key] = f"{whole} samples are not cut into whole mini-batches of {part}: {steps} steps here"
+                self.changes[key] = f"{whole} samples do not divide into mini-batches of {part}; {steps} steps are used"
         else:
-            self.fill("actor.ppo_n_minibatches", f"optimizer steps per training step: {key} is not known")
+            self.fill("actor.ppo_n_minibatches", f"optimizer steps per training step: {key} is unknown")
 
     def unknown_algorithm(self, key: str, why: str) -> None:
         """Refuse to guess an algorithm."""

@@ -100,7 +100,7 @@ def _divergence(peer: Translation, kind: str) -> None:
         if weight:
             peer.ours["actor.kl_estimator"] = ESTIMATORS.get(name, name)
             if name not in ("k1", "k2", "k3", "low_var_kl") or (name == "k1" and ours.endswith("loss_coef")):
-                peer.changes[place] = f"{name}: actor.kl_estimator is k1 in the reward, k2 or k3; k3 is written"
+                peer.changes[place] = f"{name}: actor.kl_estimator is k1 in the reward, k2 or k3; k3 is used"
                 peer.ours["actor.kl_estimator"] = "k3"
 
 
@@ -109,7 +109,7 @@ def _batches(peer: Translation) -> None:
     whole = prompts * group if isinstance(prompts, int) and isinstance(group, int) else None
     trained = peer.get("buffer.train_batch_size") or whole
     if trained != whole:
-        peer.changes["buffer.train_batch_size"] = f"{trained}: a step trains on the {whole} samples that it generates"
+        peer.changes["buffer.train_batch_size"] = f"{trained}: a step trains the {whole} samples that it generates"
     peer.ours["actor.ppo_n_minibatches"] = 1
 
 
@@ -138,7 +138,7 @@ def _tasks(peer: Translation) -> None:
     keys = ("buffer.explorer_input.default_workflow_type", f"{_TASKS}.default_workflow_type")
     workflow = peer.get(*keys)
     if workflow and str(workflow) not in _PLAIN_WORKFLOWS:
-        peer.fill("workflow", f"{workflow} is a class of Trinity-RFT's: write a function (docs/workflows.md)")
+        peer.fill("workflow", f"{workflow} is a Trinity-RFT class: write a function (docs/workflows.md)")
     own = peer.get("buffer.explorer_input.default_reward_fn_type", f"{_TASKS}.default_reward_fn_type")
     if "gsm8k" in str(peer.get(f"{_TASKS}.path")) and own in (None, "math_reward"):
         peer.ours["reward.type"] = "gsm8k"
@@ -146,7 +146,7 @@ def _tasks(peer: Translation) -> None:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
     arguments = [key for key, value in peer.keys_below(f"{_TASKS}.workflow_args") if value not in (None, False)]
     if arguments and "workflow" not in peer.missing:
-        peer.fill("workflow", f"{', '.join(arguments)}: the workflow's arguments are code here (docs/workflows.md)")
+        peer.fill("workflow", f"{', '.join(arguments)}: write the workflow's arguments in its code (docs/workflows.md)")
     rank = peer.number("model.lora_configs.0.lora_rank")
     if rank:
         peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}

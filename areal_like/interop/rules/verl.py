@@ -39,7 +39,7 @@ def rules(peer: Translation, text: str) -> None:
     batch, mini = peer.get("data.train_batch_size"), peer.get(f"{_ACTOR}.ppo_mini_batch_size")
     peer.minibatches(batch, mini, f"{_ACTOR}.ppo_mini_batch_size")
     if estimator == "gae" and (own := peer.get("critic.ppo_mini_batch_size")) not in (None, mini):
-        peer.changes["critic.ppo_mini_batch_size"] = f"{own}: the critic takes the actor's mini-batches"
+        peer.changes["critic.ppo_mini_batch_size"] = f"{own}: the critic uses the actor's mini-batches"
     _correction(peer)
     _lora(peer)
     optimizers(peer)
@@ -80,7 +80,7 @@ def aggregation(peer: Translation, key: str) -> None:
     if mode in AGGREGATIONS:
         peer.ours["actor.loss_agg_mode"] = AGGREGATIONS[mode]
     else:
-        peer.changes[key] = f"{mode}: actor.loss_agg_mode is {', '.join(AGGREGATIONS.values())}; constant is written"
+        peer.changes[key] = f"{mode}: actor.loss_agg_mode is {', '.join(AGGREGATIONS.values())}; constant is used"
         peer.ours["actor.loss_agg_mode"] = "constant"
 
 
@@ -97,10 +97,12 @@ def _divergence(peer: Translation, estimator: str) -> None:
             peer.changes[key] = f"{kind}: actor.kl_estimator is k1, k2 or k3"
             del peer.ours["actor.kl_estimator"]
         elif key.endswith("kl_loss_type") and ESTIMATORS[kind] == "k1":
-            peer.changes[key] = f"{kind}: k1 in the loss has no gradient towards the reference; k3 is written"
+            peer.changes[key] = f"{kind}: k1 in the loss has no gradient towards the reference; k3 is used"
             peer.ours["actor.kl_estimator"] = "k3"
     if in_reward and estimator not in ("gae", "reinforce_plus_plus"):
-        peer.changes["algorithm.use_kl_in_reward"] = "it is taken from the reward after the group's norm, not before"
+        peer.changes["algorithm.use_kl_in_reward"] = (
+            "it is subtracted from the reward after the group's norm, not before"
+        )
 
 
 def _correction(peer: Translation) -> None:
@@ -117,7 +119,7 @@ def _correction(peer: Translation) -> None:
         peer.behaviour("disabled")
         if weight is not None or rejected is not None:
             peer.changes[f"{_CORRECTION}.rollout_rs"] = (
-                f"{weight} weights with {rejected} rejection: actor.behave_imp_weight_mode is one of both"
+                f"{weight} weights with {rejected} rejection: actor.behave_imp_weight_mode supports only one of them"
             )
     for name in ("rollout_is_batch_normalize", "rollout_rs_threshold_lower"):
         if peer.get(f"{_CORRECTION}.{name}") not in (None, False):
