@@ -1,4 +1,4 @@
-"""Writes the ends of `docs/coming_from/*.md`: an example as `areal-like migrate` reads it, and all keys."""
+"""Write the ends of `docs/coming_from/*.md`: an example as `areal-like migrate` reads it, and all keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _example(system: str) -> str:
     if done.problems or done.system != system:
         raise ValueError(f"{file} is not read as {system}'s: {done.problems}")
     command = f"areal-like migrate docs/coming_from/examples/{file.name} > run.yaml"
-    ending = "" if done.same else " It ends with exit code 1, because training changes."
+    ending = "" if done.same else " It exits with code 1, because a setting changes training."
     return f"""
 ## An example
 
@@ -46,7 +46,7 @@ this run:
 {done.yaml.strip()}
 ```
 
-and lists every key on standard error, in the [three classes](../coming_from.md#three-classes-of-notes).{ending}
+and lists every key on stderr, in the [three classes](../coming_from.md#three-classes-of-notes).{ending}
 
 ```text
 {done.report()}

@@ -107,7 +107,7 @@ def curves(left: float, title: str, lines: Mapping[str, Sequence[tuple[int, floa
 
 
 def learning_curves() -> str:
-    """Held-out reward of the demo over its steps, by loss and η, and by what updates do; means of the seeds."""
+    """Return the demo's evaluation reward over steps, by loss and η, and by update mode; means of the seeds."""
     panels: dict[str, dict[str, list[Sequence[tuple[int, float]]]]] = {}
     for run in json.loads(STALENESS.read_text())["runs"].values():
         bound, _, loss = run["name"].partition(", ")
@@ -119,7 +119,7 @@ def learning_curves() -> str:
             name: [(points[0][0], fmean(reward for _, reward in points)) for points in zip(*seeds, strict=False)]
             for name, seeds in sorted(lines.items())
         }
-        parts += curves(50 + 400 * place, f"{panel}: held-out reward over steps", means)
+        parts += curves(50 + 400 * place, f"{panel}: evaluation reward over steps", means)
     return picture(50 + 400 * len(panels), 290, *parts)
 
 
