@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INVALID = 1
-DEFAULT_SEQUENCES = 4096  # of a step, where --batch does not say it: enough to fill every pipeline
+DEFAULT_SEQUENCES = 4096  # per step, without --batch: enough to fill every pipeline
 
 
 app = typer.Typer(
@@ -207,7 +207,7 @@ def memory(
         work = Workload(load_model(model), settings, limits, spec)
     plan = _single(words, model=work.model, cluster=cluster, megatron=settings)
     found = estimate(plan, work)
-    _tell_of_model(work.model)
+    _report_model(work.model)
     from allocation.views import memory as drawn
 
     if svg:
@@ -217,7 +217,7 @@ def memory(
     else:
         _console().print(drawn.terminal(found))
     if gpu:
-        _tell_what_does_not_fit(plan, cluster, work)
+        _report_overflow(plan, cluster, work)
 
 
 @app.command()
@@ -258,7 +258,7 @@ def plan(
             f"prompt and response have {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
         )
         raise typer.BadParameter(problem, param_hint="--response")
-    _tell_of_model(shape)
+    _report_model(shape)
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
@@ -277,16 +277,16 @@ def plan(
         _console().print(planned.terminal(task, choices, tide, more))
 
 
-def _tell_of_model(shape: ModelSpec) -> None:
+def _report_model(shape: ModelSpec) -> None:
     """Print warnings about uncertain parameter counts of a model."""
-    _tell(run_rules(Source(shape.name), whole_model=shape))
+    _report(run_rules(Source(shape.name), whole_model=shape))
 
 
-def _tell_what_does_not_fit(plan: Plan, cluster: Cluster | None, work: Workload) -> None:
+def _report_overflow(plan: Plan, cluster: Cluster | None, work: Workload) -> None:
     checked = allocation.check(
         plan.allocation, cluster=cluster, model=work.model, batch=work.batch, megatron=work.megatron, memory=work.memory
     )
-    _tell([finding for finding in checked.findings if "MEMORY" in finding.code])
+    _report([finding for finding in checked.findings if "MEMORY" in finding.code])
 
 
 def _ends(first: int | None, last: int | None) -> MegatronSettings:
@@ -387,11 +387,11 @@ def convert(
 
     if source is not None:
         text, findings = read(source, _settings(words))
-        _tell(findings)
+        _report(findings)
         words = [text]
     if target is not None:
         text, findings = write(target, _single(words, cluster=cluster))
-        _tell(findings)
+        _report(findings)
     typer.echo(text.rstrip("\n"))
 
 
@@ -417,7 +417,7 @@ def format_(
         try:
             typer.echo(allocation.format(text, shell=shell))
         except AllocationError as error:
-            _tell(error.findings)
+            _report(error.findings)
 
 
 @app.command("explain-code")
@@ -463,7 +463,7 @@ def _settings(words: Sequence[str]) -> str:
 def _plan(case: Case) -> Plan:
     """Return the plan. Without one, print the findings on stderr and exit."""
     if case.plan is None:
-        _tell(case.findings)
+        _report(case.findings)
         raise typer.Exit(INVALID)
     return case.plan
 
@@ -496,7 +496,7 @@ def _print_case(case: Case) -> None:
         _console().print(line, soft_wrap=True)
 
 
-def _tell(findings: Sequence[Finding]) -> None:
+def _report(findings: Sequence[Finding]) -> None:
     """Print findings on stderr, and exit if one of them is an error."""
     if findings:
         from allocation.views.terminal import finding_text

@@ -4,7 +4,7 @@
 # side. Fitted to benchmarks/results/trainer_throughput_qwen3_4b_h200.json (w 2560: 52 %) and that of 8b (w 4096: 62 %).
 PEAK = 0.8
 HALF = 1400
-# Seconds that a host takes to launch what a rank does to a micro-batch in a layer, for log-probs, forward and backward;
+# Seconds that a host needs to launch a rank's kernels per micro-batch and layer, for log-probs, forward and backward;
 # more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has.
 # Fitted to benchmarks/results/memory_h200x4.json: Transformer Engine 2.16 under a virtual machine's Xeon.
 LAUNCH = 10e-3
@@ -19,7 +19,7 @@ LINK = 0.7
 NETWORK = 0.7
 MEMORY = 0.6
 # Communication that computation does not hide: gradients behind backward, keys and values behind attention; tensor
-# parallel and expert exchanges stand in the way of all that follows. Not measured here.
+# parallel and expert exchanges block all subsequent work. Not measured here.
 EXPOSED = {"dp": 0.4, "cp": 0.5, "tp": 1.0, "ep": 1.0, "pp": 1.0}
 # Seconds of a decoding step beside memory and arithmetic, and for every all-reduce of a layer. Not measured here.
 DECODE_STEP = 4e-3

@@ -156,7 +156,7 @@ def _linear(model: ModelSpec) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters on one rank: those of the dense grid and those of the expert grid, which have separate optimizers."""
+    """Parameters on one rank: on the dense grid and on the expert grid, which have separate optimizers."""
 
     dense: int
     expert: int
@@ -177,7 +177,7 @@ def count_held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *,
 
 
 def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[Sequence[int]]:
-    """Return the layers of each pipeline stage, those of its virtual stages together."""
+    """Return the layers of each pipeline stage, with its virtual stages merged."""
     return [parts[0] if len(parts) == 1 else list(chain(*parts)) for parts in stage_chunks(model, sizes, settings)]
 
 

@@ -31,7 +31,7 @@ class Request:
 
 
 def explicit(engine: Engine) -> Gpus:
-    """Return the ids that the string gives to `engine`. Raises `UnknownSize` when they are unusable."""
+    """Return the ids that the string assigns to `engine`. Raises `UnknownSize` when they are unusable."""
     bounds = [(int(r.first), int(r.last)) for r in engine.node.gpus]
     if any(first > last or last > LARGEST for first, last in bounds):
         raise UnknownSize("gpus")

@@ -140,7 +140,7 @@ def resolve(node: Member, source: Source, role: str | None) -> Engine:
         name = SIZE_OF[part].get(dim.letter)
         if name is None:
             continue
-        # A size of 1 says nothing, whether the backend has the dimension or not.
+        # A size of 1 has no effect, whether the backend has the dimension or not.
         usable = (dim.letter in backend.letters or dim.count == "1") and name not in written
         sizes[name] = count(dim) if usable else None
         written.setdefault(name, dim)

@@ -63,8 +63,7 @@ def join(groups: Sequence[Sequence[Draft]]) -> str:
 def fill_data_parallel(
     reading: Reading, role: str, backend: str, sizes: ParallelSizes, n_gpus: int, key: str, gpus: Gpus = ()
 ) -> Draft:
-    """Return the engine with the data parallelism that `n_gpus`, as in `key`, leave; what does not divide is
-    reported."""
+    """Return the engine with the data parallelism that follows from `n_gpus`, set by `key`; report a remainder."""
     replica = sizes.per_replica
     if n_gpus % replica:
         reading.report(role=role, n_gpus=n_gpus, replica=replica, setting=reading.find(key))
@@ -89,7 +88,7 @@ class Pool:
 
 
 def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
-    """Return nodes and GPUs per node of the ids; where nodes give different numbers, the nearest equal split."""
+    """Return nodes and GPUs per node of the ids; if nodes have different numbers, the nearest equal split."""
     total = n_gpus(gpus)
     if total <= COUNTED_ONE_BY_ONE:
         counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)

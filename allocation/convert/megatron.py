@@ -26,11 +26,11 @@ MEGATRON = {
 _SIZES = {name: key.replace("_", "-") for name, key in MEGATRON.items() if name != "vpp"}
 _NODES, _PROCESSES, _VIRTUAL = "nnodes", "nproc-per-node", "num-virtual-stages-per-pipeline-rank"
 _UNREAD = {
-    "use-tp-pp-dp-mapping": f"an allocation has no rank order; give the compiler order={PP_BEFORE_DP!r}",
-    "pipeline-model-parallel-layout": "an allocation does not say which layers a stage has",
-    "decoder-first-pipeline-num-layers": "an allocation does not say which layers a stage has",
-    "decoder-last-pipeline-num-layers": "an allocation does not say which layers a stage has",
-    "use-megatron-fsdp": "an allocation does not say how parameters are sharded",
+    "use-tp-pp-dp-mapping": f"an allocation has no rank order; call the compiler with order={PP_BEFORE_DP!r}",
+    "pipeline-model-parallel-layout": "an allocation does not define the layers of a stage",
+    "decoder-first-pipeline-num-layers": "an allocation does not define the layers of a stage",
+    "decoder-last-pipeline-num-layers": "an allocation does not define the layers of a stage",
+    "use-megatron-fsdp": "an allocation does not define how parameters are sharded",
 }
 
 

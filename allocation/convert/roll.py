@@ -26,7 +26,7 @@ _ULYSSES = "ulysses_size"
 
 
 def read(text: str) -> tuple[str, list[Finding]]:
-    """Return the engines of a ROLL configuration, with explicit GPU ids where the order of the roles does not say
+    """Return the engines of a ROLL configuration, with explicit GPU ids if the order of the roles does not imply
     them."""
     reading = Reading.of_config(text)
     drafts = []
@@ -43,7 +43,7 @@ def read(text: str) -> tuple[str, list[Finding]]:
 
 
 def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list[Draft]:
-    """Return the engine of one section, none when its GPUs or its strategy are not understood."""
+    """Return the engine of one section, none if its GPUs or its strategy cannot be read."""
     strategy_key = f"{section}.strategy_args.strategy_name"
     strategy = reading.find(strategy_key)
     try:

@@ -134,7 +134,7 @@ class Reading:
         return replace(default, **{name: self.size(key, default=getattr(default, name)) for name, key in keys.items()})
 
     def nothing(self, title: str, expected: str) -> tuple[str, list[Finding]]:
-        """Return an empty allocation and the findings that say why no engine was found."""
+        """Return an empty allocation and the findings that explain why the text has no engine."""
         if not self.findings:
             self.report(title=title, expected=expected)
         return "", self.findings

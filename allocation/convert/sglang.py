@@ -43,8 +43,7 @@ def _launches(reading: Reading) -> bool:
 
 
 def _placement(servers: list[Draft], sizes: ParallelSizes) -> tuple[range, ...]:
-    """Return GPU ids where the commands say other ones than the compiler would: none when they repeat, as on several
-    nodes."""
+    """Return GPU ids if the commands differ from the compiler's placement: none if ids repeat, as on several nodes."""
     world = sizes.dp * sizes.per_replica
     if any(not server.gpus for server in servers):
         return (range(world),)
@@ -91,7 +90,7 @@ def write(plan: Plan) -> str:
 
 
 def _places(server: ServerPlan) -> list[str]:
-    """Return the options that say where a server runs, one string for every node that it is on."""
+    """Return the options for the location of a server, one string for each of its nodes."""
     nodes = [[device.gpu for device in devices] for _, devices in groupby(server.devices, key=attrgetter("node"))]
     places = []
     for rank, gpus in enumerate(nodes):

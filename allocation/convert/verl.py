@@ -61,7 +61,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
 def _trainer(
     reading: Reading, base: str, dialect: Dialect, default: tuple[str, ParallelSizes]
 ) -> tuple[str, ParallelSizes]:
-    """Return backend and sizes of one trainer; `default` has what is left out."""
+    """Return backend and sizes of one trainer; `default` has the omitted sizes."""
     backend, sizes = default
     strategy = reading.find(f"{base}.strategy", "model_engine", "trainer.trainer_strategy")
     if reading.has(f"{base}.megatron") and strategy is None:
@@ -74,10 +74,10 @@ def _trainer(
     if backend == "fsdp":
         shards = reading.find(f"{base}.fsdp_config.fsdp_size")
         if shards and shards.value != "-1":
-            reading.report(unread=shards, reason="an allocation does not say how parameters are sharded")
+            reading.report(unread=shards, reason="an allocation does not define how parameters are sharded")
         return backend, ParallelSizes(cp=reading.size(f"{base}.{_ULYSSES}", default=sizes.cp))
     got = reading.sizes({name: f"{base}.megatron.{key}" for name, key in MEGATRON.items()}, sizes)
-    # With EP 1 nothing says that the model has experts: ETP is left alone then.
+    # With EP 1 the model may have no experts, so ETP is not read.
     if sizes.ep == 1 and not reading.has(f"{base}.megatron.{MEGATRON['etp']}"):
         got = replace(got, etp=got.tp if dialect.etp_follows_tp and got.ep > 1 else 1)
     return backend, got

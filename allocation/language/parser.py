@@ -41,7 +41,7 @@ def parse(text: str, rule: str, start: int, end: int) -> Any:
 
 @cache
 def _lark() -> Lark:
-    # Lark keeps what it made of the grammar beside Python's own compiled files, and renews it when either changes.
+    # Lark caches the compiled grammar beside Python's compiled files, and renews it when either changes.
     compiled = Path(cache_from_source(__file__)).with_name("grammar.lark.cache")
     return Lark(
         GRAMMAR.read_text(), parser="lalr", start=["allocation", "member"], maybe_placeholders=False,

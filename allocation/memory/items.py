@@ -10,12 +10,12 @@ from allocation.notebook import render_html
 from allocation.settings import MegatronSettings
 
 # Bytes beside the tensors. CUDA's context, and the libraries' kernels; cuBLAS and cuDNN workspaces, which the allocator
-# gives; NCCL's buffers for each communicator with company; what SGLang's CUDA graphs and prefill take.
+# allocates; NCCL's buffers for each communicator with several ranks; SGLang's CUDA graphs and prefill.
 CONTEXT = 600 << 20
 WORKSPACE = 100 << 20
 COMMUNICATOR = 100 << 20
 GRAPHS = 2 << 30
-# Reserved by torch's allocator beyond what is allocated at the peak.
+# Reserved by torch's allocator beyond the peak of allocated memory.
 FRAGMENTATION = 0.03
 CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
 CAPTURED = "CUDA graphs and prefill"

@@ -10,7 +10,7 @@ from allocation.plan import ParallelSizes
 from allocation.settings import Workload
 
 WITH_WINDOW_POOL = ("gpt_oss",)
-WINDOW_POOL = 0.8  # tokens of that pool over those of the other
+WINDOW_POOL = 0.8  # ratio of the tokens in the window pool and in the other pool
 
 
 def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:

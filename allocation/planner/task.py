@@ -64,5 +64,5 @@ class Task:
 
     @property
     def mb_tokens(self) -> int:
-        """Tokens of a micro-batch, at least those of the longest sequence."""
+        """Tokens of a micro-batch, at least as many as in the longest sequence."""
         return max(self.batch.max_tokens_per_mb or 0, self.prompt + self.response)

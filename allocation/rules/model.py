@@ -32,7 +32,7 @@ def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
     part."""
     if not whole_model.known_family:
         message = f"{whole_model.name} is of the unknown family {whole_model.family}: "
-        yield Problem(f"{message}its parameters are counted as those of a dense model with a gated feed-forward part")
+        yield Problem(f"{message}its parameters are counted as for a dense model with a gated feed-forward part")
 
 
 @rule("ALLOC-QUANTIZED", source="weight updates send the trainer's unquantized weights", severity=Severity.WARNING)
@@ -58,7 +58,7 @@ def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
 
 @rule("ALLOC-HEADS", source=f"{CONFIG}, num_attention_heads", megatron="num_attention_heads")
 def heads_by_tp(engine: Engine, model: ModelSpec) -> Iterator[Problem]:
-    """Tensor parallelism gives every rank whole attention heads, in trainers and in servers."""
+    """With tensor parallelism every rank has whole attention heads, in trainers and in servers."""
     return _split(model.heads, "attention heads", engine, "tp")
 
 
@@ -166,7 +166,7 @@ def server_expert_ffn(server: Engine, model: ModelSpec) -> Iterator[Problem]:
 def server_vocabulary_by_tp(server: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The GPUs of a server split the vocabulary, which SGLang pads to a multiple of 64 and no further."""
     padded = -(-model.vocab_size // SERVER_PADDING) * SERVER_PADDING
-    if model.heads % server.tp == 0:  # else that is told, and enough
+    if model.heads % server.tp == 0:  # else the finding about heads is enough
         yield from _split(padded, "rows of the vocabulary, with SGLang's padding,", server, "tp")
 
 

@@ -83,7 +83,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
         if wrong:
             sizes = ", ".join(f"`{_short(e.label)}` has {_number(e.world)}" for e in group[:4])
             message = f"colocated engines need equally many GPUs: {sizes}"
-            help = f"give each {_number(need)} GPUs, or name the GPUs of each with `@`"
+            help = f"use {_number(need)} GPUs for each, or name the GPUs of each with `@`"
             others = [engine for engine in group if engine not in wrong]
             yield _together(message, [(e, (e.node.layout.span,)) for e in wrong + others], help)
 

@@ -39,7 +39,7 @@ def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return a table without lines; numbers stand on the right."""
+    """Return a table without lines; numbers are right-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")

@@ -107,6 +107,6 @@ def test_names_that_are_suggested_can_all_be_given(text):
 def test_gpus_of_every_colocated_engine_may_be_said():
     """The help asks for those of each: with those of the smaller one alone the other has too few."""
     (finding,) = allocation.check("megatron[actor]:d4|megatron[ref]:d2").findings
-    assert finding.help == "give each 4 GPUs, or name the GPUs of each with `@`"
+    assert finding.help == "use 4 GPUs for each, or name the GPUs of each with `@`"
     assert not allocation.check("megatron[actor]:d4|megatron[ref]:d2@0-1").ok
     assert allocation.check("megatron[actor]:d4@0-3|megatron[ref]:d2@0-1").ok
