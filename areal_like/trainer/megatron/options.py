@@ -30,6 +30,7 @@ _FIXED = (
     *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards", "gtp_weight_remat_size"),
     *("expert_gtp_weight_remat_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
     *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device", "config_logger_dir"),
+    *("overlap_p2p_comm", "use_ring_exchange_p2p", "num_microbatches_with_partial_activation_checkpoints"),
 )
 # What the model computes; the servers compute it too, from the same config.json.
 _FROM_MODEL = frozenset(
