@@ -49,7 +49,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """What the checkpoint directory `path` has of a model; an optimizer's tensors are left out.
+    """Return what the checkpoint directory `path` holds of a model, without optimizer tensors.
 
     Raises CheckpointError where it is not a Megatron checkpoint, or where a file of it is missing or torn.
     """

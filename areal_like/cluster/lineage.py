@@ -62,7 +62,7 @@ class Lineage:
 
 
 def identity(pid: int) -> Identity:
-    """That of a process, zombies included; its start is 0 if there is none."""
+    """Return the identity of a process, zombies included; its start is 0 if it does not exist."""
     fields = _fields(pid)
     return pid, int(fields[_STARTED]) if fields else 0
 

@@ -162,7 +162,7 @@ async def run_cluster(
     `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
     The descriptor `lock` stays open until that is done.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
-    Raises ClusterError if there is no cluster, not enough in it, or a node that does not see `log_dir`.
+    Raises ClusterError if the cluster is missing or too small, or a node that does not see `log_dir`.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"

@@ -53,8 +53,9 @@ class Advice:
 
 
 def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
-    """What would make a step of `step_s` seconds clearly shorter, given the shares of it in which each did nothing, and
-    the seconds of its slowest response.
+    """Return what would make a step of `step_s` seconds clearly shorter, or None.
+
+    `idle_servers` and `idle_trainer` are idle shares of the step, `slowest_s` the seconds of its slowest response.
     """
     seen = f"servers did nothing for {idle_servers:.0%} of the time, the trainer for {idle_trainer:.0%}"
     by_servers, by_trainer = (1 - idle_servers) * step_s, (1 - idle_trainer) * step_s

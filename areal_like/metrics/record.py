@@ -89,7 +89,7 @@ class Record:
         return self.directory / "checkpoints" / f"step-{step}"
 
     def held_out(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
-        """What each set of held-out problems gave after `step` training steps, mean@n first.
+        """Record the results of each evaluation set after `step` training steps, mean@n first.
 
         `reward/held_out` is the mean of that over the sets. A set without numbers had no rewards at all.
         """
@@ -121,7 +121,7 @@ class Record:
             self._view.row(row | {"held-out": reward})
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a run that goes on after `step` has to know of the steps until then; their numbers are written then.
+        """Return what a run resumed after `step` needs from the steps before; their numbers are written by then.
 
         Blocks, so that a thread has to call it. Raises RecordError.
         """

@@ -49,7 +49,7 @@ class Report:
         return self._file.size > PAGE_BYTES
 
     def about(self, about: Mapping[str, Any]) -> None:
-        """What is known before the run: see `run.json`."""
+        """Return what is known before the run (`run.json`)."""
         self._add("about", about)
 
     def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
@@ -184,7 +184,7 @@ class About(TypedDict):
 
 
 def read_about(directory: Path) -> About:
-    """What `run.json` says. Raises OSError, and RecordError where it was not written to its end, or by a run."""
+    """Return the content of `run.json`; raise OSError, or RecordError if it is incomplete or foreign."""
     file = directory / ABOUT_FILE
     try:
         return TypeAdapter(About).validate_json(file.read_bytes(), strict=True)

@@ -65,7 +65,7 @@ def thin_out(directory: Path, name: str | None) -> None:
 
 
 def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:
-    """What `write_samples` wrote; [] where there is nothing. Raises OSError, RecordError."""
+    """Return what `write_samples` wrote, or [] for nothing; raise OSError or RecordError."""
     return read_rows(_path(directory, step, name), Sample)
 
 

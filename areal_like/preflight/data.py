@@ -64,7 +64,7 @@ def check_data(
 
 
 def _samples(config: RunConfig) -> Iterator[Finding]:
-    """What is sampled, and batch arithmetic beyond the allocation's."""
+    """Check sampling, and batch arithmetic beyond the allocation's."""
     samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
     if config.gconfig.top_p != 1:  # sglang/srt/layers/sampler.py
         message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
@@ -76,7 +76,7 @@ def _samples(config: RunConfig) -> Iterator[Finding]:
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
-    """What is measured on held-out prompts needs some."""
+    """Check that evaluation prompts exist for everything that is measured on them."""
     freq_steps, some = config.evaluator.freq_steps, bool(config.evaluations)
     for key, value, there in (
         ("warm_start", config.warm_start, config.valid_dataset is not None),
@@ -139,7 +139,7 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
-    """What a server's context has to hold: its tokens, and the key that makes it so long, with its value."""
+    """Yield what a server's context must hold: tokens, and the key that requires them, with its value."""
     own, most = config.evaluator.datasets, config.gconfig.max_new_tokens
     if config.workflows and config.episode.max_tokens is not None:
         yield config.episode.max_tokens, "episode.max_tokens", config.episode.max_tokens

@@ -96,7 +96,7 @@ def find_plan(
 
 
 def workloads(config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None]) -> dict[str, Workload]:
-    """What the memory model is told of each role whose model is known, and of the servers, which have the actor's."""
+    """Return the workload of each role whose model is known, and of the servers, for the memory model."""
     if (model := models["actor"]) is None:
         return {}
     memory = memory_settings(config, model) or MemorySettings()
@@ -116,7 +116,7 @@ def _backends(config: RunConfig) -> dict[str, str]:
 
 
 def _colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> dict[str, str]:
-    """Whose GPUs each role shares; with the other strategy for those that are `moved`."""
+    """Return the role whose GPUs each role shares; `moved` roles take the other strategy."""
     strategies = {role: section.scheduling_strategy for role, section in config.further_roles.items()}
     return {role: it.target for role, it in strategies.items() if (it.type == "colocation") != (role in moved)}
 
@@ -124,7 +124,7 @@ def _colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> dict[s
 def _own(
     config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], memory: MemorySettings | None
 ) -> tuple[dict[str, RoleSettings], list[Finding]]:
-    """What each role beside the actor is judged by."""
+    """Return the configuration that each role beside the actor is judged by."""
     own: dict[str, RoleSettings] = {}
     findings: list[Finding] = []
     for role, section in config.further_roles.items():
@@ -188,7 +188,7 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
 
 
 def _recomputed(megatron: MegatronConfig) -> dict[str, Any]:
-    """What is recomputed; with everything, `preflight/megatron.py` judges the modules."""
+    """Return the recomputed modules; with full recomputation `preflight/megatron.py` judges them."""
     modules = megatron.recompute_modules if megatron.recompute_granularity != "full" else None
     return {"recompute_modules": modules or (), "moe_layer_recompute": False, **recomputed(megatron)}
 
@@ -248,7 +248,7 @@ def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Findi
 
 
 def _role_of(found: Finding) -> Any:
-    """Whose layout a finding is about: that of its field, or of the member of the whole allocation that it marks."""
+    """Return the role a finding is about: by its field, or by the member of the allocation that it marks."""
     if found.key and found.key.endswith(".backend"):
         return found.key.removesuffix(".backend")
     for member in read(found.source)[0].members:
@@ -273,7 +273,7 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
-    """Who can play which role: Megatron trains and is asked, SGLang generates, and each role has its section."""
+    """Check backends by role: Megatron and FSDP train and score, SGLang generates, and each role has its section."""
     present = {engine.role: engine for engine in plan.engines}
     about = partial(_about, config)
     named = {"actor": "actor", "rollout": "rollout"} | ({"reward": "reward model"} if config.reward.model else {})

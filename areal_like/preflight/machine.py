@@ -21,14 +21,14 @@ LARGEST_PORT = 65535
 
 
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
-    """What `device: auto` means here: CUDA where this host has an NVIDIA GPU."""
+    """Return what `device: auto` means here: CUDA if this host has an NVIDIA GPU."""
     if device == "auto":
         return "cuda" if gpu_count() else "cpu"
     return device
 
 
 def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
-    """What can be known of this host and of an existing cluster."""
+    """Check this host and an existing cluster."""
     yield from _packages(config, device)
     yield from _directory(config)
     if config.scheduler.type == "ray":

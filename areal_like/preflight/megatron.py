@@ -27,7 +27,7 @@ _GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 def check_trainer_options(
     config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None
 ) -> Iterator[Finding]:
-    """What Megatron-core would refuse, and what it would not heed."""
+    """Check options that Megatron-core would refuse or ignore."""
     megatron = config.actor.megatron
     overrides = megatron.override_transformer_config
     for problem in check_overrides(overrides, device=device):
@@ -71,7 +71,7 @@ def about(section: str, problem: OptionProblem) -> Finding:
 
 
 def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
-    """What depends on the parallel sizes."""
+    """Check options that depend on the parallel sizes."""
     megatron, limit = config.actor.megatron, config.actor.mb_spec.max_tokens_per_mb
     overrides = megatron.override_transformer_config
     if overrides.get("cp_comm_type") is not None and sizes.cp == 1:
@@ -161,7 +161,7 @@ def _absent(megatron: MegatronConfig, spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
-    """What Transformer Engine's Adam can do, and what the data types of its state go with."""
+    """Check low-precision optimizer states against Transformer Engine's Adam."""
     megatron, key = config.actor.megatron, f"{_MEGATRON}.use_precision_aware_optimizer"
     if megatron.use_precision_aware_optimizer:
         if device == "cpu":

@@ -77,7 +77,7 @@ def with_keys(found: Finding, config: RunConfig) -> Finding:
 
 
 def _owner(config: RunConfig, role: TrainerRole, section: str) -> TrainerRole:
-    """Whose section a role has: its own or the actor's."""
+    """Return whose section a role uses: its own or the actor's."""
     return role if getattr(config.further_roles.get(role), section, None) is not None else "actor"
 
 

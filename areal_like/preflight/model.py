@@ -193,7 +193,7 @@ def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer 
 
 
 def _shape(shape: InitModelConfig) -> Iterator[Finding]:
-    """What the sizes of a Qwen3 model owe each other."""
+    """Check how the sizes of a Qwen3 model depend on each other."""
 
     def wrong(code: str, name: str, message: str, right: object) -> Finding:
         return finding(code, f"actor.init_model.{name}", message, f"write actor.init_model.{name}={right}")

@@ -18,7 +18,7 @@ NOT_ON_CPU = {
 
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """What SGLang and Megatron-core would refuse, and what they would not heed."""
+    """Check options that SGLang and Megatron-core would refuse or ignore."""
     yield from _server(config.sglang, device)
     if device == "cpu" and spec is not None:
         yield from _on_cpu(config, spec)

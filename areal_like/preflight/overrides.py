@@ -19,7 +19,7 @@ _SECTION = "megatron.override_transformer_config"
 def try_overrides(
     config: RunConfig, device: Device, specs: Mapping[TrainerRole, ModelSpec | None], plan: Plan
 ) -> Iterator[Finding]:
-    """What Megatron-core refuses of overrides that are right one by one; takes ten seconds where there are any."""
+    """Try overrides together on Megatron-core, which takes ten seconds; yield what it refuses."""
     asked_before: list[Asked] = []
     for role, engine in config.roles.items():
         spec, of_role, own = specs.get(role), plan.engine(role), config.further_roles.get(role)

@@ -12,7 +12,7 @@ _NO_YAML = ("CONFIG-FILE", "CONFIG-YAML", "CONFIG-MAPPING", "CONFIG-CONTENT")
 
 
 def read(file: str, overrides: Sequence[str] = ()) -> ReadFile:
-    """What `--dry-run` says of the same file. Raises FileError where it is not the YAML of a run."""
+    """Return the findings of `--dry-run` for a file; raise FileError if it is not the YAML of a run."""
     try:
         loaded = load(file, overrides)
     except ConfigError as error:

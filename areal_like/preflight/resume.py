@@ -59,7 +59,7 @@ def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
-    """What keeps a command from going on with the run in its directory, if there is one."""
+    """Check that a command can resume the run in its directory, if there is one."""
     path, help = config.run_dir, "choose another trial_name"
     if config.recover.mode == "off" or not (path / CONFIG_FILE).exists():
         return

@@ -16,7 +16,7 @@ _RESPONSE = "The answer is 42."  # to a row without a reference answer
 
 
 def answer_check(config: RewardConfig) -> AnswerCheck | None:
-    """What a reference answer has to be; None where only a user's own code judges, which may do without one."""
+    """Return the check of reference answers, or None if only the user's own code judges."""
     types = [judge.type for judge in config.judges.values() if judge.function is None and judge.type in REWARDS]
     return REWARDS[types[0]].check if types else None
 

@@ -68,7 +68,7 @@ def find_role_models(
 def check_roles(
     config: RunConfig, device: Device, specs: dict[TrainerRole, ModelSpec | None], plan: Plan | None
 ) -> Iterator[Finding]:
-    """What the bridge and Megatron-core object to of a role; not again what is said of the actor."""
+    """Check each role against bridge and Megatron-core, without repeating findings about the actor."""
 
     def judged(played: RunConfig, role: TrainerRole) -> list[Finding]:
         own_plan = plan and replace(plan, engines=(replace(plan.engine(role), role="actor"),))
@@ -84,7 +84,7 @@ def check_roles(
 
 
 def _head(config: RunConfig) -> Iterator[Finding]:
-    """What goes wrong in Megatron-core where a parameter of a bfloat16 model is float32.
+    """Check settings that fail in Megatron-core when one parameter of a bfloat16 model is float32.
 
     Its optimizer of whole states has no checkpoint of it. Transformer Engine's kernel of the norm takes all gradients
     as of the first one's data type (`clip_grads.py`, 0.19.2).

@@ -19,7 +19,7 @@ _STAY = f"write {_KEY}=resident"
 
 
 def check_sharing(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
-    """What has to be so that trainer and servers share GPUs in the way that the configuration says."""
+    """Check the requirements of `rollout.sharing` and `weight_update.mode` on shared GPUs."""
     if plan is None:
         return
     if config.weight_update.mode == "ipc":

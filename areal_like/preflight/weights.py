@@ -54,7 +54,7 @@ def layer_matrices(directory: Path) -> set[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Those that the index names, or all if there is none. Raises ConfigError where there are none."""
+    """Return the weight files of the index, or all files without one; raise ConfigError if there are none."""
     index, remedy = directory / _INDEX, "save the model's weights there"
     if not index.is_file():
         if files := sorted(directory.glob("*.safetensors")):

@@ -40,14 +40,14 @@ def compares_group(portable: Portable) -> bool:
 
 
 def group_test(portable: Portable) -> Callable[[], bool]:
-    """What a worker loads to say whether the function compares."""
+    """Return, in a worker, the test of whether a function compares responses."""
     compares = compares_group(portable)
     return lambda: compares
 
 
 @functools.cache
 def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], list[Reward]]:
-    """What a worker loads to judge responses to one row: all of them, or one, as the function takes it.
+    """Return, in a worker, the function that judges the responses to one row: all of them, or one.
 
     What it gives raises UserCodeError where the function fails or returns something else than it should.
     """
@@ -87,7 +87,7 @@ def _listed(given: Any, count: int, name: str) -> list[Any]:
 
 
 def as_reward(given: Any, name: str) -> Reward:
-    """What the function `name` returned: a finite number, or a dict of them. Raises UserCodeError for anything else."""
+    """Return what the function `name` returned: a finite number or a dict of them; raise UserCodeError otherwise."""
     if not isinstance(given, Mapping):
         return Reward(_number(given, name, "a number, or a dict of numbers"))
     if VALUE not in given:

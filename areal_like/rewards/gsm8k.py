@@ -28,7 +28,7 @@ _LONGEST, _LONGEST_PER_CHARACTER = 100, 4
 
 
 def final_answer(text: str) -> str | None:
-    r"""What a text gives as its answer: after its last `####`, in its last `\boxed{}`, else its last number.
+    r"""Return the final answer of a text: after its last `####`, in its last `\boxed{}`, or its last number.
 
     Left out are currency signs, bold type, `=` and `:` before it, and `:`, a full stop or a remark in brackets after
     it. None if there is nothing.
@@ -47,7 +47,7 @@ def final_answer(text: str) -> str | None:
 
 
 def check(answer: str) -> tuple[str, str] | None:
-    """What a reference answer lacks, and what would do; None where a response can equal it."""
+    """Return what a reference answer lacks and a fix, or None if a response can equal it."""
     if final_answer(answer) is None:
         return "no final answer", "end it with `#### ` and the answer"
     return None
@@ -75,7 +75,7 @@ def verify(response: str, answer: str) -> float:
 
 
 def _final_answers(response: str, answer: str) -> tuple[str | None, str | None]:
-    """Those of both; against a plain number, a response's number counts without the words after it.
+    """Return the final answers of both; against a plain number, words after a response's number are ignored.
 
     A response's answer that is far longer than the reference's is none.
     """

@@ -162,7 +162,7 @@ class RewardPool:
             process.end()
 
     def _answer(self, process: Worker, call: _Call) -> Any | Failure:
-        """What the call gives; raises Ended and TookTooLong."""
+        """Return the result of the call; raise Ended or TookTooLong."""
         taken_up = time.monotonic()
         self._waits.append(taken_up - call.handed_in)
         try:

@@ -96,7 +96,7 @@ def _received(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[A
 
 
 def itself(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `work` loads where a function is sent to it by name."""
+    """Return the function itself; `work` loads this when a function is sent by name."""
     return function
 
 

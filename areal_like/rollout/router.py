@@ -119,7 +119,7 @@ class Router:
                 raise _not_drained(self.busy, deadline)
 
     async def _progress(self, before: Mapping[Any, Any], limit_s: float) -> Mapping[Any, Any]:
-        """What changes with all that the servers do for samples on their way; of a silent one what it said `before`."""
+        """Return counters that change with any work of the servers; a silent server keeps its value of `before`."""
 
         async def ask(server: Server) -> Any:
             with suppress(ServerError):

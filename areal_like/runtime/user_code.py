@@ -32,7 +32,7 @@ def absolute(reference: str) -> str:
 
 
 def load_object(reference: str) -> Any:
-    """What `reference` names; its module is run on the way. Raises UserCodeError."""
+    """Load the object that `reference` names, and execute its module; raise UserCodeError."""
     if reference in _given:
         return _given[reference]
     where, _, name = reference.rpartition(":")

@@ -261,7 +261,7 @@ def _question(call: int, method: str, body: bytes) -> bytes:
 
 
 def _checked(answer: bytes) -> bytes:
-    """What an answer says; raises Unanswered where it says why there is none."""
+    """Return the content of an answer; raise Unanswered if it reports why there is none."""
     if answer[:1] != b"+":
         raise Unanswered(answer[1:].decode(errors="replace"))
     return answer[1:]

@@ -93,7 +93,7 @@ def _group(cu_seqlens: Tensor, members: Tensor, cp: int, cp_rank: int) -> Sequen
 
 
 def _places(cu_seqlens: Tensor, members: Tensor, cp: int = 1, rank: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a rank's tokens: place in its pack, position in their sequence, whether they are not padding."""
+    """Return of a rank's tokens: place in the pack, position in the sequence, and whether they are not padding."""
     starts, lengths = (ends[members, None].long() for ends in (cu_seqlens[:-1], cu_seqlens.diff()))
     chunk = lengths // (2 * cp)
     at = torch.arange(int(lengths.max()) // cp)[None]

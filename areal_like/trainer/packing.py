@@ -210,7 +210,7 @@ def _keys(pieces: _Pieces, padded: NDArray[np.int64], ends: NDArray[np.int64]) -
 
 
 def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of that many places each: whose it is, and which of its."""
+    """Return for that many places each the owner, and the place within the owner."""
     whose = np.repeat(np.arange(len(counts)), counts)
     return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
 

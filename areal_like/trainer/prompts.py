@@ -28,12 +28,12 @@ class Prefixes:
         return np.diff(self.families, prepend=-1) != 0
 
     def of(self, sequences: NDArray[np.int64]) -> "Prefixes":
-        """Those of some sequences, whole families."""
+        """Return the families of some sequences, each family whole."""
         return Prefixes(self.lengths[sequences], self.families[sequences])
 
 
 def alone(n: int) -> Prefixes:
-    """Of n sequences that share nothing."""
+    """Return the families of n sequences that share nothing."""
     return Prefixes(np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
 
 

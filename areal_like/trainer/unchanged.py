@@ -18,7 +18,7 @@ ANYTHING = LossSpec(_anything)  # a loss that needs no field, of an actor and of
 
 
 def remembered(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
-    """What models count in buffers (experts' loads and biases), as a function that puts it back."""
+    """Return a function that restores the counters in model buffers (experts' loads and biases)."""
     before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
 
     @torch.no_grad()

@@ -54,7 +54,7 @@ def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context)
 def following(
     tokenizer: Tokenizer, earlier: Sequence[int], messages: Sequence[Message], answered: int, context: Context
 ) -> tuple[list[int], Continuity]:
-    """What comes after the tokens `earlier`, which end with the generated message `messages[answered]`.
+    """Return the tokens after `earlier`, which end with the generated message `messages[answered]`.
 
     Returns the new part of the prompt alone, and how all of it relates to the template. Raises TokenizerError where the
     template refuses the conversation.

@@ -181,7 +181,7 @@ class _Group:
                 return []
 
     async def _run(self, begin: Callable[[], Attempt], sessions: Sequence[Session]) -> Any:
-        """What a user's coroutine returns; raises EpisodeError where it fails, and what the servers failed of."""
+        """Return the result of a user's coroutine; raise EpisodeError if it fails, or the servers' failure."""
         scene = self._scene
         assert scene.processes is not None  # for the type checker: a user's workflow has them
         try:
@@ -292,7 +292,7 @@ class _Answers:
 def _trajectories(
     returned: Any, prompt: Prompt, group_id: int, scene: EpisodeContext, responses: Responses
 ) -> list[Trajectory]:
-    """What a group returned, with rewards that are numbers; raises EpisodeError.
+    """Return the trajectories of a group with numeric rewards; raise EpisodeError.
 
     Trajectories of one recorded client are one sample, as those of an episode are.
     """

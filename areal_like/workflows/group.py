@@ -29,7 +29,7 @@ class Recorded:
     _ask_now: AskNow
 
     def trajectories(self, reward: float | Reward | None) -> list[Trajectory]:
-        """What was generated so far, all with this reward; None where it is missing."""
+        """Return what was generated so far, all with this reward; None if it is missing."""
         worth = reward if isinstance(reward, Reward) else Reward(reward)
         found: list[Trajectory] = pickle.loads(self._ask_now("trajectories", self.client.api_key.encode()))  # noqa: S301
         return [replace(item, reward=worth.value, reward_parts=worth.parts) for item in found]

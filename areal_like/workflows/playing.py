@@ -147,7 +147,7 @@ class _Player:
 
 
 def _plain(returned: Any) -> list[Trajectory]:
-    """What a group returned as trajectories of arrays; raises EpisodeError for what is no trajectory."""
+    """Return the trajectories of a group as arrays; raise EpisodeError for anything else."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
         raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
     return [_arrays(number, item) for number, item in enumerate(returned)]

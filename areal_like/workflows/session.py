@@ -277,7 +277,7 @@ def _place_of_first(text: str, words: Sequence[str]) -> int | None:
 
 
 def _canonical(message: Message) -> dict[str, Any]:
-    """What has to be equal of a message that comes back; frameworks strip answers, and give tool calls other ids."""
+    """Return the part of a returned message that must match; frameworks strip answers and change tool-call ids."""
     if message["role"] != "assistant":
         return dict(message)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]

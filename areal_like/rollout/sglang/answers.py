@@ -29,7 +29,7 @@ type Part = tuple[int, Piece | ServerError]  # of a request's input number so an
 
 
 def part_of(event: bytes, server: str) -> Part:
-    """What an event says; an error of the place OF_ALL where it says nothing of one input."""
+    """Return the content of an event, or an error at the place OF_ALL if it does not concern one input."""
     try:
         news = _decode(event)
         if news.error is not None:
@@ -66,7 +66,7 @@ def _unusable(server: str, error: Exception) -> Unavailable:
 
 
 def _refusal(name: str, error: Any) -> ServerError:
-    """What a server says of a request in an event."""
+    """Return the error that a server reports for a request in an event."""
     code = error.get("code") if isinstance(error, dict) else None
     fault = fault_of(code) if isinstance(code, int) else "server_error"
     kind = ServerError if fault == "refused" else Unavailable

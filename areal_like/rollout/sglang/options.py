@@ -85,7 +85,7 @@ _WHY = {  # how a field begins, and why a server that gets new weights cannot ha
 
 
 def check_server_options(options: Mapping[str, object], *, device: Literal["cpu", "cuda"]) -> Iterator[OptionProblem]:
-    """What is wrong with the entries of `sglang.extra_args`."""
+    """Yield problems of the entries of `sglang.extra_args`."""
     known = read_options(TABLE)
     for name, value in options.items():
         spelling = name.replace("-", "_")

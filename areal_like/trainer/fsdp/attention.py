@@ -52,7 +52,7 @@ def packed_attention(
     sharing: dist.ProcessGroup | None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Of `query`, `key`, `value` `[1, heads, t, dim]` `[1, t, heads, dim]`; a transformers attention function.
+    """Compute attention of `query`, `key`, `value` `[1, heads, t, dim]` as `[1, t, heads, dim]`, for transformers.
 
     A token attends to the `sliding_window` last tokens of its sequence, itself among them, None: to all of them.
     """
@@ -78,7 +78,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scale: float | None
 
 
 def arguments(micro_batch: DeviceBatch, sharing: dist.ProcessGroup | None) -> dict[str, Any]:
-    """What a model has to be called with beside its tokens and positions, which may be shared among ranks."""
+    """Return the arguments of a model beside tokens and positions, which ranks may share."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
     of_keys = ends if keys is None else keys.cu_seqlens
     groups = group_by_length(ends, of_keys) if ends.device.type == "cpu" else []

@@ -193,7 +193,7 @@ class FSDPEngine:
         gc.collect()
 
     def _state(self) -> dict[str, Any]:
-        """What `save` writes; of a reference the weights alone."""
+        """Return what `save` writes; only weights for a reference."""
         if self._spec.optimizer is None:
             return {"model": get_model_state_dict(self._model)}
         if not self._optimizer.state:
@@ -206,7 +206,7 @@ class FSDPEngine:
         return {"model": model, "optimizer": optimized, "schedule": schedule}
 
     def _states(self) -> Iterator[Tensor]:
-        """What the optimizer remembers of the parameters; nothing where there is none."""
+        """Return the optimizer state of the parameters, or nothing without an optimizer."""
         if self._spec.optimizer is not None:
             for state in self._optimizer.state.values():
                 yield from filter(torch.is_tensor, state.values())
@@ -234,7 +234,7 @@ class FSDPEngine:
     def _read(
         self, batch: Batch, wanted: NDArray[np.bool], at: Callable[[DeviceBatch], Tensor]
     ) -> tuple[NDArray[np.int64], Floats]:
-        """What `at` makes of every micro-batch, without gradients."""
+        """Apply `at` to every micro-batch, without gradients."""
         micro_batches = self._micro_batches(batch, wanted)
         with self._memory.needed("params"), torch.no_grad():
             values = [at(micro_batch) for micro_batch in micro_batches]
@@ -260,7 +260,7 @@ class FSDPEngine:
         )
 
     def _logits(self, micro_batch: DeviceBatch) -> Tensor:
-        """Of the places that predict, and of no others: `[rows, vocabulary]`, of a critic `[rows, 1]`."""
+        """Return logits of the predicting places only: `[rows, vocabulary]`, or `[rows, 1]` for a critic."""
         logits: Tensor = self._model(
             input_ids=micro_batch.tokens,
             position_ids=micro_batch.positions,

@@ -79,7 +79,7 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
 
 
 def _attention(spec: EngineSpec) -> str:
-    """What computes a model's attention: ours where that can, else what transformers has for it."""
+    """Return the attention implementation of a model: ours if it supports the model, else that of transformers."""
     config = AutoConfig.from_pretrained(spec.path).to_dict()
     if has_plain_attention(config):
         return attention.NAME

@@ -52,7 +52,7 @@ def save_checkpoint(
 
 
 def _written_here(state: dict[str, Any], copies: HostCopies) -> dict[str, list[ShardedTensor | ShardedObject]]:
-    """What this rank writes, by its name in the checkpoint, with copies in place of tensors."""
+    """Return what this rank writes by name, with copies instead of tensors."""
     written: dict[str, list[ShardedTensor | ShardedObject]] = defaultdict(list)
     for value in nested_values(state):
         if is_main_replica(value.replica_id):
@@ -121,7 +121,7 @@ def _parts(optimizer: MegatronOptimizer | None) -> list[MegatronOptimizer]:
 def sharded_state(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None, is_loading: bool
 ) -> dict[str, Any]:
-    """What of this rank's chunks and optimizer goes into a checkpoint, each tensor with its place in the whole one."""
+    """Return the checkpoint state of this rank's chunks and optimizer, each tensor with its place in the whole."""
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
     for part in _parts(optimizer):

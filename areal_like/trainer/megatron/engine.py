@@ -218,7 +218,7 @@ class MegatronEngine:
         return LossInputs(output[:, 0], output[:, 1], micro_batch.fields, sequences)
 
     def _head(self, temperature: float) -> Head:
-        """What makes of hidden states log-probs and entropies, `[rows, 2]`, or a critic's values, `[rows, 1]`."""
+        """Return the head: log-probs and entropies `[rows, 2]` of hidden states, or a critic's values `[rows, 1]`."""
         group, zeros = parallel_state.get_tensor_model_parallel_group(), optimizer.sends_early(self._wrapped[-1])
 
         def values(micro_batch: DeviceBatch, hidden: torch.Tensor, layer: torch.nn.Module, _: Any) -> torch.Tensor:

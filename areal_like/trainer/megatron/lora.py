@@ -131,7 +131,7 @@ class LayerAdapter(torch.nn.Module):
 
 
 def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
-    """What a layer multiplies its weight with: a fused one has its norm before that."""
+    """Return the input of a layer's product with its weight; a fused layer applies its norm first."""
     gain = getattr(layer, "layer_norm_weight", None)
     return x if gain is None else F.rms_norm(x, gain.shape, gain, layer.config.layernorm_epsilon)
 
@@ -238,7 +238,7 @@ class LoRABridge:
             yield layer, self._adapter(layer)
 
     def _adapter(self, layer: str) -> Adapter:
-        """That of a layer of any pipeline stage."""
+        """Return the adapter of a layer of any pipeline stage."""
         stage, shapes = self._layers[layer]
         group = parallel_state.get_pipeline_model_parallel_group()
         if layer in self._shares:

@@ -113,7 +113,7 @@ def joined(weights: Tensor, low: Tensor) -> Tensor:
 
 
 def halves(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """What `joined` makes float32 weights `[n]` of: bfloat16 weights, rounded up at ties, and the lower 16 bits."""
+    """Split float32 weights `[n]` into bfloat16 weights, rounded up at ties, and the lower 16 bits."""
     low, high = weights.view(torch.int16).unflatten(-1, (-1, 2)).unbind(-1)
     return (high + (low < 0).short()).view(torch.bfloat16), low
 

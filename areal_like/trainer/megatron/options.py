@@ -99,7 +99,7 @@ _GPU_ONLY = (
 
 
 def check_overrides(overrides: Mapping[str, Any], *, device: str) -> Iterator[OptionProblem]:
-    """What is wrong with the entries of `actor.megatron.override_transformer_config`."""
+    """Yield problems of the entries of `actor.megatron.override_transformer_config`."""
     for name, value in overrides.items():
         if problem := _problem(name, value, device):
             yield problem
@@ -144,7 +144,7 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
 
 
 def _balancing_problem(value: str | list[str]) -> OptionProblem | None:
-    """What is wrong with a way to balance experts: it moves tokens elsewhere, or is not what its name says."""
+    """Return the problem of a load-balancing type: it moves tokens to other experts, or differs from its name."""
     if "seq_aux_loss" in value:
         message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
         return OptionProblem(
@@ -174,14 +174,14 @@ def _decided_elsewhere(name: str) -> tuple[str, str] | None:
 
 
 def row_multiple(overrides: Mapping[str, Any]) -> int:
-    """What FP8 wants the rows of a product to be a multiple of (`megatron/core/fp8_utils.py`); 0 without FP8."""
+    """Return the multiple that FP8 needs of a product's rows (`megatron/core/fp8_utils.py`); 0 without FP8."""
     if overrides.get("fp8") is None and overrides.get("fp4") is None:
         return 0
     return 32 if overrides.get("fp8_recipe") == "mxfp8" or overrides.get("fp4") is not None else 16
 
 
 def recomputed(megatron: MegatronConfig) -> dict[str, Any]:
-    """What `moe_layer_recompute` adds to the recomputed modules; nothing without it.
+    """Return the modules that `moe_layer_recompute` adds to the recomputed ones; nothing without it.
 
     Megatron's own option of that name is deprecated, and recomputes attention as well.
     """

@@ -29,7 +29,7 @@ class SharedPrompts(PackedSeqParams):
 
 
 def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
-    """What Megatron is told of a micro-batch; one with keys is for models that `allow_shared` was given."""
+    """Return Megatron's parameters of a micro-batch; one with keys needs a model prepared by `allow_shared`."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
     key_ends, most_keys = (ends, longest) if keys is None else (keys.cu_seqlens, keys.max_seqlen)
     pieces = _thd(PackedSeqParams, ends, longest, key_ends, most_keys)

@@ -34,7 +34,7 @@ class Verdict(BaseModel):
 
 
 def judge(asked: Asked) -> Verdict:
-    """What Megatron refuses without any override is not about them: on a machine without Transformer Engine, say,
+    """Ignore refusals that occur without any override too: on a machine without Transformer Engine, for instance,
     where a run for GPUs is checked."""
     overrides = asked.engine.megatron.override_transformer_config
     anyway, words = _refusal(asked, {}), _refusal(asked, overrides)

@@ -121,7 +121,7 @@ _CUDA_FUNCTIONS: dict[str, Any] = {
 
 
 def _replacements() -> dict[str, Any]:
-    """What in megatron.core is replaced by what, by path."""
+    """Return the replacements in megatron.core by path."""
     from megatron.core.tensor_parallel import mappings, random
 
     from areal_like.trainer.megatron.cpu import layers as layers

@@ -245,7 +245,7 @@ class TESpecProvider(BackendSpecProvider):
     """Which module stands for which, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
 
     def linear(self) -> type:
-        """Of latent attention's projections, which Transformer Engine has whole on every rank; Megatron allows both."""
+        """Build a projection of latent attention; Transformer Engine keeps it whole on every rank."""
         return ColumnParallelLinear
 
     def column_parallel_linear(self) -> type:
