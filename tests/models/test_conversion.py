@@ -262,5 +262,5 @@ def test_a_full_disk_and_a_target_that_is_there(convert, tiny, megatron, tmp_pat
         assert "cannot be written" in said
     assert "already exists" in convert(tiny("qwen3"), megatron, code=2)
     assert "is not a complete checkpoint" in convert(tmp_path, tmp_path / "target", code=2)
-    assert "there is no directory" in convert(tiny("qwen3"), tmp_path / "no/target", code=2)
+    assert "missing directory" in convert(tiny("qwen3"), tmp_path / "no/target", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["megatron"]
