@@ -58,7 +58,7 @@ def read_weights(path: Path) -> Weights:
         raise CheckpointError(f"{path} is not a whole Megatron distributed checkpoint: {there}")
     try:
         backend = json.loads((path / CONFIG).read_text()).get("sharded_backend")
-        metadata = _described(path)
+        metadata = _describe(path)
         found = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
         tensors = {name: Stored(tuple(entry.size), str(entry.properties.dtype)) for name, entry in found.items()}
         pieces = [(str(piece.relative_path), piece.offset + piece.length) for piece in metadata.storage_data.values()]
@@ -79,12 +79,12 @@ def read_weights(path: Path) -> Weights:
 def check_description(path: Path) -> None:
     """Raises CheckpointError unless torch may unpickle the `.metadata` of the checkpoint directory `path`."""
     try:
-        _described(path)
+        _describe(path)
     except _TORN as error:
         raise CheckpointError(f"{path} is not a checkpoint of torch's, or is torn: {error}") from error
 
 
-def _described(path: Path) -> Any:
+def _describe(path: Path) -> Any:
     with (path / METADATA).open("rb") as file:
         return _Reader(file).load()
 

@@ -44,7 +44,7 @@ class Recovery:
 
     async def note(self, step: Step) -> None:
         """A training step was made."""
-        async with self._limited(f"the journal's line of step {step.version}", self.config.timeout_s):
+        async with self._limit(f"the journal's line of step {step.version}", self.config.timeout_s):
             await call_disk(self.journal.append, step)
 
     async def keep(
@@ -70,7 +70,7 @@ class Recovery:
             await self._writing
         self._began, self.version, self._warned = time.monotonic(), state.version, None
         start = time.perf_counter()
-        async with self._limited(f"the checkpoint of step {state.version}", self._left()):
+        async with self._limit(f"the checkpoint of step {state.version}", self._time_left()):
             partial = await call_disk(self.store.begin, state.version)
         for role, trainer in self.trained.items():
             await trainer.save(partial / role)
@@ -78,24 +78,24 @@ class Recovery:
 
         async def write() -> None:
             for trainer in self.trained.values():
-                await trainer.finish_save(self._left())
+                await trainer.finish_save(self._time_left())
             seconds = {"standstill": stood_still, "written": time.perf_counter() - start}
-            left = self._left()
+            left = self._time_left()
             if evaluating is not None:
                 await asyncio.wait([evaluating])
                 evaluating.result()
-            async with self._limited(f"the checkpoint of step {state.version}", left):
+            async with self._limit(f"the checkpoint of step {state.version}", left):
                 whole = replace(state, record=await call_disk(record, state.version))
                 await call_disk(self.store.commit, partial, whole, seconds)
 
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         """Seconds that the checkpoint which is being written may still take."""
         return max(0.0, self._began + self.config.timeout_s - time.monotonic())
 
     @asynccontextmanager
-    async def _limited(self, what: str, seconds: float) -> AsyncIterator[None]:
+    async def _limit(self, what: str, seconds: float) -> AsyncIterator[None]:
         """End the run where the body, which writes `what`, hangs."""
         try:
             async with asyncio.timeout(seconds) as limit:

@@ -80,13 +80,13 @@ class _Run:
     def look(self) -> None:
         """Note descendants; a look at thousands of processes takes a while, and comes less often."""
         if (now := time.monotonic()) >= self.next_look:
-            self.lineage.look(_joined(self.directory))
+            self.lineage.look(_find_joined(self.directory))
             self.next_look = now + _REST * (time.monotonic() - now)
 
     def living(self) -> list[psutil.Process]:
         """Look at once, at all of them."""
         by_environment = [identity(process.pid) for process in members(self.run_id)]
-        self.lineage.look([*_joined(self.directory), *by_environment])
+        self.lineage.look([*_find_joined(self.directory), *by_environment])
         return [process for process in self.lineage.living() if process.pid not in (os.getpid(), self.owner.pid)]
 
     def end(self) -> None:
@@ -111,7 +111,7 @@ def member_file(directory: Path) -> Path:
     return directory / f"{_MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
 
 
-def _joined(directory: Path) -> list[Identity]:
+def _find_joined(directory: Path) -> list[Identity]:
     names = [file.name.removeprefix(_MEMBER).split(".") for file in directory.glob(f"{_MEMBER}*")]
     return [(int(pid), int(started)) for pid, started in names]
 

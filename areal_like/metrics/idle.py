@@ -13,10 +13,10 @@ def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> 
             lanes.setdefault(event.lane, []).append((max(event.start, start), min(event.end, end)))
     if not lanes or end <= start:
         return None
-    return 1 - sum(map(_covered, lanes.values())) / (len(lanes) * (end - start))
+    return 1 - sum(map(_cover, lanes.values())) / (len(lanes) * (end - start))
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
+def _cover(spans: list[tuple[float, float]]) -> float:
     """Seconds in at least one of the spans."""
     seconds, reached = 0.0, 0.0
     for start, end in sorted(spans):

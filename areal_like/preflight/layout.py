@@ -74,19 +74,19 @@ def find_plan(
         batch=_batch(config),
         megatron=settings,
         own=own,
-        colocated=_colocated(config),
+        colocated=_find_colocated(config),
         shared=dict.fromkeys(config.further_roles, "actor"),
         memory=memory,
     )
     result = compile(config.allocation_mode or _backends(config))
     told = (found for found in result.findings if found.code not in _CHECKED_ELSEWHERE)
-    found_here = dict.fromkeys(_keyed(_of_reward(found), config, model) for found in told)
+    found_here = dict.fromkeys(_key(_of_reward(found), config, model) for found in told)
     findings += [found if config.allocation_mode else _with_strategy(found, config, compile) for found in found_here]
     if result.plan is not None:
         findings += _roles(config, result.plan)
         if not has_errors(findings):
             findings += [_spread(config, engine, compile) for engine in _spanning(result.plan)]
-            findings += _beside(config, result.plan, compile)
+            findings += _check_beside(config, result.plan, compile)
     if result.plan is None or has_errors(findings):
         return None, findings
     plan, of_shared = _with_shared(config, result.plan, own)
@@ -115,7 +115,7 @@ def _backends(config: RunConfig) -> dict[str, str]:
     return {role: text for role, text in backends.items() if text is not None}
 
 
-def _colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> dict[str, str]:
+def _find_colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> dict[str, str]:
     """Return the role whose GPUs each role shares; `moved` roles take the other strategy."""
     strategies = {role: section.scheduling_strategy for role, section in config.further_roles.items()}
     return {role: it.target for role, it in strategies.items() if (it.type == "colocation") != (role in moved)}
@@ -145,7 +145,7 @@ def _with_shared(config: RunConfig, plan: Plan, own: Mapping[str, RoleSettings])
     for role in [role for role in config.further_roles if role not in present]:
         settings = own[role]
         judged = allocation.check({role: text}, model=settings.model, batch=settings.batch, megatron=settings.megatron)
-        findings += [_keyed(found, config, settings.model) for found in judged.findings]
+        findings += [_key(found, config, settings.model) for found in judged.findings]
         groups = tuple((*group, role) if "actor" in group else group for group in plan.groups)
         member = f"{actor.backend}[{role}]:{text.partition(':')[2]}"
         plan = replace(plan, engines=(*plan.engines, replace(actor, role=role, text=member)), groups=groups)
@@ -171,7 +171,7 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
     settings = {
         **{name: value for name, value in overrides.items() if name in known - refused},
         **{name: getattr(megatron, name) for name in MegatronConfig.model_fields if name in known},
-        **_recomputed(megatron),
+        **_find_recomputed(megatron),
         "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
         "offload": config.actor.offload,
         "deterministic_mode": megatron.use_deterministic_algorithms,
@@ -187,7 +187,7 @@ def _megatron(config: RunConfig) -> tuple[MegatronSettings, list[Finding]]:
         return MegatronSettings(), findings
 
 
-def _recomputed(megatron: MegatronConfig) -> dict[str, Any]:
+def _find_recomputed(megatron: MegatronConfig) -> dict[str, Any]:
     """Return the recomputed modules; with full recomputation `preflight/megatron.py` judges them."""
     modules = megatron.recompute_modules if megatron.recompute_granularity != "full" else None
     return {"recompute_modules": modules or (), "moe_layer_recompute": False, **recomputed(megatron)}
@@ -199,7 +199,7 @@ def _of_reward(found: Finding) -> Finding:
     return replace(found, source=replace(found.source, key=key or None))
 
 
-def _keyed(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
+def _key(found: Finding, config: RunConfig, model: ModelSpec | None) -> Finding:
     """The finding about the key that is to be changed, where that is not the layout."""
     key, help = _KEYS.get(found.code), found.help
     if found.code == "ALLOC-MEMORY":
@@ -240,7 +240,7 @@ def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Findi
     sections = config.further_roles.items()
     able = [role for role, it in sections if it.backend and it.scheduling_strategy.type == present]
     for moved in (some for n in range(1, len(able) + 1) for some in combinations(able, n)):
-        after = compile(_backends(config), colocated=_colocated(config, moved))
+        after = compile(_backends(config), colocated=_find_colocated(config, moved))
         if not any(other.code in _STRATEGIES and other.severity == Severity.ERROR for other in after.findings):
             said = " ".join(f"{role}.scheduling_strategy.type={other}" for role in moved)
             return replace(found, help=f"{first}, or write {said}")
@@ -275,7 +275,7 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
     """Check backends by role: Megatron and FSDP train and score, SGLang generates, and each role has its section."""
     present = {engine.role: engine for engine in plan.engines}
-    about = partial(_about, config)
+    about = partial(_find_subject, config)
     named = {"actor": "actor", "rollout": "rollout"} | ({"reward": "reward model"} if config.reward.model else {})
     for role, name in named.items():
         if role not in present:
@@ -321,7 +321,7 @@ def _spanning(plan: Plan) -> Iterator[EnginePlan]:
 def _spread(config: RunConfig, engine: EnginePlan, compile: Compile) -> Finding:
     gpus = len(engine.servers[0].devices)
     message = f"a server of {gpus} GPUs would span nodes, and every server runs on one"
-    found = _about(config, "RUN-ROLE-SERVER-NODES", engine.role, message, "make more servers of fewer GPUs")
+    found = _find_subject(config, "RUN-ROLE-SERVER-NODES", engine.role, message, "make more servers of fewer GPUs")
     return replace(found, nearest=tuple(_narrower(config, engine, compile)))
 
 
@@ -341,13 +341,13 @@ def _narrower(config: RunConfig, engine: EnginePlan, compile: Compile) -> Iterat
                 return
 
 
-def _beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding]:
+def _check_beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding]:
     """A reward model's servers take what memory a GPU has left, whatever other engines need there."""
     if device_of(config.device) == "cuda" and (others := _with_reward(plan)):
         message = f"the reward model's servers share GPUs with {' and '.join(others)}, and take the memory there"
         help = "give them GPUs of their own; other layouts may have to be smaller"
-        found = _about(config, "RUN-ROLE-REWARD-GPUS", "reward", message, help)
-        moved = compile(apart := _apart(config)).plan
+        found = _find_subject(config, "RUN-ROLE-REWARD-GPUS", "reward", message, help)
+        moved = compile(apart := _check_apart(config)).plan
         offered = apart if isinstance(apart, str) else apart["reward"]
         yield replace(found, nearest=(offered,) if moved and not _with_reward(moved) else ())
 
@@ -358,7 +358,7 @@ def _with_reward(plan: Plan) -> list[str]:
     return [engine.role for engine in plan.engines if engine.role != "reward" and gpus & set(engine.devices)]
 
 
-def _apart(config: RunConfig) -> str | dict[str, str]:
+def _check_apart(config: RunConfig) -> str | dict[str, str]:
     """The layouts with the reward model on the next free GPUs."""
     backends = _backends(config)
     if not config.allocation_mode:
@@ -373,7 +373,7 @@ def _name(member: Member) -> str | None:
     return member.name.text if member.name else None
 
 
-def _about(config: RunConfig, code: str, role: str, message: str, help: str) -> Finding:
+def _find_subject(config: RunConfig, code: str, role: str, message: str, help: str) -> Finding:
     key = "allocation_mode" if config.allocation_mode else _backend_key(role)
     return finding(code, key, message, help)
 

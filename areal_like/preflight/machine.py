@@ -69,13 +69,13 @@ def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
     if device == "cuda" and gpu_count():  # a controller without GPUs has no need of it
         needed.append(("device", "transformer_engine", "transformer-engine"))
     for key, module, package in needed:
-        if not _installed(module):
+        if not _is_installed(module):
             yield missing_package(key, package)
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     parent = module.rpartition(".")[0]
-    return (not parent or _installed(parent)) and importlib.util.find_spec(module) is not None
+    return (not parent or _is_installed(parent)) and importlib.util.find_spec(module) is not None
 
 
 def _directory(config: RunConfig) -> Iterator[Finding]:

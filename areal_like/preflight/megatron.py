@@ -47,14 +47,14 @@ def check_trainer_options(
                 yield _idle(name, "the model has no experts")
     else:
         yield from _experts(megatron, spec.family if spec else None)
-    yield from _recomputed(megatron, device)
+    yield from _check_recomputed(megatron, device)
     if spec is not None:
         yield from _absent(megatron, spec)
     yield from _optimizer(config, device)
-    yield from _offloaded(config)
+    yield from _check_offloaded(config)
     if device == "cuda":
         yield from _attention(config)
-        yield from _fused(overrides)
+        yield from _check_fused(overrides)
 
 
 def _fsdp(config: RunConfig, device: Device) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _experts(megatron: MegatronConfig, family: str | None) -> Iterator[Finding]:
         yield finding("RUN-MEGATRON-RECOMPUTE-MOE-ACT", f"{_MEGATRON}.recompute_modules", message, help)
 
 
-def _fused(overrides: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_fused(overrides: Mapping[str, Any]) -> Iterator[Finding]:
     """Megatron-core builds no output layer whose gradient a kernel of Apex would have to add, and Apex is not there."""
     name, kernel = "gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"
     if overrides.get(name) and importlib.util.find_spec(kernel) is None:
@@ -133,7 +133,7 @@ def _fused(overrides: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("RUN-PACKAGE", f"{_OVERRIDES}.{name}", message, f"write {_OVERRIDES}.{name}=false")
 
 
-def _recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:
+def _check_recomputed(megatron: MegatronConfig, device: Device) -> Iterator[Finding]:
     """Modules are chosen where not everything is recomputed."""
     if megatron.moe_layer_recompute and megatron.recompute_granularity == "full":
         key = f"{_MEGATRON}.moe_layer_recompute"
@@ -181,7 +181,7 @@ def _optimizer(config: RunConfig, device: Device) -> Iterator[Finding]:
             yield finding("RUN-MEGATRON-PRECISION-STATE", f"{_MEGATRON}.{name}", message, help)
 
 
-def _offloaded(config: RunConfig) -> Iterator[Finding]:
+def _check_offloaded(config: RunConfig) -> Iterator[Finding]:
     """A captured graph has the addresses of what it was captured with."""
     actor = config.actor
     overrides, chosen = actor.megatron.override_transformer_config, [n for n in _OFFLOADS if getattr(actor.megatron, n)]

@@ -69,7 +69,7 @@ def with_keys(found: Finding, config: RunConfig) -> Finding:
         for owner in dict.fromkeys(_owner(config, role, leaf) for role in roles):
             said.append(f"{owner}.{leaf}.{match[0]}")
             if match[0] == "recompute_granularity=full":
-                said += [f"{owner}.{leaf}.{given}" for given in _covered(config.roles[owner].megatron)]
+                said += [f"{owner}.{leaf}.{given}" for given in _covers(config.roles[owner].megatron)]
         return " ".join(said)
 
     help = re.sub(r"\boffload=true", "rollout.sharing=alternate", found.help or "")
@@ -81,7 +81,7 @@ def _owner(config: RunConfig, role: TrainerRole, section: str) -> TrainerRole:
     return role if getattr(config.further_roles.get(role), section, None) is not None else "actor"
 
 
-def _covered(megatron: MegatronConfig) -> Iterator[str]:
+def _covers(megatron: MegatronConfig) -> Iterator[str]:
     """Keys that full recomputation is refused beside, without what is set."""
     if megatron.recompute_modules:
         yield "recompute_modules=null"

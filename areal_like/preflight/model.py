@@ -39,7 +39,7 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         spec, findings = find_spec(actor.path, "actor.path", weights=not starts_elsewhere)
     elif actor.path is None and actor.init_model is not None:
         findings = list(_shape(actor.init_model))
-        spec, problems = _made(actor.init_model) if not findings else (None, [])
+        spec, problems = _make_spec(actor.init_model) if not findings else (None, [])
         findings += problems
     else:
         neither = actor.path is None
@@ -50,7 +50,7 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
     return spec, tokenizer, findings + problems
 
 
-def _made(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:
+def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:
     """Return the spec of `actor.init_model`, the same for any dtype, or why it is not a model."""
     try:
         return from_config(model_config(shape, "float32"), "actor.init_model"), []

@@ -27,11 +27,11 @@ def try_overrides(
             continue
         asked = Asked(engine=engine, sizes=of_role.sizes, shape=shape_of(spec), device=device)
         if asked not in asked_before:
-            yield from _found(asked, f"{'actor' if own and own.megatron is None else role}.{_SECTION}")
+            yield from _find(asked, f"{'actor' if own and own.megatron is None else role}.{_SECTION}")
         asked_before.append(asked)
 
 
-def _found(asked: Asked, key: str) -> Iterator[Finding]:
+def _find(asked: Asked, key: str) -> Iterator[Finding]:
     status, said, errors = _answer(asked.model_dump_json())
     if status:
         message = f"could not be tried on Megatron-core's TransformerConfig: {errors.strip().rpartition(chr(10))[2]}"

@@ -85,7 +85,7 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
     if found and plan is not None:
         yield from _backends(config, plan, found.path, before)
     if found and prompts:
-        yield from _ended(config, directory, found.state.version, training_steps(config, len(prompts)))
+        yield from _check_ended(config, directory, found.state.version, training_steps(config, len(prompts)))
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:
@@ -142,7 +142,7 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
             yield finding("RUN-RESUME-BACKEND", key, message, f"{again}, or choose another trial_name")
 
 
-def _ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
+def _check_ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
     """A run that has nothing left to do, or that `fault` leaves alone."""
     ended, only_failures = (directory.parent / SUMMARY_FILE).exists(), config.recover.mode == "fault"
     if version >= steps and ended:

@@ -31,13 +31,13 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         return
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:
         for key, reference in own.items():
-            if found := _problem(pool, reference, prompts, _compared(config)):
+            if found := _problem(pool, reference, prompts, _group_sizes(config)):
                 code, problem = found
                 help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"
                 yield finding(code, f"{key}.function", problem, help)
 
 
-def _compared(config: RunConfig) -> Sequence[int]:
+def _group_sizes(config: RunConfig) -> Sequence[int]:
     """How many responses a function that compares is given at once, in training first."""
     sets = config.evaluations.values() if config.evaluates else ()
     evaluated = [data.n_samples or 1 for data in sets if data.workflow == SINGLE_TURN]

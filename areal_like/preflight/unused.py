@@ -16,12 +16,12 @@ def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterat
     """Yield a warning for each key without effect, unless it has its default, as in a resolved configuration."""
     preset = PRESETS.get(config.algorithm)
     settings = settings_of(preset, config.actor) if preset else None
-    yield from _ignored(Place(config, config, "", device, plan, settings), ())
+    yield from _find_ignored(Place(config, config, "", device, plan, settings), ())
     if device == "cuda":
         yield from _hidden_gpus(config)
 
 
-def _ignored(place: Place, outer: tuple[Ignored, ...]) -> Iterator[Finding]:
+def _find_ignored(place: Place, outer: tuple[Ignored, ...]) -> Iterator[Finding]:
     """Yield warnings for the keys of a section and of those below; `outer` are the conditions of the section."""
     for name, field in type(place.section).model_fields.items():
         value = getattr(place.section, name)
@@ -32,7 +32,7 @@ def _ignored(place: Place, outer: tuple[Ignored, ...]) -> Iterator[Finding]:
         key = f"{place.key}.{name}".lstrip(".")
         if sections := dict(_sections(value, key)):
             for inner, section in sections.items():
-                yield from _ignored(replace(place, section=section, key=inner), (*outer, *below))
+                yield from _find_ignored(replace(place, section=section, key=inner), (*outer, *below))
         elif reason and value != field.default:
             yield warn_ignored(key, reason)
 

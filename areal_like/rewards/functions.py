@@ -26,7 +26,7 @@ def compares_group(portable: Portable) -> bool:
     """Whether the function takes all responses to a prompt at once. Raises UserCodeError where it is no reward."""
     function, name = portable.load(), portable.reference
     if not callable(function):
-        raise UserCodeError(f"{name} is not a function but {_shown(function)}")
+        raise UserCodeError(f"{name} is not a function but {_show(function)}")
     try:
         parameters = inspect.signature(function)
         parameters.bind("", {})
@@ -54,14 +54,14 @@ def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], li
     function, compares, name = portable.load(), compares_group(portable), portable.reference
 
     def judged(responses: Sequence[str], row: Mapping[str, Any]) -> list[Reward]:
-        given = _called(function, name, list(responses) if compares else responses[0], dict(row))
-        values = _listed(given, len(responses), name) if compares else [given]
+        given = _call(function, name, list(responses) if compares else responses[0], dict(row))
+        values = _as_list(given, len(responses), name) if compares else [given]
         return [as_reward(value, name) for value in values]
 
     return judged
 
 
-def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+def _call(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     try:
         given = function(*arguments)
         return _loop().run(given) if inspect.iscoroutine(given) else given
@@ -77,9 +77,9 @@ def _loop() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-def _listed(given: Any, count: int, name: str) -> list[Any]:
+def _as_list(given: Any, count: int, name: str) -> list[Any]:
     if isinstance(given, str | Mapping) or not hasattr(given, "__iter__"):
-        raise UserCodeError(f"{name} returned {_shown(given)}, not a list of {count} numbers")
+        raise UserCodeError(f"{name} returned {_show(given)}, not a list of {count} numbers")
     values = list(given)
     if len(values) != count:
         raise UserCodeError(f"{name} returned {len(values)} values for {count} responses")
@@ -104,11 +104,11 @@ def _number(given: Any, name: str, wanted: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= MOST:  # nan is not, either
-        raise UserCodeError(f"{name} returned {_shown(given)}, not {wanted}")
+        raise UserCodeError(f"{name} returned {_show(given)}, not {wanted}")
     return number
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return _one_line(repr(value), 60)
 
 

@@ -119,7 +119,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         if config.type == "model":
             assert self._model is not None, "reward.model is set"  # for the type checker; preflight has seen to it
             return self._model
-        return functools.partial(_verified, self._pool, REWARDS[config.type])
+        return functools.partial(_verify, self._pool, REWARDS[config.type])
 
 
 def weighted_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
@@ -129,7 +129,7 @@ def weighted_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float]) ->
     return Reward(sum(weights[name] * value for name, value in values.items()), values | inner)
 
 
-async def _verified(
+async def _verify(
     pool: RewardPool, verifier: Verifier, responses: Sequence[str], prompt: Prompt
 ) -> list[Reward | Failure]:
     if sum(map(len, responses)) <= SHORT_TOKENS * _CHARACTERS:

@@ -61,12 +61,12 @@ def work(call: bytes) -> bytes:
     worker = os.getpid()
     kept = children()
     try:
-        load, arguments, import_limit_s, limit_s = _received(call)
+        load, arguments, import_limit_s, limit_s = _receive(call)
         _limit(import_limit_s)
         function = load()
         kept = children()
         _limit(limit_s)
-        answer = _pickled(function(*arguments))
+        answer = _pickle(function(*arguments))
     except BaseException as raised:  # noqa: BLE001 - a user's code fails in any way it likes, as pytest.fail does
         traceback.print_exc()
         error = str(raised) if isinstance(raised, UserCodeError) else f"{type(raised).__name__}: {raised}"
@@ -79,7 +79,7 @@ def work(call: bytes) -> bytes:
     return answer
 
 
-def _pickled(value: Any) -> bytes:
+def _pickle(value: Any) -> bytes:
     """Raises UserCodeError where the value cannot be sent."""
     try:
         return bytes(ForkingPickler.dumps((value, None)))
@@ -87,7 +87,7 @@ def _pickled(value: Any) -> bytes:
         raise UserCodeError(f"{UNSENT}: {type(error).__name__}: {error}") from error
 
 
-def _received(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[Any], float, float]:
+def _receive(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[Any], float, float]:
     """Raises UserCodeError where the call has objects of modules that this process cannot import."""
     try:
         return ForkingPickler.loads(call)

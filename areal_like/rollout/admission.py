@@ -142,7 +142,7 @@ class Admission:
         scan = self._scan
         if self._n_finished < self.batch_size:
             return False
-        while not scan.buckets or scan.unfinished <= self._allowed(scan.deadline) + self.spare:
+        while not scan.buckets or scan.unfinished <= self._allow(scan.deadline) + self.spare:
             if scan.buckets == len(self._buckets):
                 return True
             bucket = self._buckets[scan.buckets]
@@ -151,7 +151,7 @@ class Admission:
             scan.unfinished += len(bucket.unfinished)
         return False
 
-    def _allowed(self, deadline: int) -> int:
+    def _allow(self, deadline: int) -> int:
         """How many groups may be left after the next step whose deadlines are at most this one."""
         return (deadline - self.next_trained) * self.batch_size
 
@@ -171,7 +171,7 @@ class Admission:
         left = 0
         for place, bucket in enumerate(self._buckets):
             left += len(bucket)
-            excess = max(0, left - self._allowed(bucket.deadline))
+            excess = max(0, left - self._allow(bucket.deadline))
             left -= excess
             for before in self._buckets[place::-1] if excess else ():
                 while excess and before.unfinished:

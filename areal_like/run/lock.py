@@ -27,7 +27,7 @@ def described(holders: Sequence[Process]) -> tuple[str, str]:
     """Return who holds the lock, and how to end them; janitors end with the others."""
     chosen = [process for process in holders if not _is_janitor(process)] or holders
     ids = " ".join(str(process.pid) for process in chosen)
-    return "; ".join(map(_described, chosen)), f"End it with `kill {ids}` (`kill -9 {ids}` if that does not help)"
+    return "; ".join(map(_describe, chosen)), f"End it with `kill {ids}` (`kill -9 {ids}` if that does not help)"
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def kept_from_forks(descriptor: int) -> Iterator[None]:
         _kept.discard(descriptor)
 
 
-def _described(process: Process) -> str:
+def _describe(process: Process) -> str:
     with suppress(Error):
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.create_time()))
         return f"process {process.pid} (`{_command(process)[:200]}`, started {started}) holds its lock"

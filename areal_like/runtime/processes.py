@@ -117,7 +117,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             try:
                 if suspect or times >= MOST_TIMES:
                     return await self._call_alone(begin, timeout_s)
-                return await self._on(*await self._free_lane(), begin, timeout_s)
+                return await self._call_on(*await self._free_lane(), begin, timeout_s)
             except Interrupted as interrupted:
                 times, suspect = times + 1, interrupted.suspect
 
@@ -141,7 +141,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 if worker.over:
                     raise Interrupted(suspect=True)
                 await self._workers.change()
-            return await self._on(worker, worker.lanes[0], begin, timeout_s)
+            return await self._call_on(worker, worker.lanes[0], begin, timeout_s)
         finally:
             if self._suspects and not (worker.over or worker.left or worker.marks.running()):
                 self._idle.append(worker)
@@ -158,12 +158,12 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 return min(lanes, key=lambda pair: len(pair[1].calls))
             await self._workers.change()
 
-    async def _on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+    async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
         call = Call(next(NUMBERS), begin(), self._loop.create_future())
         lane.calls[call.number] = call
         lane.frames.send(Kind.CALL, call.number, call.attempt.request)
         try:
-            result = await self._within(call.result, lane, timeout_s)
+            result = await self._limit(call.result, lane, timeout_s)
         finally:
             del lane.calls[call.number]
             for answering in list(call.answers.values()):
@@ -177,7 +177,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             raise CancelledWithin
         return result
 
-    async def _within(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
+    async def _limit(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
         """Wait for a result; time in which its loop stood still, as by another call's code, does not count."""
         began, stood_still = time.monotonic(), lane.stood_still_s
         left_s = timeout_s

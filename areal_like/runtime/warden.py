@@ -66,7 +66,7 @@ def _obey(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"])
     request = json.loads(packet)
     try:
         if "start" in request:
-            workers[request["start"]] = _started(request, descriptors)
+            workers[request["start"]] = _start(request, descriptors)
             _tell(control, {"started": request["start"], "pid": workers[request["start"]].pid})
         elif request["kill"] in workers:
             workers[request["kill"]].kill()
@@ -78,7 +78,7 @@ def _obey(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"])
     return True
 
 
-def _started(request: dict[str, object], descriptors: "array.array[int] | list[int]") -> "subprocess.Popen[bytes]":
+def _start(request: dict[str, object], descriptors: "array.array[int] | list[int]") -> "subprocess.Popen[bytes]":
     """Run a command with the numbers of its descriptors as further arguments."""
     command = [*request["command"], *map(str, descriptors)]  # type: ignore[misc]
     with open(str(request["log"]), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:

@@ -49,7 +49,7 @@ async def _judge(workers: Workers, worker: Worker, *, descendants: bool) -> None
         _judge_memory(workers, worker, worker.pid, workers.limits.memory_mb, descendants=descendants)
     continue_stopped(worker)
     if not worker.over and (stale := stands_still(worker, workers.limits.blocked_s)) is not None:
-        await _blocked(workers, worker, stale)
+        await _find_blocked(workers, worker, stale)
     if worker.over:
         return
     now, calls = time.monotonic(), worker.calls
@@ -68,7 +68,7 @@ def _judge_memory(workers: Workers, worker: Worker, pid: int, limit_mb: int, *, 
         workers.say(f"a program that a workflow has started was killed: {killed} (episode.memory_mb: {limit_mb})")
 
 
-async def _blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> None:
+async def _find_blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> None:
     """Find out whose code it is, have the stacks written, and replace the worker."""
     guilty, suspects = await whose(worker, stale)
     where = await dumped(worker, guilty, workers.log)

@@ -102,14 +102,14 @@ class Watch:
         if not self._stale_s:
             self._is_told = False
         if self._is_signalled and self._stale_s > self._signal_s:
-            where = self._dumped()
+            where = self._dump()
             self._say(f"the run's main process{where} does not react to the signal, and was killed")
             os.kill(self._parent, signal.SIGKILL)
         elif self._stale_s > self._blocked_s and not self._is_told:
             self._is_told = True
-            self._say(f"the run's main process has stood still for {self._blocked_s:g} s{self._dumped()}")
+            self._say(f"the run's main process has stood still for {self._blocked_s:g} s{self._dump()}")
 
-    def _dumped(self) -> str:
+    def _dump(self) -> str:
         """Have the stacks written; returns where the innermost lines outside of libraries are."""
         before = self._log.stat().st_size
         os.kill(self._parent, DUMP)

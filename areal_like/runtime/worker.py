@@ -245,7 +245,7 @@ class _Loop:
         number = self._asked
         self._frames.send(Kind.ASK, number, _question(call, method, body))
         try:
-            return _checked(await answer)
+            return _check(await answer)
         finally:
             if self._answers.pop(number, None) is not None:
                 self._frames.send(Kind.DROP, number)
@@ -253,21 +253,21 @@ class _Loop:
     def _ask_now(self, call: int, method: str, body: bytes) -> bytes:
         with self._one_at_a_time:
             self._blocking.sendall(frame(Kind.ASK, 0, _question(call, method, body)))
-            return _checked(_received(self._blocking))
+            return _check(_receive(self._blocking))
 
 
 def _question(call: int, method: str, body: bytes) -> bytes:
     return CALL_NUMBER.pack(call) + method.encode() + b"\n" + body
 
 
-def _checked(answer: bytes) -> bytes:
+def _check(answer: bytes) -> bytes:
     """Return the content of an answer; raise Unanswered if it reports why there is none."""
     if answer[:1] != b"+":
         raise Unanswered(answer[1:].decode(errors="replace"))
     return answer[1:]
 
 
-def _received(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     """The body of the next message."""
     found: list[bytes] = []
     frames = Frames(lambda kind, number, body: found.append(body), lambda: None)

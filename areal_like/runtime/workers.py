@@ -48,8 +48,8 @@ class Workers:
         self._failed_starts = 0
         self._closing = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._described = os.memfd_create("areal-like-settings")
-        os.write(self._described, pickle.dumps(settings))
+        self._describe = os.memfd_create("areal-like-settings")
+        os.write(self._describe, pickle.dumps(settings))
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._warden = subprocess.Popen(
@@ -80,7 +80,7 @@ class Workers:
             task.cancel()
         for worker in list(self.all):
             self.end(worker)
-        os.close(self._described)
+        os.close(self._describe)
 
     async def change(self) -> None:
         """Wait until something has become of a worker."""
@@ -103,7 +103,7 @@ class Workers:
         """Ask for a worker; it is ready once its loops say so."""
         shared = shared_memory()
         worker = Worker(next(self._names), alone, Marks(shared))
-        descriptors, theirs = [self._described, shared], list[socket.socket]()
+        descriptors, theirs = [self._describe, shared], list[socket.socket]()
         for _ in range(1 if alone else self.limits.loops):
             for blocking in (False, True):
                 ours, its = socket.socketpair()
@@ -159,7 +159,7 @@ class Workers:
         if self._closing or worker.over:
             self.end(worker)
             return
-        how = why or _described(status)
+        how = why or _describe(status)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= MOST_STARTS:
@@ -282,7 +282,7 @@ class Workers:
         connection.send(Kind.ANSWER, number, answer)
 
 
-def _described(status: int | None) -> str:
+def _describe(status: int | None) -> str:
     """Return how a process ended, in words."""
     if status is None:
         return "it could not be started"

@@ -61,7 +61,7 @@ class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits, labels, scale, vocab_size, group):
         step, local, valid = _split(labels, logits.shape[1], vocab_size, group)
-        log_prob, entropy, log_total = _measured(logits.split(step), local.split(step), scale, valid, group)
+        log_prob, entropy, log_total = _measure(logits.split(step), local.split(step), scale, valid, group)
         ctx.save_for_backward(logits, local, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step = scale, valid, step
         return log_prob, entropy
@@ -81,7 +81,7 @@ class _OfHidden(torch.autograd.Function):
         step, local, valid = _split(labels, len(weight), vocab_size, group)
         kept = hidden @ weight.t() if len(hidden) <= step else None
         slices = [kept] if kept is not None else (rows @ weight.t() for rows in hidden.split(step))
-        log_prob, entropy, log_total = _measured(slices, local.split(step), scale, valid, group)
+        log_prob, entropy, log_total = _measure(slices, local.split(step), scale, valid, group)
         ctx.save_for_backward(kept, weight, hidden, local, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step, ctx.group, ctx.zeros = scale, valid, step, group, zeros
         return log_prob, entropy
@@ -112,7 +112,7 @@ def _split(labels: Tensor, columns: int, vocab_size: int, group: dist.ProcessGro
     return max(1, _SLICE_ELEMENTS // columns // 16 * 16), local, valid  # aligned, else compiled code copies slices
 
 
-def _measured(
+def _measure(
     slices: Iterable[Tensor],
     labels: Iterable[Tensor],
     scale: float,
@@ -157,7 +157,7 @@ def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
 @_fused
 def _local_sums(logits: Tensor, scale: float, valid: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per row over this rank's words: the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
-    z = _scaled(logits, scale, valid)
+    z = _scale(logits, scale, valid)
     maximum = z.amax(1)
     weight = torch.exp(z - maximum[:, None])
     return maximum, weight.sum(1), (weight * z).sum(1)
@@ -175,13 +175,13 @@ def _to_gradient(
     valid: int,
 ) -> None:
     """In place; d log p(label) / dz = onehot - p; dH / dz = -p (log p + H)."""
-    log_p = _scaled(logits, scale, valid) - log_total[:, None]
+    log_p = _scale(logits, scale, valid) - log_total[:, None]
     is_label = torch.arange(logits.shape[1], device=logits.device) == local[:, None]
     slope = (log_p + entropy[:, None]) * grad_entropy[:, None] + grad_log_prob[:, None]
     logits.copy_((is_label * grad_log_prob[:, None] - torch.exp(log_p) * slope) * scale)
 
 
-def _scaled(logits: Tensor, scale: float, valid: int) -> Tensor:
+def _scale(logits: Tensor, scale: float, valid: int) -> Tensor:
     z = logits.float() * scale
     if valid < z.shape[1]:
         z[:, valid:] = -1e30  # finite, so that p * z is 0 and not nan

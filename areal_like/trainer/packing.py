@@ -101,8 +101,8 @@ def make_schedule(
         raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
     prefixes = prefixes or alone(len(lengths))
     common = prefixes.lengths[prefixes.leads].astype(np.int64)
-    own = np.bincount(prefixes.families, _padded(np.asarray(lengths, np.int64) - prefixes.lengths, alignment))
-    padded = (own.astype(np.int64) + _padded(common, alignment)).tolist()
+    own = np.bincount(prefixes.families, _pad(np.asarray(lengths, np.int64) - prefixes.lengths, alignment))
+    padded = (own.astype(np.int64) + _pad(common, alignment)).tolist()
     if max(padded) > max_tokens:
         raise PackingError(
             f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
@@ -146,12 +146,12 @@ def pack(
         length = start = np.zeros(1, np.int64)
     shared = (prefixes or alone(len(lengths))).of(chosen) if members else alone(1)
     pieces = _pieces(start, length, shared)
-    padded = _padded(np.maximum(pieces.length, 1), alignment)
+    padded = _pad(np.maximum(pieces.length, 1), alignment)
     ends = np.concatenate(([0], np.cumsum(padded)))
 
-    piece, offset = _counted(padded)  # of every place in the pack
+    piece, offset = _count(padded)  # of every place in the pack
     before = np.maximum(length - 1, 0)
-    sequence, position = _counted(before)  # of every token that predicts one
+    sequence, position = _count(before)  # of every token that predicts one
     predicting = np.where(
         position < pieces.position[pieces.own[sequence]], pieces.common[sequence], pieces.own[sequence]
     )
@@ -203,19 +203,19 @@ def _keys(pieces: _Pieces, padded: NDArray[np.int64], ends: NDArray[np.int64]) -
     before = np.zeros_like(padded)  # the piece with what a piece attends to beside itself
     before[pieces.own] = pieces.common
     counts = pieces.position + padded
-    piece, i = _counted(counts)
+    piece, i = _count(counts)
     common = pieces.position[piece]
     places = np.where(i < common, ends[before[piece]] + i, ends[piece] + i - common)
     return Keys(places.astype(np.int32), np.concatenate(([0], np.cumsum(counts))).astype(np.int32), int(counts.max()))
 
 
-def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _count(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for that many places each the owner, and the place within the owner."""
     whose = np.repeat(np.arange(len(counts)), counts)
     return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
 
 
-def _padded(lengths: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
+def _pad(lengths: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
     return -(-lengths // alignment) * alignment
 
 

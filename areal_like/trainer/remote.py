@@ -76,7 +76,7 @@ class Trainer:
         Raises CheckpointError where ranks have not written their shares after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        while late := [rank for rank, saved in enumerate(await self._saved()) if not saved]:
+        while late := [rank for rank, saved in enumerate(await self._wait_saved()) if not saved]:
             if time.monotonic() > deadline:
                 ranks = ", ".join(map(str, late))
                 raise CheckpointError(
@@ -87,7 +87,7 @@ class Trainer:
             await asyncio.sleep(SAVED_POLL_S)
         await self._ranks.call_all("engine", "finish_save", phase=CHECKPOINT)
 
-    async def _saved(self) -> list[bool]:
+    async def _wait_saved(self) -> list[bool]:
         return await self._ranks.call_all("engine", "is_saved", phase=CHECKPOINT)
 
     async def load(self, path: Path) -> None:

@@ -80,7 +80,7 @@ def as_chat_completion(fields: Mapping[str, Any]) -> dict[str, Any]:
     if asked.thinking and asked.thinking.type != "disabled":
         raise Refused("thinking: a model thinks as its chat template has it; leave it out", "thinking")
     chat = {name: fields[name] for name in _SAME if name in fields}
-    system = _joined(asked.system or [])
+    system = _join(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
     chat["messages"] += [own for message in asked.messages for own in _messages(message)]
     if asked.tools:
@@ -152,9 +152,9 @@ def _messages(message: _Message) -> Iterator[dict[str, Any]]:
     results = [block for block in blocks if isinstance(block, _ToolResult)]
     texts = [block for block in blocks if isinstance(block, _Text)]
     for result in results:
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _joined(result.content or [])}
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _join(result.content or [])}
     if calls or texts or not results:
-        said: dict[str, Any] = {"role": message.role, "content": _joined(texts)}
+        said: dict[str, Any] = {"role": message.role, "content": _join(texts)}
         if calls:
             said["tool_calls"] = [_call(call) for call in calls]
         yield said
@@ -165,7 +165,7 @@ def _call(call: _ToolUse) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _joined(texts: list[_Text]) -> str:
+def _join(texts: list[_Text]) -> str:
     return "".join(block.text for block in texts)
 
 

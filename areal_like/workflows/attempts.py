@@ -74,7 +74,7 @@ class Attempts[Turn: Answer]:
     def begin(self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn]) -> Attempt[Turn]:
         """Start to answer a request."""
         attempt = Attempt(request, sent, asyncio.ensure_future(answering))
-        attempt.task.add_done_callback(_retrieved)
+        attempt.task.add_done_callback(_retrieve)
         self._all.append(attempt)
         return attempt
 
@@ -86,12 +86,12 @@ class Attempts[Turn: Answer]:
         if sent.key:
             found = next((attempt for attempt in same if attempt.sent.key == sent.key), None)
         else:
-            found = self._retried(same, sent.retries) if sent.retries else None
+            found = self._find_retried(same, sent.retries) if sent.retries else None
         if found is not None and found.is_here:
             return found
         return None if found else next((attempt for attempt in same if attempt.is_unread), None)
 
-    def _retried(self, same: list[Attempt[Turn]], retries: int) -> Attempt[Turn] | None:
+    def _find_retried(self, same: list[Attempt[Turn]], retries: int) -> Attempt[Turn] | None:
         """Return the attempt that a retry repeats: each is repeated once by the first retry, once by the second, ...
 
         One that was aborted comes first, then one that is unread, then what the retry before has repeated, the latest.
@@ -121,7 +121,7 @@ def _is_answered(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _retrieved(task: asyncio.Task[Any]) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     """Take note of an exception, so that asyncio does not report one that nobody waited for."""
     if not task.cancelled():
         task.exception()

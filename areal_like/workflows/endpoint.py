@@ -70,7 +70,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         answering = asyncio.ensure_future(
             self._sessions.answer(request.method, request.url.path, request.headers, body)
         )
-        leaving = asyncio.ensure_future(_left(request))
+        leaving = asyncio.ensure_future(_watch_left(request))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and not answering.cancelled():
@@ -95,7 +95,7 @@ async def _body(request: Any) -> bytes | None:
     return bytes(body)
 
 
-async def _left(request: Any) -> None:
+async def _watch_left(request: Any) -> None:
     """Wait until the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

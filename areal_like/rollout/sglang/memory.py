@@ -33,7 +33,7 @@ def keep(scheduler: Any) -> Callable[[], None] | None:
     allocator, table = scheduler.token_to_kv_pool_allocator, scheduler.req_to_token_pool.req_to_token
     buffers = _buffers(allocator)
     _drop_what_nobody_holds(scheduler.tree_cache)
-    slots = _held(allocator)
+    slots = _hold(allocator)
     parts = [(buffer, rows) for buffer in buffers for rows in slots.split(ROWS)]
     kept = [_to_host(buffer[rows], ROWS) for buffer, rows in parts]
     places = _to_host(table, len(table))
@@ -57,7 +57,7 @@ def _drop_what_nobody_holds(tree: Any) -> None:
     tree.evict(EvictParams(num_tokens=tree.evictable_size()))
 
 
-def _held(allocator: Any) -> Tensor:
+def _hold(allocator: Any) -> Tensor:
     """The slots that are not free, `[slots]`."""
     free = getattr(allocator, "free_pages", None)
     if type(allocator).__name__ not in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") or free is None:

@@ -159,12 +159,12 @@ def server_arguments(
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
-        options |= {"cuda-graph-max-bs-decode": _captured(config, sizes.dp)}
+        options |= {"cuda-graph-max-bs-decode": _graph_sizes(config, sizes.dp)}
         options |= {"triton-attention-num-kv-splits": _parts(context_length)}
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
 
 
-def _captured(config: RunConfig, servers: int) -> int:
+def _graph_sizes(config: RunConfig, servers: int) -> int:
     """Most sequences in a CUDA graph: what one of the `servers` runs at once where the staleness bound is used up.
 
     SGLang's own limit is 256 on large GPUs and tens on small ones; batches beyond it wait for their host. What is never

@@ -68,7 +68,7 @@ def to_megatron(
     converted. Returns what was done. Raises CheckpointError with the names of tensors that would not be kept.
     """
     given, config = _headers(files), json.loads((path / "config.json").read_text())
-    left, tensors = _without(given, config, leave_out)
+    left, tensors = _drop(given, config, leave_out)
     held = dtype or ("bfloat16" if given.dtypes.get(_HF_EMBEDDING) == "BF16" else "float32")
     model = _Model(bridge, path, held, value_head=HEAD_NAME in tensors.files)
     model.read(path, tensors)
@@ -103,7 +103,7 @@ def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path,
     names = set()
 
     def weights() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in _restored(model.export(), record):
+        for name, tensor in _restore(model.export(), record):
             if name in names:
                 raise CheckpointError(f"{bridge} gives {name} twice")
             names.add(name)
@@ -207,7 +207,7 @@ def _headers(files: Iterable[Path]) -> _Tensors:
     return _Tensors(found, dtypes, shapes)
 
 
-def _without(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, str], _Tensors]:
+def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, str], _Tensors]:
     """Why some tensors are left out, by name, and all others."""
     left = {name: "as asked" for name in given.files if any(fnmatch(name, pattern) for pattern in patterns)}
     left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
@@ -239,7 +239,7 @@ def _same(held: Tensor, stored: Tensor) -> bool:
     return torch.equal(out.view(torch.uint8), stored.contiguous().view(torch.uint8))
 
 
-def _restored(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | None) -> Iterator[tuple[str, Tensor]]:
+def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | None) -> Iterator[tuple[str, Tensor]]:
     """The weights in the data types of `record`, and a tied head that was beside the embedding."""
     missing = dict(record or {})
     for name, tensor in weights:

@@ -73,7 +73,7 @@ class AdapterShare(torch.nn.Module):
 
     def whole(self) -> Adapter:
         """Gathered from the tensor-parallel ranks, all of which call this."""
-        return Adapter(*(_gathered(parameter) for parameter in (self.a, self.b)))
+        return Adapter(*(_gather(parameter) for parameter in (self.a, self.b)))
 
     def sharded(self, name: str) -> Any:
         """A parameter for Megatron's checkpoints, under a name that is the same in every layout."""
@@ -94,7 +94,7 @@ def _share(whole: Tensor, axis: int | None, weight: Tensor) -> torch.nn.Paramete
     return parameter
 
 
-def _gathered(parameter: Tensor) -> Tensor:
+def _gather(parameter: Tensor) -> Tensor:
     if not parameter.tensor_model_parallel:
         return parameter.detach()
     group = parallel_state.get_tensor_model_parallel_group()

@@ -108,14 +108,14 @@ def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: Parallel
 def converting_bridges(config: Mapping[str, Any]) -> list[str]:
     """The bridges that hold the tensors of a model, whether or not they compute it right."""
     family = config.get("model_type")
-    return [name for name in BRIDGES if family in (*_served(name), *_HELD.get(name, ()))]
+    return [name for name in BRIDGES if family in (*_check_served(name), *_HELD.get(name, ()))]
 
 
 def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProblem | None:
     family = config.get("model_type")
-    field, remedy = "model_type", f"use a model of one of {', '.join(_served(bridge_type))}"
-    if family not in _served(bridge_type):
-        if others := [other for other in BRIDGES if family in _served(other)]:
+    field, remedy = "model_type", f"use a model of one of {', '.join(_check_served(bridge_type))}"
+    if family not in _check_served(bridge_type):
+        if others := [other for other in BRIDGES if family in _check_served(other)]:
             field, remedy = "actor.megatron.bridge_type", f"write actor.megatron.bridge_type={others[0]}"
         message = f"the model is a {family}, which {bridge_type} is not proven to compute as Hugging Face does"
         return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy)
@@ -130,15 +130,15 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
     for name in sorted({line.rpartition(".")[2] for line in _ALLOWED}):
         allowed = _ALLOWED.get(f"{family}.{name}", _ALLOWED.get(name))
         if allowed and name in config and config[name] not in allowed:
-            yield _refused(family, name, config[name], allowed[0])
+            yield _refuse(family, name, config[name], allowed[0])
     layers = config.get("layer_types")
     if layers and set(layers) != {"full_attention"}:
-        yield _refused(family, "layer_types", sorted(set(layers)), ["full_attention"])
+        yield _refuse(family, "layer_types", sorted(set(layers)), ["full_attention"])
     divided = config["hidden_size"] // config["num_attention_heads"]
     if family == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
-        yield _refused(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
+        yield _refuse(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
     if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
-        yield _refused(family, "head_dim", config["head_dim"], divided)
+        yield _refuse(family, "head_dim", config["head_dim"], divided)
     yield from _expert_problems(family, config)
 
 
@@ -148,18 +148,18 @@ def _expert_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeP
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     normalised = family == "qwen2_moe" and config.get("norm_topk_prob")
     if each == 1 and (family in _SEVERAL_EXPERTS_PER_TOKEN or normalised):
-        yield _refused(family, "num_experts_per_tok", each, 2)
+        yield _refuse(family, "num_experts_per_tok", each, 2)
     elif isinstance(each, int) and groups > 1 and each // chosen != 2:
-        yield _refused(family, "num_experts_per_tok", each, 2 * chosen)
+        yield _refuse(family, "num_experts_per_tok", each, 2 * chosen)
     if shared in config and not config[shared]:
-        yield _refused(family, shared, config[shared], 1)
+        yield _refuse(family, shared, config[shared], 1)
 
 
 def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[BridgeProblem]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     types = _ROPE_TYPES.get(family, tuple(_ROPE_FIELDS))
     if kind not in types or any(isinstance(value, Mapping) for value in rope.values()):
-        yield _refused(family, f"{name}.rope_type", kind, _or(types))
+        yield _refuse(family, f"{name}.rope_type", kind, _or(types))
         return
     for field in _ROPE_FIELDS[kind]:
         if not isinstance(rope.get(field), int | float):
@@ -168,23 +168,23 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
             yield BridgeProblem("RUN-BRIDGE-ROPE", f"{name}.{field}", message, remedy)
     partial = _ALLOWED.get(f"{family}.partial_rotary_factor", _ALLOWED["partial_rotary_factor"])
     if rope.get("partial_rotary_factor") not in partial:
-        yield _refused(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
+        yield _refuse(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
     unread = ("attention_factor", "attn_factor", "extrapolation_factor")  # by SGLang, or by Hugging Face
     for field in [field for field in unread if kind == "yarn" and rope.get(field) is not None]:
-        yield _refused(family, f"{name}.{field}", rope[field], None)
+        yield _refuse(family, f"{name}.{field}", rope[field], None)
     if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
         message = "Hugging Face and SGLang understand mscale without mscale_all_dim differently"
         yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "write both or neither")
 
 
-def _refused(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
+def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
     message = f"trainer and servers are not proven to compute a {family} with {field} = {json.dumps(value)} alike"
     text = would_do if isinstance(would_do, str) else json.dumps(would_do)
     remedy = f"use a model whose config.json has {field} = {text}"
     return BridgeProblem("RUN-BRIDGE-FIELD", field, message, remedy, text)
 
 
-def _served(bridge_type: str) -> list[str]:
+def _check_served(bridge_type: str) -> list[str]:
     """The proven families that a bridge registers."""
     return [family for family in FAMILIES if family in _registered_families(bridge_type)]
 
