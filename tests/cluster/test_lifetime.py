@@ -58,7 +58,7 @@ class Job:
         run_id, directory = self.facts["run_id"], self.facts["directory"]
         of_nodes = [f"{run_id}-{bundle}" for bundle in range(2)]  # on an existing cluster
         processes = {p.pid: p for each in (run_id, *of_nodes) for p in members(each)}
-        processes |= {pid: psutil.Process(pid) for pid in self.pids if psutil.pid_exists(pid)}
+        processes |= {p.pid: p for p in psutil.process_iter() if p.pid in self.pids}
         files = [directory, f"{directory}-0", self.facts["shared_dir"], *self.facts["server"]["memory"]]
         return [
             *(f"process {p}" for p in processes.values() if lives(identity(p.pid))),

@@ -92,13 +92,14 @@ def sampled(policy: Table, version: int, rng: np.random.Generator) -> list[list[
     words = (logits[:, None] + rng.gumbel(size=(TASKS, SAMPLES, LENGTH, WORDS))).argmax(-1)  # [tasks, samples, LENGTH]
     made = np.array([-1] + [version] * LENGTH, np.int32)
 
-    def trajectory(task: int, response: np.ndarray) -> Trajectory:
+    def trajectory(task: int, sample: int, response: np.ndarray) -> Trajectory:
         tokens, logprobs = np.array([task, *response], np.int32), np.zeros(1 + LENGTH, np.float32)
         logprobs[1:] = logits[task, np.arange(LENGTH), response]
         reward = float((response == TARGETS[task]).all())
-        return Trajectory(task, version * TASKS + task, tokens, logprobs, made, FinishReason.STOP, reward)
+        group = version * TASKS + task
+        return Trajectory(task, group, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
 
-    return [[trajectory(task, response) for response in words[task]] for task in range(TASKS)]
+    return [[trajectory(task, i, response) for i, response in enumerate(words[task])] for task in range(TASKS)]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -62,7 +62,10 @@ class EpisodeContext:
         config = load(CONFIG, overrides).config
         made, logprobs = np.array([-1, 0, 0], np.int32), np.array([0, -1, -1], np.float32)
         tokens = np.arange(3, dtype=np.int32)
-        group = [Trajectory(0, 7, tokens, logprobs, made, FinishReason.STOP, reward) for reward in rewards]
+        group = [
+            Trajectory(0, 7, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
+            for sample, reward in enumerate(rewards)
+        ]
         unused: Any = None
         parts = Parts(
             make_algorithm(config),
