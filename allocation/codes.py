@@ -16,7 +16,7 @@ _FILE = Path(__file__).with_name("rules") / "explanations.toml"
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a code of a finding means to a user."""
+    """Explanation of a finding's code."""
 
     code: str
     title: str

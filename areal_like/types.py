@@ -49,7 +49,7 @@ type AnswerCheck = Callable[[str], tuple[str, str] | None]
 
 @dataclass(frozen=True)
 class Reward:
-    """What a response is worth: `value`, None where it is missing, and named parts, which are recorded beside it."""
+    """Reward of a response: `value`, None where it is missing, and named parts, which are recorded beside it."""
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Trajectory:
 
 
 def generated_in(trajectories: Sequence[Trajectory]) -> int:
-    """How many tokens of trajectories the servers generated: those of data have no log-prob (Rollout.given)."""
+    """Return how many tokens of trajectories the servers generated: those of data have no log-prob (Rollout.given)."""
     return sum(int(np.count_nonzero(item.generated & ~np.isnan(item.logprobs))) for item in trajectories)
 
 

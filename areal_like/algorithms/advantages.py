@@ -53,7 +53,7 @@ def _members(groups: Ints, level: str) -> NDArray[np.int64]:
 def _means(
     values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How many samples each set has, and their mean."""
+    """Return how many samples each set has, and their mean."""
     size = np.bincount(member, weight)
     return size, np.bincount(member, values * weight) / size
 

@@ -111,7 +111,7 @@ def constant_length(mask: Floats, lengths: Ints, *, length: int) -> Floats:
 
 
 def _per_sequence(mask: Floats, lengths: Ints) -> NDArray[np.float64]:
-    """How many tokens of each sequence are trained on, `[sequences]`."""
+    """Return how many tokens of each sequence are trained on, `[sequences]`."""
     return np.add.reduceat(mask, np.cumsum(lengths) - lengths, dtype=np.float64)
 
 

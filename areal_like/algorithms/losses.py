@@ -25,7 +25,7 @@ type TokenLoss = tuple[Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Sequences:
-    """Which sequence of the batch, of `count`, each token is of: `numbers` `[tokens]`.
+    """Index of each token's sequence, of `count` in the batch: `numbers` `[tokens]`.
 
     A sequence's tokens may lie on several context-parallel ranks: `over_ranks` sums a tensor over these, with gradient.
     All of them have to ask for the same sums and means.
@@ -46,7 +46,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the engine gives a loss.
+    """Inputs of a loss.
 
     `logprobs` are the current policy's, with gradient, and `entropy` its entropy; `fields` are the batch's; `sequences`
     joins what is of one sequence. A critic's loss gets `values`, with gradient, instead: its `logprobs` and `entropy`

@@ -33,7 +33,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 @dataclass(frozen=True)
 class Owner:
-    """What the file says: `boot` names the host until it restarts, `beats` is the counter."""
+    """Content of the owner file: `boot` names the host until it restarts, `beats` is the counter."""
 
     host: str
     boot: str

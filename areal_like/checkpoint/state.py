@@ -23,7 +23,7 @@ class RunState:
     record: Mapping[str, Any] = field(default_factory=dict)
 
     def dropped(self, batch_size: int) -> int:
-        """How many groups the algorithm did not keep."""
+        """Return how many groups the algorithm did not keep."""
         return self.started - len(self.untrained) - self.version * batch_size
 
     @classmethod

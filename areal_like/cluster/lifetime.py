@@ -91,7 +91,7 @@ def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def temporary_directory(run_id: str) -> Path:
-    """Where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
+    """Return where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
     root = tempfile.gettempdir()
     return Path(root if len(root) <= LONGEST_TMP else "/tmp") / f"areal-{run_id}"
 

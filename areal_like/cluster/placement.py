@@ -26,7 +26,7 @@ SOON_S, SELDOM_S = 5.0, 10.0  # when a long wait is told, and the time between t
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a plan device really is. `gpu` is its id for CUDA_VISIBLE_DEVICES, None for a slot on a CPU machine."""
+    """Real place of a plan device. `gpu` is its id for CUDA_VISIBLE_DEVICES, None for a slot on a CPU machine."""
 
     bundle: int
     node_id: str
@@ -99,7 +99,7 @@ async def _wait_for_grant(
 
 
 def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int, str]] | None) -> dict[Device, Slot]:
-    """Where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
+    """Return where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
     exact = names_gpus(plan)
     slots: dict[Device, Slot] = {}
     for bundle, part in enumerate(node_devices(plan)):
@@ -165,7 +165,7 @@ def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, ex
 async def _granted_gpus(
     group: PlacementGroup, asked: Mapping[int, Mapping[str, float]], deadline: float
 ) -> dict[int, dict[int, str]]:
-    """Which GPUs Ray reserved in each bundle that is `asked`, by their place among all of the node's, in that order.
+    """Return which GPUs Ray reserved in each bundle that is `asked`, by place among the node's GPUs.
 
     Only a task that holds all of a bundle can tell. Raises ClusterError.
     """

@@ -10,7 +10,7 @@ from allocation.diagnostics import Finding, Severity, Source
 
 @dataclass(frozen=True)
 class Origins:
-    """Where each key was set: `run.yaml:12` or `command line`, by dotted key."""
+    """Places where keys were set: `run.yaml:12` or `command line`, by dotted key."""
 
     places: Mapping[str, str] = field(default_factory=dict)
 

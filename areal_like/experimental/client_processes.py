@@ -37,7 +37,7 @@ type Outline = tuple[int, FinishReason | None, int] | tuple[int, ServerError]  #
 
 
 class News(NamedTuple):
-    """What has come of calls, as another process is handed it fastest: the columns of all pieces are one array.
+    """Results of calls in the form that reaches another process fastest: the columns of all pieces are one array.
 
     An outline of None is the end of a call.
     """
@@ -80,7 +80,7 @@ class News(NamedTuple):
 
 
 class Client:
-    """What runs in a client process; `token` is the servers'."""
+    """Body of a client process; `token` is the servers'."""
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -85,7 +85,7 @@ class Record:
             self._log.note(_CONTROLLER, name, start, time.time(), step=self._last + 1)
 
     def checkpoint(self, step: int) -> Path:
-        """Where the Hugging Face checkpoint of `step` goes."""
+        """Return where the Hugging Face checkpoint of `step` goes."""
         return self.directory / "checkpoints" / f"step-{step}"
 
     def held_out(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:

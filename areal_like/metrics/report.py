@@ -170,7 +170,7 @@ def _in_order(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float | Non
 
 
 class About(TypedDict):
-    """What is known before a run."""
+    """Facts known before a run."""
 
     title: str
     started: NotRequired[float]

@@ -32,7 +32,7 @@ from areal_like.preflight.workflow import check_workflow
 
 @dataclass(frozen=True)
 class Preflight:
-    """What the checks found, and the run where there are no errors among it."""
+    """Findings of the checks, and the run if there are no errors."""
 
     findings: tuple[Finding, ...]
     job: Job | None

@@ -90,7 +90,7 @@ def _layout(config: RunConfig, sizes: ParallelSizes) -> Iterator[Finding]:
 
 
 def _context(given: Any, sizes: ParallelSizes, spec: ModelSpec | None) -> Iterator[Finding]:
-    """How ranks share a packed sequence in Transformer Engine 2.16 (`dot_product_attention/context_parallel.py`): they
+    """Check how Transformer Engine 2.16 shares a packed sequence (`dot_product_attention/context_parallel.py`): ranks
     send keys and values on, or exchange tokens for heads, of which each has some then."""
     kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}
     heads = [spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)] if spec else []

@@ -64,7 +64,7 @@ def _prefill(config: RunConfig) -> Iterator[Finding]:
 
 
 def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
-    """How many servers have to be left of those that there are."""
+    """Return how many servers have to be left of those that there are."""
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, so fewer would be left from the start"
         yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])

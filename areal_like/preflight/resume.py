@@ -121,7 +121,7 @@ def _different(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any,
 
 
 def _back(key: str, value: Any, path: Path) -> str:
-    """How to have the value that a run began with."""
+    """Return how to have the value that a run began with."""
     if isinstance(value, Mapping):
         return f"write it as in {path / CONFIG_FILE}"
     if value is None and types.NoneType not in members(annotation_of(key)):

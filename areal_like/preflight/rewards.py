@@ -38,7 +38,7 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
 
 
 def _group_sizes(config: RunConfig) -> Sequence[int]:
-    """How many responses a function that compares is given at once, in training first."""
+    """Return how many responses a function that compares is given at once, in training first."""
     sets = config.evaluations.values() if config.evaluates else ()
     evaluated = [data.n_samples or 1 for data in sets if data.workflow == SINGLE_TURN]
     return list(dict.fromkeys([config.gconfig.n_samples, *evaluated]))

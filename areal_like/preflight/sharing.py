@@ -59,7 +59,7 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
 
 
 def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:
-    """How trainer and servers share GPUs, and what that needs of them; None where they do not."""
+    """Return how trainer and servers share GPUs, and what that needs of them; None where they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):
         return None

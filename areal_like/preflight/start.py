@@ -41,7 +41,7 @@ def check_start(megatron: MegatronConfig, model: ModelSpec, backend: str) -> Ite
 
 
 def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:
-    """How the model differs from the one that a converted checkpoint says it is of."""
+    """Return how the model differs from the one that a converted checkpoint says it is of."""
     try:
         own = load_model(path / DESCRIPTIONS / "config.json")
     except ModelError:  # another system's, which has no config in it

@@ -1,4 +1,4 @@
-"""What a response is worth: shipped verifiers, users' functions, and the processes that run them under a time limit.
+"""Reward of a response: shipped verifiers, users' functions, and the processes that run them under a time limit.
 
 Nothing is imported here: those processes import modules of this package, and need neither configuration nor tokenizers.
 """

@@ -9,7 +9,7 @@ from areal_like.types import AnswerCheck
 
 @dataclass(frozen=True)
 class Verifier:
-    """How responses of one reward type are judged.
+    """Judging of responses of one reward type.
 
     `check` takes a reference answer and says what it lacks and what would do, None where nothing is wrong with it.
     `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to

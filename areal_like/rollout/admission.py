@@ -43,7 +43,7 @@ class _Bucket:
 
 @dataclass
 class _Scan:
-    """How far `take` has found the invariant kept: through the first `buckets`, which have so many `unfinished` groups.
+    """Progress of `take` in checking the invariant: up to the first `buckets`, with so many `unfinished` groups.
 
     A deadline that is kept stays kept until the next batch, so the scan continues where it stopped. That is never
     behind the last bucket, the only one in which groups start.
@@ -152,7 +152,7 @@ class Admission:
         return False
 
     def _allow(self, deadline: int) -> int:
-        """How many groups may be left after the next step whose deadlines are at most this one."""
+        """Return how many groups may be left after the next step whose deadlines are at most this one."""
         return (deadline - self.next_trained) * self.batch_size
 
     def _first_finished(self) -> list[int]:

@@ -55,7 +55,7 @@ class Collector:
         self._again, self._told = deque(self.again), self.dropped
 
     def newly_dropped(self) -> int:
-        """How many groups were dropped since the last call."""
+        """Return how many groups were dropped since the last call."""
         before, self._told = self._told, self.dropped
         return self._told - before
 

@@ -93,7 +93,7 @@ class ServerPool:
         return self._router.generated
 
     def statistics(self) -> dict[str, float]:
-        """How long requests last stood still; since the last call: how long they waited and ran, and faults."""
+        """Return how long requests last stood still; since the last call: how long they waited and ran, and faults."""
         waited, ran, faults, loads = self._router.waited or [0.0], self._router.ran, self._faults, self._router.loads
         self._router.waited, self._router.ran, self._faults = [], [], Counter()
         return {

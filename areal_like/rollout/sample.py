@@ -19,7 +19,7 @@ ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. Temperature 0 is greedy.
+    """Sampling settings. Temperature 0 is greedy.
 
     A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token.
     """
@@ -33,7 +33,7 @@ class Sampling:
 
 @dataclass(eq=False)
 class Response:
-    """What was generated for one prompt; arrays are `[generated tokens]`."""
+    """Response to one prompt; arrays are `[generated tokens]`."""
 
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))

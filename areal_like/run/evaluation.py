@@ -24,7 +24,7 @@ class EvaluationSet:
 
 @dataclass(frozen=True)
 class Result:
-    """What one set gave: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them.
+    """Result of one set: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them.
 
     `mean` is None where not a single response was judged.
     """

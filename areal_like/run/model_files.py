@@ -23,7 +23,7 @@ NOT_DOWNLOADED = 3  # exit code: standard output gives the reason
 
 
 async def model_directory(config: RunConfig, directory: Path) -> Path:
-    """Where the model lies, made or downloaded if it does not yet. Raises PreparationError."""
+    """Return where the model lies, made or downloaded if it does not yet. Raises PreparationError."""
     if config.actor.init_model:
         made = directory / "initial_model"
         write = partial(write_init_model, seed=config.seed, dtype=config.actor.dtype)
@@ -36,7 +36,7 @@ async def model_directory(config: RunConfig, directory: Path) -> Path:
 
 
 async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerRole, Path]:
-    """Where the model of each role lies; one without `path` has the actor's. Raises PreparationError."""
+    """Return where the model of each role lies; one without `path` has the actor's. Raises PreparationError."""
     found: dict[TrainerRole, Path] = {"actor": await model_directory(config, directory)}
     for role, engine in config.roles.items():
         if role != "actor":
@@ -45,12 +45,12 @@ async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerR
 
 
 async def local_directory(path: str, key: str) -> Path:
-    """Where a model lies, downloaded if it is a name on the hub. Raises PreparationError, which names the key."""
+    """Return where a model lies, downloaded if it is a hub name; raise PreparationError, which names the key."""
     return Path(path).absolute() if is_local(path) else await _download_to_cache(path, key)
 
 
 async def _download_to_cache(name: str, key: str) -> Path:
-    """Where the hub's cache holds a model; the process that fills it ends with this one, and when it is cancelled."""
+    """Return where the hub's cache holds a model; the process that fills it ends with this one or on cancellation."""
     python_path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),

@@ -13,7 +13,7 @@ _MOST = 1 << 31  # bytes of a body; a longer one is noise, as from a descriptor 
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """Kind of a message."""
 
     READY = 1  # worker: its loop runs
     CALL = 2  # main: begin call NUMBER

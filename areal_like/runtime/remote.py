@@ -13,7 +13,7 @@ from areal_like.runtime.marks import Marks
 
 @dataclass(frozen=True)
 class Limits:
-    """How many workers there are, event loops in each, and what ends a worker."""
+    """Numbers of workers and of their event loops, and what ends a worker."""
 
     workers: int
     loops: int

@@ -60,7 +60,7 @@ def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Portable:
-    """What a reference names, on its way to a process that this one starts, through the pipe between them.
+    """Object that a reference names, on its way to a process that this one starts, through the pipe between them.
 
     An object that was given from Python travels by value, as Ray would send it (cloudpickle): its module may be a
     notebook, which no other process can import. It is made of its bytes once in a process, not by every call that has
@@ -115,7 +115,7 @@ def user_modules(thing: Any) -> list[ModuleType]:
 
 
 def _folder(module: ModuleType) -> str:
-    """Where its file lies; "" where it has none."""
+    """Return where its file lies; "" where it has none."""
     file = getattr(module, "__file__", None)
     return os.path.dirname(os.path.abspath(file)) if file else ""
 

@@ -40,7 +40,7 @@ _is_fork = False  # this process is a child that a call has forked
 
 @dataclass(frozen=True)
 class Settings:
-    """What the main process gives a worker: its search path, and which code runs calls.
+    """Set-up that the main process gives a worker: its search path, and which code runs calls.
 
     `entry` is `module:name` of a function from `start` to a Handler.
     """
@@ -139,7 +139,7 @@ class _Marked(Coroutine[Any, Any, Any]):
 
 
 class _Threads(ThreadPoolExecutor):
-    """Where `asyncio.to_thread` runs: marks its threads with the call that handed the work in."""
+    """Executor of `asyncio.to_thread`: marks its threads with the call that handed the work in."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__(32, "to_thread")

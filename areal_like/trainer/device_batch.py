@@ -71,7 +71,7 @@ class DeviceBatches:
 
 
 def generated(batch: Batch) -> NDArray[np.bool]:
-    """Where log-probs are of use, `[tokens]`: what a policy has said, or everything in a batch that does not say."""
+    """Return where log-probs are of use, `[tokens]`: what a policy generated, or everything in other batches."""
     mask = batch.fields.get("loss_mask")
     return np.ones(len(batch.tokens), bool) if mask is None else mask > 0
 

@@ -180,7 +180,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of an engine meet: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
+    """Meeting point of an engine's ranks: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
 
     `listener` is rank 0's socket there, which nobody else listens at (`cluster.lifetime.listen`).
     """

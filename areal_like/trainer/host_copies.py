@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class HostCopies:
-    """What checkpoints are written from while training changes the tensors themselves."""
+    """Copies that checkpoints are written from while training changes the tensors themselves."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Tensor] = {}

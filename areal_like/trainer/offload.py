@@ -18,7 +18,7 @@ _BLOCK = 256 << 20  # bytes; torch rounds pinned memory up to a power of two
 
 
 class DeviceMemory:
-    """Which parts of an engine are on its device, and the way out and back.
+    """Tracker of the parts of an engine on its device, which moves them out and back.
 
     `tensors` gives those of a part at the time; a tensor that shares memory with an earlier part's is that one's. Parts
     of `resting` are on the device only while they are needed.
@@ -116,7 +116,7 @@ def _bytes(storage: UntypedStorage) -> Tensor:
 
 
 def _spans(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where storages of these sizes, one behind another, lie in blocks: storage, start, block, place in it, length."""
+    """Return where storages of these sizes lie in blocks, one by one: storage, start, block, place in it, length."""
     total = 0
     for number, size in enumerate(sizes):
         start = 0

@@ -40,7 +40,7 @@ type Schedule = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Keys:
-    """What each piece of a pack attends to, where that is more than itself.
+    """Keys of each piece of a pack, where these are more than its own.
 
     `places` `[keys]` are in the pack, piece after piece; `cu_seqlens` `[pieces + 1]` and `max_seqlen` count them. A
     piece's last query attends to all of its keys, the one before to all but the last, and so on.
@@ -230,7 +230,7 @@ def packs(
     cp: int = 1,
     cp_rank: int = 0,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
-    """How many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it."""
+    """Return how many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it."""
     limit = section.max_tokens_per_mb
     prefixes = common_prompts(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
     share = make_schedule(

@@ -13,7 +13,7 @@ from areal_like.trainer.environment import apply_environment
 
 
 class TrainerRank:
-    """What `areal_like.trainer.remote.Trainer` calls on each rank; `address` is the rank's own."""
+    """Rank of a trainer, as `areal_like.trainer.remote.Trainer` calls it; `address` is the rank's own."""
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
         self._rank, self._world_size, self._address = rank, world_size, address

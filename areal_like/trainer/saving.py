@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 
 class Saving:
-    """What `write` writes to the directory `path`, together with that of the other ranks, in a thread of its own.
+    """Output of `write` in the directory `path`, together with that of the other ranks, in a thread of its own.
 
     `write` calls torch's `distributed.checkpoint.save`, with a process group that nobody else uses meanwhile, and a
     state that nobody changes.

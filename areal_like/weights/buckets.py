@@ -25,7 +25,7 @@ class Buckets:
         self.sums: dict[str, Tensor] | None = None  # checksums of what is gathered, once somebody has asked for them
 
     def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
-        """Which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
+        """Return which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""
         self._buckets, room = [], 0
         for name, tensor in self._engine.weights():
             if tensor.nbytes > room:

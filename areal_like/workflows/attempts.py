@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 
 class Answer(Protocol):
-    """What a request gets; `delivered` is False where nobody has read it."""
+    """Answer to a request; `delivered` is False where nobody has read it."""
 
     delivered: bool | None
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How a client sent a request: under which key, and how many times it had sent it before."""
+    """Sign by which a client sent a request: under which key, and how many times it had sent it before."""
 
     key: str = ""
     retries: int = 0

@@ -21,7 +21,7 @@ _MARK = "\ue000turn\ue001"  # of Unicode's private use area
 
 
 class Continuity(StrEnum):
-    """How the prompt of a turn relates to the turn before it in its trajectory."""
+    """Relation of a turn's prompt to the turn before it in its trajectory."""
 
     FIRST = "first"  # nothing is before it
     EXACT = "exact"  # it is what the template gives for the whole conversation, token for token
@@ -32,7 +32,7 @@ class Continuity(StrEnum):
 
 @dataclass(frozen=True)
 class Context:
-    """What the template gets beside the messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
+    """Template inputs beside the messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
 
     tools: Sequence[dict[str, Any]] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -35,7 +35,7 @@ type Made = list[tuple[int, Response]]
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """What the episodes of a run have in common."""
+    """Parts shared by the episodes of a run."""
 
     pool: ServerPool
     tokenizer: Tokenizer

@@ -39,7 +39,7 @@ class WorkflowError(Exception):
 
 
 def level_of(function: Any) -> Level:
-    """Which of the forms a user's function has; the number of its parameters decides. Raises WorkflowError."""
+    """Return which of the forms a user's function has; the number of its parameters decides. Raises WorkflowError."""
     wanted = " or ".join(f"`async def run({', '.join(names)})`" for names in FORMS.values())
     if not callable(function):
         raise WorkflowError(f"it is {type(function).__name__}, not a function: write {wanted}")

@@ -19,7 +19,7 @@ class EpisodesFailed(RunError):
 
 
 class Outcomes:
-    """How episodes ended. `batch` of them may fail by `max_failed_share`; beyond it `failed` raises EpisodesFailed."""
+    """Counts of how episodes ended; more than `max_failed_share` failures of a `batch` raise EpisodesFailed."""
 
     def __init__(self, batch: int, max_failed_share: float, say: Callable[[str], None]) -> None:
         self._last: deque[str | None] = deque(maxlen=batch)

@@ -82,7 +82,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one episode: turns, and tokens of the longest trajectory, tool output included."""
+    """Limits of one episode: turns, and tokens of the longest trajectory, tool output included."""
 
     max_turns: int
     max_tokens: int
@@ -272,7 +272,7 @@ class Session:
 
 
 def _place_of_first(text: str, words: Sequence[str]) -> int | None:
-    """Where the first of some words begins in a text; None where none of them does."""
+    """Return where the first of some words begins in a text; None where none of them does."""
     return min((place for word in words if (place := text.find(word)) >= 0), default=None)
 
 

@@ -147,7 +147,7 @@ class EvaluationConfig(ValidDatasetConfig):
 
 
 class EvaluatorConfig(Section):
-    """When and how evaluation prompts are answered; `valid_dataset` is one set, `datasets` adds more."""
+    """Evaluation: when and how prompts are answered; `valid_dataset` is one set, `datasets` adds more."""
 
     freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
     n_samples: Annotated[int, _NOT_EVALUATED] = Field(

@@ -17,7 +17,7 @@ _FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not N
 
 
 class JudgeConfig(Section):
-    """What scores a response: your own function, a shipped verifier, or the reward model."""
+    """Judge of a response: your own function, a shipped verifier, or the reward model."""
 
     type: Annotated[Literal["gsm8k", "model"], _PARTS, _FUNCTION] = Field(
         "gsm8k",
@@ -56,7 +56,7 @@ class RewardModelConfig(Section):
 
 
 class RewardConfig(JudgeConfig):
-    """How a response is scored."""
+    """Scoring of responses."""
 
     parts: dict[str, RewardPartConfig] = Field(
         {},

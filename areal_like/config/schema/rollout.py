@@ -33,7 +33,7 @@ _CPU_CACHE = Ignored("on CPU the KV cache is sized by what is in flight (`device
 
 
 class GenerationConfig(Section):
-    """How responses are sampled during training."""
+    """Sampling of responses during training."""
 
     n_samples: int = Field(
         8, ge=1, description="Responses per prompt; they form the group over which advantages are normalised."
@@ -219,7 +219,7 @@ class SGLangConfig(Section):
 
 
 class WeightUpdateConfig(Section):
-    """How new weights reach the servers."""
+    """Weight updates: how new weights reach the servers."""
 
     mode: Literal["disk", "collective", "ipc"] = Field(
         "collective",

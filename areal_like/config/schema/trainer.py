@@ -113,7 +113,7 @@ class InitModelConfig(Section):
 
 
 class MicroBatchConfig(Section):
-    """How a batch is split into micro-batches."""
+    """Micro-batches: how a batch is split."""
 
     max_tokens_per_mb: int = Field(
         16384,

@@ -16,7 +16,7 @@ OF_ALL = -1  # the place of a part that is about all of a request's inputs
 
 
 class Piece(NamedTuple):
-    """What SGLang has generated of a response since the last time.
+    """Part of a response that SGLang generated since the previous one.
 
     `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
     """

@@ -37,7 +37,7 @@ def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:
 
 
 def addresses(model: Any) -> list[int]:
-    """Where a model's parameters lie."""
+    """Return where a model's parameters lie."""
     each = (parameter for module in _modules(model) for parameter in module._parameters.values())
     return [parameter.data_ptr() for parameter in each if parameter is not None]
 
@@ -80,7 +80,7 @@ def renew_copies(model: Any) -> None:
 
 
 class _Copy:
-    """Of a view of a bucket, whose `place` counts numbers of its dtype, to a view of a parameter."""
+    """Placement of a view of a bucket, whose `place` counts numbers of its dtype, to a view of a parameter."""
 
     def __init__(self, target: Tensor, source: Tensor, flat: Tensor) -> None:
         self.target, self.dtype, self._size, self._strides = target, source.dtype, source.size(), source.stride()

@@ -22,7 +22,7 @@ NAME = "packed"
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a pack is cut into: where pieces end and the longest, of queries and of keys, which are at `places` of it.
+    """Pieces of a pack: where pieces end and the longest, of queries and of keys, which are at `places` of it.
 
     On a CPU `groups` say the same; `places` is None where each piece attends to itself alone.
     """

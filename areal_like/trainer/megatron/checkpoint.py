@@ -155,5 +155,5 @@ def _changing(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def chunk_names(models: list[torch.nn.Module]) -> list[str]:
-    """Where the state of each chunk is in `sharded_state`."""
+    """Return where the state of each chunk is in `sharded_state`."""
     return ["model"] if len(models) == 1 else [f"model{i}" for i in range(len(models))]

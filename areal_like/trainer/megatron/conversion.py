@@ -120,7 +120,7 @@ def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path,
 
 @dataclass(frozen=True)
 class _Tensors:
-    """What a Hugging Face checkpoint has: the file, data type and shape of each tensor by name."""
+    """Content of a Hugging Face checkpoint: the file, data type and shape of each tensor by name."""
 
     files: Mapping[str, Path]
     dtypes: Mapping[str, str]

@@ -59,7 +59,7 @@ def joined_layers(config: Any) -> tuple[Joined, ...]:
 
 
 class AdapterShare(torch.nn.Module):
-    """What a rank holds of the adapter of a Hugging Face module, `layer`: all of one matrix and a part of the other."""
+    """Share of a rank in the adapter of a Hugging Face module, `layer`: all of one matrix and a part of the other."""
 
     def __init__(self, layer: str, whole: Adapter, splits_inputs: bool, weight: Tensor) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def _gather(parameter: Tensor) -> Tensor:
 
 
 class LayerAdapter(torch.nn.Module):
-    """What is added to one of Megatron's layers: `shares` by the name of the module, as far as these are adapted."""
+    """Adapter of one of Megatron's layers: `shares` by the name of the module, as far as these are adapted."""
 
     def __init__(self, joined: Joined, shares: dict[str, AdapterShare], scale: float) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
 class _Stages:
-    """What the stages of a pipeline tell each other of each weight in turn: it stays the same, so once.
+    """Message about one weight between the stages of a pipeline: it stays the same, so once.
 
     mbridge 0.15.1 asks at every export, also within one stage, and waits for the GPU a dozen times for each weight:
     most of an update's time, and longer where a server computes on that GPU.
@@ -51,7 +51,7 @@ class _Stages:
         return weight
 
     def _owner(self, mine: Any) -> tuple[int, Any]:
-        """Which stage says something, and what."""
+        """Return which stage says something, and what."""
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return 0, mine

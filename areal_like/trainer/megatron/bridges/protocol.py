@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the checks before a run read `support` without torch
 
 
 class Bridge(Protocol):
-    """What the engine knows of a bridge. A model is a list of chunks, several with a virtual pipeline."""
+    """Interface between the engine and a bridge. A model is a list of chunks, several with a virtual pipeline."""
 
     def build(self) -> list[torch.nn.Module]:
         """This rank's GPTModel chunks in the engine's data type, on its device, neither wrapped nor loaded."""
@@ -34,7 +34,7 @@ class Bridge(Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What a bridge builds: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields.
+    """Input of a bridge: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields.
 
     `value_head` is whether the model is a critic; `seed` is that of a new value head.
     """

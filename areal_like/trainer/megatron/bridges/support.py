@@ -143,7 +143,7 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
 
 
 def _expert_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
-    """How tokens are routed; a group of experts counts by its two best in Hugging Face, by k // topk_group here."""
+    """Return how tokens are routed; Hugging Face ranks groups by their two best, Megatron by k // topk_group."""
     each, shared = config.get("num_experts_per_tok"), _SHARED_EXPERTS.get(family, "")
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     normalised = family == "qwen2_moe" and config.get("norm_topk_prob")

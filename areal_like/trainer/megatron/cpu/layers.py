@@ -242,7 +242,7 @@ class TERowParallelGroupedLinear(_GroupedLinear):
 
 
 class TESpecProvider(BackendSpecProvider):
-    """Which module stands for which, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
+    """Mapping of modules, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
 
     def linear(self) -> type:
         """Build a projection of latent attention; Transformer Engine keeps it whole on every rank."""
