@@ -53,7 +53,7 @@ pages: $(VENV)/.dev-installed
 	@for page in docs/generate/*.py; do $(RUN) PYTHONPATH=$(CURDIR) python $$page || exit 1; done
 
 lint: $(VENV)/.dev-installed
-	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy codespell; do $(RUN) $$tool || failed=1; done; exit $$failed
+	@failed=0; for tool in 'ruff check' 'ruff format --check' mypy codespell 'python tests/prose.py'; do $(RUN) $$tool || failed=1; done; exit $$failed
 
 format: $(VENV)/.dev-installed
 	@$(RUN) ruff check --fix
