@@ -155,5 +155,5 @@ def test_the_shortfall_names_the_side_and_the_bytes():
     assert least_trainer(asked)[0] > asked.gpu.memory >= least_servers(asked)[0]
     both = CliRunner().invoke(app, ["plan", "-m", "qwen3-32b", "-c", "1x8", "-g", "h100"])
     trainer, servers = fewest_gpus(task("qwen3-32b", "1x8", "h100"))
-    assert f"the trainer needs at least {trainer} GPUs and the servers {servers}, of 8" in both.stderr
+    assert f"the trainer needs at least {trainer} GPUs and the servers {servers}; the cluster has 8" in both.stderr
     assert trainer + servers > 8

@@ -242,14 +242,14 @@ def test_a_server_that_comes_later_has_a_port_too(write):
     ],
 )
 def test_a_missing_package_is_named(write, missing, overrides, key):
-    with mock.patch.object(module, "_installed", lambda name: name != missing):
+    with mock.patch.object(module, "_is_installed", lambda name: name != missing):
         (finding,) = errors(write(), *overrides)
     assert finding.where.startswith(f"{key} (")
     assert finding.code == "RUN-PACKAGE"
 
 
 def test_a_package_that_is_not_chosen_is_not_needed(write):
-    with mock.patch.object(module, "_installed", lambda name: name != "megatron.bridge"):
+    with mock.patch.object(module, "_is_installed", lambda name: name != "megatron.bridge"):
         assert check(write()).ok
 
 
@@ -444,7 +444,7 @@ def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):
 
 def test_with_gpus_auto_means_cuda(write):
     with mock.patch.object(module, "gpu_count", return_value=2):
-        with mock.patch.object(module, "_installed", return_value=True):
+        with mock.patch.object(module, "_is_installed", return_value=True):
             (finding,) = errors(write(), "device=auto")
         assert "3 GPUs are asked for, this host has 2" in finding.message
 
@@ -470,7 +470,7 @@ def test_gpus_that_are_named_have_to_be_there(write, present, ok):
 def test_transformer_engine_is_needed_where_there_are_gpus(write):
     with (
         mock.patch.object(module, "gpu_count", return_value=3),
-        mock.patch.object(module, "_installed", lambda name: name != "transformer_engine"),
+        mock.patch.object(module, "_is_installed", lambda name: name != "transformer_engine"),
     ):
         (finding,) = errors(write(), "device=cuda")
         assert finding.message == "the package transformer-engine is not installed"
