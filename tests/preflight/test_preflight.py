@@ -452,7 +452,7 @@ def test_with_gpus_auto_means_cuda(write):
 @pytest.mark.parametrize(("present", "ok"), [(4, False), (7, False), (8, True)])
 def test_gpus_that_are_named_have_to_be_there(write, present, ok):
     named = ["rollout.backend=sglang:d1@6", "actor.backend=megatron:d1@7", "cluster.n_gpus_per_node=8"]
-    with mock.patch.multiple(module, gpu_count=lambda: present, _installed=lambda _: True):
+    with mock.patch.multiple(module, gpu_count=lambda: present, _is_installed=lambda _: True):
         checked = preflight(load(write(), [*named, "device=cuda", "actor.dtype=bfloat16"]), dry_run=True)
         found = [f for f in checked.findings if f.severity != "note"]
         assert [f.code for f in found] == ([] if ok else ["RUN-MACHINE-GPUS"]), list(map(str, found))
