@@ -521,10 +521,12 @@ class Parser:
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure = failure
 
-    async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Any:
+    async def parse_tools(
+        self, text: str, tools: Any, parser: str, timeout_s: float
+    ) -> tuple[str, list[tuple[str, str]]]:
         if self.failure:
             raise self.failure
-        return {"normal_text": "", "calls": [{"name": "add", "parameters": "{}"}]}
+        return "", [("add", "{}")]
 
 
 @pytest.mark.parametrize(
