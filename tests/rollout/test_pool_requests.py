@@ -585,7 +585,7 @@ def test_a_server_that_keeps_its_requests_is_named():
 @pytest.mark.parametrize("signs", ["work", "tokens"])
 def test_an_update_that_drains_waits_for_a_long_response_as_long_as_it_grows(signs: str):
     """Three times as long as an update may take, which then has all of its time."""
-    seconds = 1.0
+    seconds = 3.0
 
     async def generate(server: FakeServer, body: Body) -> Any:
         async def grow(request: web.Request) -> web.StreamResponse:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,7 +106,10 @@ def test_a_wait_that_is_cancelled_leaves_nothing(server):
         await asyncio.sleep(0.1)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        assert psutil.Process().num_fds() == before
+        deadline = time.monotonic() + HUNG_S  # threads of other tests may hold one for a moment
+        while psutil.Process().num_fds() > before and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        assert psutil.Process().num_fds() <= before
 
     asyncio.run(run())
 
