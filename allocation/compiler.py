@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import allocation.rules.every  # noqa: F401  (registers the rules)
+from allocation.backends import ROLE_ORDER, SERVER, TRAINER
 from allocation.diagnostics import AllocationError, Finding, Source, has_errors
 from allocation.gpus import Gpus
 from allocation.grid import DEFAULT_ORDER
@@ -21,11 +22,9 @@ from allocation.nearest import with_remedies
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.registry import RULES, run_rules
-from allocation.resolve import SERVER, TRAINER, Engine, resolve
+from allocation.resolve import Engine, resolve
 from allocation.rules.memory import Planned
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
-
-ROLE_ORDER = ("rollout", "actor", "critic", "ref")
 
 Spec = str | Mapping[str, str]
 
@@ -186,9 +185,9 @@ def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
         if engine.backend.name == "megatron":
             known["settings"] = context.megatron
         if context.batch is not None:
-            wrong = run_rules(engine.source, given_batch=context.batch)
+            wrong = run_rules(engine.source, engine.role, given_batch=context.batch)
             known |= {} if wrong else {"batch": context.batch}
-    return [*run_rules(engine.source, **known), *wrong]
+    return [*run_rules(engine.source, engine.role, **known), *wrong]
 
 
 def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, Source, list[Finding]]:

@@ -1,7 +1,7 @@
 """Findings: errors, warnings and notes about an allocation, as values, and their display."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -37,16 +37,32 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """The result of a rule: one sentence, the spans in question, and the fix.
+class Remedy:
+    """Settings with which a finding does not arise, by the names in `allocation.settings`; `rest` ends the sentence."""
 
-    `source` is the text of the spans, if it is not the text that the rule runs on.
+    settings: tuple[tuple[str, Any], ...]
+    rest: str = ""
+
+    def text(self, spell: Callable[[str, str], str] = "{}={}".format) -> str:
+        """Return the sentence; `spell` returns a setting and its value as the user writes them."""
+        values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in self.settings}
+        return f"write {' '.join(spell(name, value) for name, value in values.items())}{self.rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The result of a rule: one sentence, the spans in question, and the fix, in words or as settings.
+
+    `source` is the text of the spans, if it is not the text that the rule runs on; `roles` are those in question, if
+    they are not the one that the rule runs on.
     """
 
     message: str
     spans: tuple[Span, ...] = ()
     help: str | None = None
     source: Source | None = None
+    remedy: Remedy | None = None
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,8 @@ class Finding:
     """One violation of one rule.
 
     `spans` index `source.text`, the most important one first. `nearest` are whole strings, closest first, that were
-    checked and are valid.
+    checked and are valid. `roles` are the roles in question, if they are known; `help` is `remedy` in words, if the
+    fix is a setting.
     """
 
     code: str
@@ -65,6 +82,8 @@ class Finding:
     help: str | None = None
     megatron: str | None = None
     nearest: tuple[str, ...] = ()
+    remedy: Remedy | None = None
+    roles: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> str | None:

@@ -87,12 +87,12 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", bias="qkv", qk_norm="head",
                        defaults={"first_k_dense_replace": 1, "head_dim": 128}),
 }  # fmt: skip
+_NOT_UNDER_FSDP = ("mimo", "kimi_k2", "olmo3", "qwen3_next", "deepseek_v32")
 # Families whose models runs of areal-like train, by backend (areal_like/trainer/megatron/bridges/support.py)
 TRAINED = {
-    "megatron": ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe"),
-    "fsdp": tuple(
-        name
-        for name, family in FAMILIES.items()
-        if not family.experts and "_vl_" not in name and name not in ("mimo", "olmo3")
+    "megatron": (
+        "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe",
+        "deepseek_v2", "deepseek_v3", "minimax_m2",
     ),
-}
+    "fsdp": tuple(name for name in FAMILIES if "_vl_" not in name and name not in _NOT_UNDER_FSDP),
+}  # fmt: skip

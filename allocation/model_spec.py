@@ -16,7 +16,7 @@ from typing import Any
 from allocation.config_problems import OPTIONAL, REQUIRED, problems
 from allocation.families import FAMILIES, USUAL, Family
 
-__all__ = ["FAMILIES", "ModelError", "ModelSpec", "from_config", "known_models", "load_model"]
+__all__ = ["FAMILIES", "ModelError", "ModelSpec", "from_config", "known_models", "load_model", "read_config"]
 HUB_TIMEOUT_S = 10
 
 
@@ -102,6 +102,10 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         raise ModelError(f"{name}: a config must be a JSON object, not {type(config).__name__}")
     config = _text_part(config)
     family = _family(config, name)
+    counts = {name: config[name] for name in _EXPERT_COUNTS if config.get(name) is not None}
+    if family.experts and len({json.dumps(count) for count in counts.values()}) > 1:
+        contrary = " and ".join(f"{key} = {count!r}" for key, count in counts.items())
+        raise ModelError(f"{name}: {contrary} contradict each other: each is the number of experts per layer")
     written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
     if family.experts and written:
         config = {**config, family.experts: config[written]}
@@ -233,29 +237,39 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 def load_model(model: str | os.PathLike[str]) -> ModelSpec:
     """Return the spec of a path (a folder or a config.json) or of a model's name. Raises `ModelError`."""
+    return from_config(*read_config(model))
+
+
+def read_config(model: str | os.PathLike[str], *, download: bool = True) -> tuple[Any, str]:
+    """Return the config of a path or of a model's name, as it was read, and the model's name. Raises `ModelError`.
+
+    The offline table holds only the fields that change a model's size.
+    """
     path = Path(os.path.expanduser(model))
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
-        return _from_file(file, str(model))
+        return _from_file(file), str(model)
     name = str(model)
     table = known_models()
     for known, config in table.items():
         if name.lower() in (known.lower(), known.rpartition("/")[2].lower()):
-            return from_config(config, known)
+            return config, known
     if not _HUB_NAME.fullmatch(name) or path.is_dir():
         close = get_close_matches(name.lower(), {known.rpartition("/")[2].lower(): 0 for known in table}, n=2)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ModelError(f"{name} is neither a file nor the name of a model{hint}")
-    cached = _find_cached(name)
-    return _from_file(cached, name) if cached else from_config(_download(name), name)
+    if cached := _find_cached(name):
+        return _from_file(cached), name
+    if not download:
+        raise ModelError(f"{name} is neither in the offline table nor in the Hugging Face cache")
+    return _download(name), name
 
 
-def _from_file(file: Path, name: str) -> ModelSpec:
+def _from_file(file: Path) -> Any:
     try:
-        config = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read as JSON: {error}") from error
-    return from_config(config, name)
 
 
 def _find_cached(name: str) -> Path | None:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
+from allocation.backends import BACKENDS, SIZE_OF
 from allocation.diagnostics import Finding, Severity, Source, has_errors
 from allocation.language.reading import parse, read
 from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member
 from allocation.registry import RULES
-from allocation.resolve import BACKENDS, SIZE_OF, count
+from allocation.resolve import count
 
 OFFERED = 2
 MOST_CHECKS = 60

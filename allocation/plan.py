@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from allocation.backends import SERVER, TRAINER
 from allocation.gpus import Gpus, n_gpus, union
 from allocation.grid import RankGrid
 from allocation.notebook import render_html
-from allocation.resolve import SERVER, TRAINER
 
 if TYPE_CHECKING:
     import numpy as np

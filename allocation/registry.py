@@ -4,7 +4,7 @@ A rule is a small generator of `Problem`s with `@rule`; `docs/rules.md` prints i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -65,14 +65,15 @@ class UnknownSize(Exception):
     """Raised when a rule reads a size that is itself wrong in the string; the rule is then skipped."""
 
 
-def run_rules(source: Source, **known: Any) -> list[Finding]:
-    """Return the findings, about `source`, of every rule whose needs are all in `known`."""
+def run_rules(source: Source, *roles: str, **known: Any) -> list[Finding]:
+    """Return the findings, about `source` and `roles`, of every rule whose needs are all in `known`."""
     findings: list[Finding] = []
     for rule in _runnable(tuple(known)):
         try:
             for p in islice(rule.check(*[known[name] for name in rule.needs]), MOST_PER_RULE):
-                where = p.source or source
-                findings.append(Finding(rule.code, rule.severity, p.message, where, p.spans, p.help, rule.megatron))
+                where, about, help = p.source or source, p.roles or roles, p.remedy.text() if p.remedy else p.help
+                found = Finding(rule.code, rule.severity, p.message, where, p.spans, help, rule.megatron)
+                findings.append(replace(found, remedy=p.remedy, roles=about))
         except UnknownSize:
             continue
     return findings

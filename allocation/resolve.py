@@ -11,39 +11,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 
+from allocation.backends import BACKENDS, DEFAULT_ROLE, SERVER, SIZE_OF, UNKNOWN_BACKEND, Backend
 from allocation.diagnostics import Source, Span
 from allocation.language.spelling import spell
 from allocation.language.syntax import LARGEST, Dim, Member
 from allocation.registry import UnknownSize
-
-TRAINER = "trainer"
-SERVER = "server"
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """Software that runs an engine: `letters` are its dimensions, `folds` whether it supports `(attn:…|ffn:…)`."""
-
-    name: str
-    kind: str
-    letters: str
-    folds: bool = False
-
-
-_BACKENDS = (
-    Backend("megatron", TRAINER, "dptcev", folds=True),
-    Backend("fsdp", TRAINER, "dtc"),
-    Backend("sglang", SERVER, "dtpe"),
-    Backend("vllm", SERVER, "dtp"),
-)
-BACKENDS = {backend.name: backend for backend in _BACKENDS}
-UNKNOWN_BACKEND = Backend("", TRAINER, "dptcev", folds=True)
-RESERVED = (*BACKENDS, "attn", "ffn")
-SIZE_OF = {
-    "attn": {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep", "v": "vpp"},
-    "ffn": {"d": "ffn_dp", "t": "etp", "p": "ffn_pp", "e": "ep"},
-}
-DEFAULT_ROLE = {TRAINER: "actor", SERVER: "rollout"}
 
 
 class _Size:

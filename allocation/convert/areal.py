@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, replace
 
 import allocation.language.reading as language
+from allocation.backends import BACKENDS, DEFAULT_ROLE
 from allocation.convert.drafts import Draft, engines, join, names_needed
 from allocation.convert.settings import Reading, Setting, dump
 from allocation.convert.system import System
@@ -16,7 +17,7 @@ from allocation.language.spelling import normalise, spell
 from allocation.language.syntax import LONGEST, Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, Plan
 from allocation.registry import run_rules
-from allocation.resolve import BACKENDS, DEFAULT_ROLE, resolve
+from allocation.resolve import resolve
 
 ROLES = ("rollout", "actor", "critic", "ref", "teacher")
 _VIRTUAL = "megatron.virtual_pipeline_parallel_size"

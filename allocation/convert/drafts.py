@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from allocation.compiler import ROLE_ORDER
+from allocation.backends import BACKENDS, DEFAULT_ROLE, ROLE_ORDER, SERVER
 from allocation.convert.settings import Reading
 from allocation.gpus import Gpus, n_gpus
 from allocation.language.spelling import dims, gpu_ranges, spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import BACKENDS, DEFAULT_ROLE, SERVER
 
 COUNTED_ONE_BY_ONE = 1 << 16
 

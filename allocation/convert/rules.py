@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from allocation.backends import BACKENDS
 from allocation.diagnostics import Finding, Problem, Severity
 from allocation.language.spelling import spell
 from allocation.plan import EnginePlan, Plan
 from allocation.registry import LANGUAGE, STATE, rule
-from allocation.resolve import BACKENDS
 
 if TYPE_CHECKING:
     from allocation.convert.drafts import Draft

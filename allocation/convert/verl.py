@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from allocation.backends import SERVER, TRAINER
 from allocation.convert.drafts import engines, fill_data_parallel, join, pool
 from allocation.convert.megatron import MEGATRON, megatron_config
 from allocation.convert.settings import Reading, number
@@ -16,7 +17,6 @@ from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.gpus import meet, union
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import SERVER, TRAINER
 
 _ULYSSES = "ulysses_sequence_parallel_size"
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from allocation.backends import BACKENDS, SERVER
 from allocation.memory import fsdp, megatron
 from allocation.memory.items import Estimate, Footprint, shared_peak
 from allocation.memory.servers import server
 from allocation.plan import EnginePlan, ParallelSizes, Plan
-from allocation.resolve import BACKENDS, SERVER
 from allocation.settings import Workload
 
 __all__ = ["Estimate", "Footprint", "estimate", "footprint", "footprint_of", "footprints", "shared_peak"]

@@ -124,3 +124,11 @@ def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Work
     if of.experts:
         width = model.experts_per_token * (2 * model.hidden_size * sizes.etp + 3 * model.expert_ffn) / tp
     return int((width + 2 * model.hidden_size * (1 + (tp > 1))) * item)
+
+
+def route_bytes(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], tokens: int) -> int:
+    """Return bytes of a micro-batch's routes: small integers of all layers, and 8 bytes each for those of the stage."""
+    dense = {*model.dense_layers}
+    item = 1 if model.experts <= 255 else 2
+    own = sum(layer not in dense for layer in layers)
+    return tokens * model.experts_per_token * (item * (model.layers - len(dense)) + -(-8 * own // sizes.tp))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from allocation.memory.activations import layer_activations
+from allocation.memory.activations import layer_activations, route_bytes
 from allocation.memory.items import (
     AT_REST,
     COMMUNICATOR,
@@ -53,10 +53,12 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     there = partial(staying, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
     export = Item("gathered weights", 2 * vocabulary(model) * item)
+    replayed = role == "actor" and model.experts
+    routes = Item("expert routes", route_bytes(model, sizes, range(model.layers), tokens) if replayed else 0)
     named = {
         "load": static[:2],
-        "log-probs": [*there("weights"), gathered, Item("attention scores", scores), Item("logits", logits)],
-        "forward and backward": [*there("weights"), gradients, gathered, Item("activations", kept),
+        "log-probs": [*there("weights"), gathered, routes, Item("attention scores", scores), Item("logits", logits)],
+        "forward and backward": [*there("weights"), gradients, gathered, routes, Item("activations", kept),
                                  Item("attention scores", scores * (1 if full else model.layers)),
                                  Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
         "optimizer step": [*static, gradients],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from allocation.memory.activations import activations, layer_workspace
+from allocation.memory.activations import activations, layer_workspace, route_bytes
 from allocation.memory.items import (
     AT_REST,
     COMMUNICATOR,
@@ -40,15 +40,28 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     trains = role != "ref"
     only = list if trains else forward_only
     stages = distinct_stages(work.model, chunks)
-    stage_phases = {stage: list(only(phases_of_stage(sizes, work, chunks[stage], stage, trains))) for stage in stages}
+    replays = role == "actor"
+    stage_phases = {
+        stage: list(only(phases_of_stage(sizes, work, chunks[stage], stage, trains, replays=replays)))
+        for stage in stages
+    }
     worst = max(stage_phases, key=lambda stage: max(phase.bytes for phase in stage_phases[stage]))
     return Footprint(role, tuple(stage_phases[worst]), worst)
 
 
 def phases_of_stage(
-    sizes: ParallelSizes, work: Workload, chunks: Sequence[Sequence[int]], stage: int, trains: bool
+    sizes: ParallelSizes,
+    work: Workload,
+    chunks: Sequence[Sequence[int]],
+    stage: int,
+    trains: bool,
+    *,
+    replays: bool = False,
 ) -> list[Phase]:
-    """Return the phases of a rank of one pipeline stage, whose virtual stages have the layers `chunks`."""
+    """Return the phases of a rank of one pipeline stage, whose virtual stages have the layers `chunks`.
+
+    With `replays` routers choose the experts that the servers chose.
+    """
     layers = [number for chunk in chunks for number in chunk]
     model, first, last = work.model, stage == 0, stage == sizes.pp - 1
     mine = count_held(model, sizes, layers, first=first, last=last)
@@ -66,10 +79,11 @@ def phases_of_stage(
     deeper = _deeper(logits, table, ends, in_layer, tied=tied, alone=alone)
     exported = largest_gathered(model, sizes, work)
     there = partial(staying, static, work.megatron)
+    routes = [Item("expert routes", route_bytes(model, sizes, layers, tokens))] if replays and model.experts else []
     named = {
         "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
-        "log-probs": [*there("weights"), _read(logits, inside)],
-        "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *deeper],
+        "log-probs": [*there("weights"), *routes, _read(logits, inside)],
+        "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *routes, *deeper],
         "optimizer step": static,
         "weight update": [*there("weights"), Item("gathered weights", exported), Item("buckets", buckets(model, work))],
         "save": there("weights", "main", "Adam's"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from allocation.diagnostics import Problem, Severity
+from allocation.diagnostics import Problem, Remedy, Severity
 from allocation.model_spec import ModelSpec
 from allocation.registry import rule
 from allocation.resolve import Engine
@@ -96,7 +96,8 @@ def longest_fits(engine: Engine, batch: BatchSpec) -> Iterator[Problem]:
     if padded > batch.max_tokens_per_mb:
         message = f"a sequence of {batch.max_length} tokens is {padded} when padded to a multiple of {multiple}; "
         message += f"max_tokens_per_mb is {batch.max_tokens_per_mb}"
-        yield Problem(message, engine.spans("cp", "tp"), f"set max_tokens_per_mb to {padded} or more")
+        remedy = Remedy((("max_tokens_per_mb", padded),), " or more")
+        yield Problem(message, engine.spans("cp", "tp"), remedy=remedy)
 
 
 @rule("ALLOC-SEQUENCE-POSITIONS", source="the model's config", megatron="max_position_embeddings")

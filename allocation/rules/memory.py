@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allocation.diagnostics import Problem, Severity
+from allocation.backends import SERVER
+from allocation.diagnostics import Problem, Remedy, Severity
 from allocation.hardware import GIB
 from allocation.plan import EnginePlan
 from allocation.registry import rule
-from allocation.resolve import SERVER, Engine
+from allocation.resolve import Engine
 from allocation.settings import Workload
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def memory_suffices(planned: Sequence[Planned]) -> Iterator[Problem]:
             source = group[0].engine.source
             spans = [span for one in group if one.engine.source == source for span in one.engine.spans()]
             message = f"{_names(group)} {size / GIB:.1f} GiB on a GPU of {room / GIB:.1f} GiB: {_breakdown(group)}"
-            yield Problem(message, tuple(dict.fromkeys(spans)), _fitting_option(group), source)
+            roles, remedy = tuple(one.engine.role for one in group), _fitting_option(group)
+            yield Problem(message, tuple(dict.fromkeys(spans)), source=source, remedy=remedy, roles=roles)
 
 
 @rule("ALLOC-MEMORY-TIGHT", source=_SOURCE, severity=Severity.WARNING)
@@ -114,34 +116,34 @@ def _breakdown(group: Iterable[Planned]) -> str:
     return "; ".join(said)
 
 
-def _fitting_option(group: Sequence[Planned]) -> str | None:
+def _fitting_option(group: Sequence[Planned]) -> Remedy | None:
     """Return the first option with which the same layout fits, and its memory."""
-    for words, change in _options(group):
+    for settings, change in _options(group):
         other = [one._replace(work=change(one.work)) for one in group]
         size, room = _size(other)
         if size <= room and not any(cache_holds_a_sequence(other)):
-            return f"with {words} the layout needs {size / GIB:.1f} GiB"
+            return Remedy(settings, f" so that the layout needs {size / GIB:.1f} GiB")
     return None
 
 
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-Option = tuple[str, Callable[[Workload], Workload]]
-"""Settings as a user writes them, and what makes a workload one with them."""
+Option = tuple[tuple[tuple[str, Any], ...], Callable[[Workload], Workload]]
+"""Settings, and the function that changes a workload to one with them."""
 
 
 def _option(part: str, **values: Any) -> Option:
-    """Return an option: new values in one part of the workload, with their text for the user."""
-    words = " ".join(f"{name}={str(value).lower()}" for name, value in values.items() if value != ())
+    """Return an option: new values in one part of the workload. An empty value is not a setting to write."""
+    settings = tuple((name, value) for name, value in values.items() if value != ())
 
     def change(work: Workload) -> Workload:
         own = getattr(work, part)
         return replace(work, **{part: replace(own, **values)}) if own else work  # a role may have no batch
 
-    return words, change
+    return settings, change
 
 
 def _both(first: Option, second: Option) -> Option:
-    return f"{first[0]} {second[0]}", lambda work: second[1](first[1](work))
+    return (*first[0], *second[0]), lambda work: second[1](first[1](work))
 
 
 def _options(group: Sequence[Planned]) -> Iterator[Option]:

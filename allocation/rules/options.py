@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
-from allocation.diagnostics import Problem, Severity
+from allocation.diagnostics import Problem, Remedy, Severity
 from allocation.model_spec import ModelSpec
 from allocation.pipeline import EVEN, pipeline_stages, split_words, uneven_ends
 from allocation.registry import CONFIG, STATE, rule
@@ -25,39 +26,37 @@ def layers_by_pipeline(engine: Engine, settings: MegatronSettings, model: ModelS
     ends = [settings.num_layers_in_first_pipeline_stage, settings.num_layers_in_last_pipeline_stage]
     given = [value for value in ends if value is not None]
     layers, stages = model.layers - sum(given), engine.pp - len(given)
-    help = _other_ends(engine, settings, model)
+    fix = _other_ends(engine, settings, model)
     if any(value < 1 for value in given):
-        yield Problem("num_layers_in_first/last_pipeline_stage must be at least 1, not 0", (), help)
+        yield Problem("num_layers_in_first/last_pipeline_stage must be at least 1, not 0", **fix)
     elif (stages or layers) and (stages < 1 or layers < 1):
         message = f"{model.layers} layers on {engine.pp} stages leave {layers} for {stages} stages in the middle"
-        yield Problem(message, engine.spans("pp"), help)
+        yield Problem(message, engine.spans("pp"), **fix)
     elif stages and layers % stages:
         rest = f" left for {stages} middle stages" if given else ""
         message = f"{layers} layers{rest} cannot be split evenly by `{engine.says('pp')}`"
-        yield Problem(message, engine.spans("pp"), help)
+        yield Problem(message, engine.spans("pp"), **fix)
     else:
         for held in {*given, *([layers // stages] if stages else [])} if engine.vpp > 1 else ():
             if held % engine.vpp:
                 message = f"{held} layers of a stage cannot be split by `{engine.says('vpp')}`"
-                yield Problem(message, engine.spans("vpp", "pp"), help)
+                yield Problem(message, engine.spans("vpp", "pp"), **fix)
 
 
-def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> str | None:
-    """Return the layers of a first and a last stage with which the layers can be split."""
+def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> dict[str, Any]:
+    """Return the fix: the layers of a first and a last stage with which the layers can be split."""
     ends = uneven_ends(model.layers, engine.pp, engine.vpp)
     if ends is None:
-        return None
+        return {}
     counts = split_words(model.layers, engine.pp, ends)
     if ends == EVEN:
-        return f"leave num_layers_in_first/last_pipeline_stage out: {counts} layers"
+        return {"help": f"leave num_layers_in_first/last_pipeline_stage out: {counts} layers"}
     keys = [f"num_layers_in_{which}_pipeline_stage" for which in ("first", "last")]
     middle = (model.layers - sum(end or 0 for end in ends)) // max(1, engine.pp - sum(end is not None for end in ends))
-    words = [
-        f"{key}={end or middle}"
-        for key, end in zip(keys, ends, strict=True)
-        if end or getattr(settings, key) is not None
-    ]
-    return f"write {' '.join(words)}: {counts} layers"
+    values = tuple(
+        (key, end or middle) for key, end in zip(keys, ends, strict=True) if end or getattr(settings, key) is not None
+    )
+    return {"remedy": Remedy(values, f": {counts} layers")}
 
 
 @rule("ALLOC-PIPELINE-LAYOUT",
@@ -151,7 +150,8 @@ def dispatcher(settings: MegatronSettings) -> Iterator[Problem]:
         yield Problem(f"unknown moe_token_dispatcher_type {name!r}", help=f"one of {', '.join(DISPATCHERS)}")
     elif name == "allgather":
         yield Problem(
-            "the allgather dispatcher does not support variable sequence lengths", help="use alltoall or flex"
+            "the allgather dispatcher does not support variable sequence lengths",
+            remedy=Remedy((("moe_token_dispatcher_type", "alltoall"),)),
         )
 
 
@@ -160,7 +160,7 @@ def deepep_needs_flex(settings: MegatronSettings) -> Iterator[Problem]:
     """DeepEP requires the flexible dispatcher; Megatron-core checks this even for models without experts."""
     if settings.moe_enable_deepep and settings.moe_token_dispatcher_type != "flex":
         message = f"moe_enable_deepep needs the flex dispatcher, not {settings.moe_token_dispatcher_type}"
-        yield Problem(message, help="use flex")
+        yield Problem(message, remedy=Remedy((("moe_enable_deepep", False),)))
 
 
 @rule("ALLOC-RECOMPUTE", source=f"{CONFIG}, recompute_granularity", megatron="recompute_granularity")
@@ -206,7 +206,7 @@ def gather_overlap(settings: MegatronSettings) -> Iterator[Problem]:
     """Overlapped parameter gathering requires the distributed optimizer with overlapped reduction."""
     if settings.overlap_param_gather and not (settings.use_distributed_optimizer and settings.overlap_grad_reduce):
         message = "overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce"
-        yield Problem(message, help="set overlap_param_gather to false")
+        yield Problem(message, remedy=Remedy((("overlap_param_gather", False),)))
 
 
 @rule("ALLOC-DETERMINISTIC-NCCL", source=f"{_ARGUMENTS}, deterministic_mode", megatron="deterministic_mode")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from allocation.backends import SERVER
 from allocation.diagnostics import Problem, Severity, Span
 from allocation.gpus import Gpus, merge, n_gpus
 from allocation.language.spelling import gpu_ranges
@@ -9,7 +10,7 @@ from allocation.language.syntax import LARGEST
 from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
 from allocation.plan import Cluster
 from allocation.registry import LANGUAGE, rule
-from allocation.resolve import SERVER, Engine
+from allocation.resolve import Engine
 
 LARGEST_WORLD = 1 << 20
 
@@ -70,7 +71,10 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
         parts = " + ".join(map(_number, needs[:8])) + (" + …" if len(needs) > 8 else "")
         asked = f"the groups need {_number(sum(needs))} GPUs ({parts})"
         marks = [(group[0], (group[0].node.span,)) for group in request.groups]
-        help = "colocate engines with `|`, or make them smaller"
+        roles_apart = len({engine.source for engine in request.engines}) > 1  # one field per role, which takes no `|`
+        help = "make the layouts smaller, or use a larger cluster"
+        if not roles_apart:
+            help = "colocate engines with `|`, or make them smaller"
     yield _together(f"{asked}; the cluster has {cluster.n_gpus} ({cluster})", marks, help)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from itertools import chain, count
 
+from allocation.backends import SERVER, TRAINER
 from allocation.diagnostics import Problem
 from allocation.language.syntax import Allocation, Word
 from allocation.registry import LANGUAGE, rule
-from allocation.resolve import SERVER, TRAINER, Engine
+from allocation.resolve import Engine
 
-_USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward")}
+_USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward", "teacher")}
 
 
 @rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")

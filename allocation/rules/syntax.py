@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from allocation.backends import BACKENDS
 from allocation.diagnostics import Problem
 from allocation.language.reading import Failure
 from allocation.language.syntax import LONGEST
 from allocation.registry import LANGUAGE, rule
-from allocation.resolve import BACKENDS
 
 _DIMS = re.compile(r"\s*((?:[dptcev](?:\*|[0-9]+)\s*)+)$")
 _DOT = re.compile(r"\s*([A-Za-z_]\w*)\s*\.\s*((?:[a-z][0-9]+)+)")

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from allocation.backends import BACKENDS, RESERVED, UNKNOWN_BACKEND
 from allocation.diagnostics import Problem
 from allocation.language.syntax import LARGEST, Dim
 from allocation.registry import LANGUAGE, STATE, rule
-from allocation.resolve import BACKENDS, RESERVED, UNKNOWN_BACKEND, Engine, count
+from allocation.resolve import Engine, count
 
 DIMENSIONS = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert", "v": "virtual pipeline"}
 _LONG_NAMES = {

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from allocation.backends import SERVER
 from allocation.grid import RankGrid
 from allocation.language.reading import parse
 from allocation.language.syntax import Layout
 from allocation.plan import DENSE_GROUPS, EXPERT_GROUPS, EnginePlan, Plan
-from allocation.resolve import SERVER
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from allocation.backends import SERVER
 from allocation.diagnostics import Finding, Severity, render
 from allocation.plan import Device, EnginePlan, Plan
-from allocation.resolve import SERVER
 from allocation.views.colours import colour
 from allocation.views.facts import CARRIES, RankMap, groups_of, links, plan_maps, rank_groups, sizes
 from allocation.views.words import count, engine_words, plan_words, ranges

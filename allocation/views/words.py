@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from allocation.backends import SERVER
 from allocation.gpus import merge
 from allocation.language.spelling import gpu_ranges
 from allocation.plan import EnginePlan, Plan
-from allocation.resolve import SERVER
 
 
 def count(number: int, noun: str) -> str:

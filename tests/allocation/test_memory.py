@@ -15,9 +15,10 @@ from allocation.compiler import RoleSettings
 from allocation.hardware import GIB, GPUS, find_gpu
 from allocation.memory import estimate, footprint, footprints, shared_peak
 from allocation.memory.activations import activations, layer_activations, micro_batches
+from allocation.memory.fsdp import trainer as fsdp_trainer
 from allocation.memory.megatron import phases_of_stage, trainer
 from allocation.memory.servers import kv_read_bytes
-from allocation.model_spec import from_config
+from allocation.model_spec import from_config, load_model
 from allocation.parameters import active_parameters, count_held, kind, stage_chunks, stages, total_parameters
 from allocation.settings import Workload
 
@@ -171,8 +172,25 @@ def test_no_stage_needs_more_than_is_said(case):
     model, sizes, settings = case
     work = Workload(model, settings, batch=BATCH)
     chunks = stage_chunks(model, sizes, settings)
-    each = [max(p.bytes for p in phases_of_stage(sizes, work, part, stage, True)) for stage, part in enumerate(chunks)]
+    each = [
+        max(phase.bytes for phase in phases_of_stage(sizes, work, part, stage, True, replays=True))
+        for stage, part in enumerate(chunks)
+    ]
     assert trainer("actor", sizes, work).peak.bytes == max(each)
+
+
+def test_the_routes_of_a_micro_batch_are_counted_where_the_actor_replays_them():
+    work = Workload(load_model("Qwen/Qwen3-30B-A3B"), MegatronSettings(), batch=BATCH)
+    for role, counted in (("actor", True), ("critic", False)):
+        items = {
+            item.name: item.bytes for item in trainer(role, ParallelSizes(ep=8, dp=8), work).phase("log-probs").items
+        }
+        assert ("expert routes" in items) == counted
+    # 48 layers of 8 experts, a byte each, and as indices of 8 bytes
+    actor = trainer("actor", ParallelSizes(ep=8, dp=8), work).phase("log-probs").items
+    assert {item.name: item.bytes for item in actor}["expert routes"] == work.tokens * 48 * 8 * (1 + 8)
+    halves = fsdp_trainer("actor", ParallelSizes(cp=2, dp=4), work).phase("log-probs").items
+    assert {item.name: item.bytes for item in halves}["expert routes"] == work.tokens // 2 * 48 * 8 * (1 + 8)
 
 
 @given(pipelines(((2, 2), (3, 2), (4, 3)), every=False), st.sampled_from([1, 2, 8]))

@@ -98,6 +98,36 @@ def test_absurd_fields_are_refused_by_name(changes, message):
         from_config({**DENSE, **sizes, **changes})
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object, not 'yarn'"),
+        ({"rope_theta": "1e6"}, "rope_theta must be a positive number, not '1e6'"),
+        ({"sliding_window": "4k"}, "sliding_window must be a positive integer, not '4k'"),
+        ({"architectures": "Qwen3ForCausalLM"}, "architectures must be a list of names, not 'Qwen3ForCausalLM'"),
+        ({"layer_types": [["full_attention"]]}, "layer_types must be a list of"),
+        ({"layer_types": ["full_attention"] * 9}, "kinds of layers, not 9"),
+        ({"max_position_embedding": 64}, "max_position_embedding is an unknown field"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}},
+            "rope_parameters ('default') and rope_scaling ('yarn') have different types",
+        ),
+    ],
+)
+def test_fields_that_would_be_read_otherwise_than_meant_are_refused_by_name(fields, message):
+    with pytest.raises(ModelError, match=f"config.json: .*{re.escape(message)}"):
+        from_config({**DENSE, "model_type": "qwen3", **fields})
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_moe", "deepseek_v3"])
+def test_two_different_numbers_of_experts_are_refused(family):
+    sizes = dict.fromkeys(EXPERTS, 8) | {"n_routed_experts": 8, "num_experts": 8, "model_type": family}
+    assert from_config({**DENSE, **sizes}).experts == 8
+    with pytest.raises(ModelError, match=r"num_experts = 4 and n_routed_experts = 8 contradict each other"):
+        from_config({**DENSE, **sizes, "num_experts": 4})
+
+
 @pytest.mark.parametrize("endpoint", ["hf-mirror.example", "http://[", "http://127.0.0.1:9"])
 def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_path):
     for name, value in (("HF_ENDPOINT", endpoint), ("HF_HUB_OFFLINE", "0"), ("HF_HUB_CACHE", str(tmp_path))):
@@ -109,10 +139,10 @@ def test_a_hub_that_cannot_be_asked_is_one_message(endpoint, monkeypatch, tmp_pa
 
 
 def test_experts_of_each_kind():
-    moe = {**DENSE, "num_experts": 8, "moe_intermediate_size": 32, "n_routed_experts": 16, "n_shared_experts": 2}
+    moe = {**DENSE, "num_experts": 8, "moe_intermediate_size": 32, "n_shared_experts": 2}
     assert from_config({**moe, "model_type": "qwen3_moe"}).experts == 8
     deepseek = from_config({**moe, "model_type": "deepseek_v3"})
-    assert (deepseek.experts, deepseek.shared_ffn, deepseek.latent_attention) == (16, 64, True)
+    assert (deepseek.experts, deepseek.shared_ffn, deepseek.latent_attention) == (8, 64, True)
     shared = from_config({**moe, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 48})
     assert shared.shared_ffn == 48
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -93,9 +94,7 @@ def system_option(name: str, help: str) -> Any:
 
 Words = Annotated[
     list[str],
-    typer.Argument(
-        metavar="ALLOCATION", help="Allocation strings, or a run's YAML and key=value overrides.", show_default=False
-    ),
+    typer.Argument(metavar="ALLOCATION", help="Allocation strings, or - for standard input.", show_default=False),
 ]
 _MODEL = typer.Option("--model", "-m", help="A model's name, or a config.json.", autocompletion=_models)
 _CLUSTER = typer.Option(
@@ -129,3 +128,18 @@ LastStage = Annotated[
 ]
 Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order (default: {DEFAULT_ORDER}).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Picture = Annotated[Path | None, typer.Option("--svg", help="Write an SVG picture to this file.")]
+MaxLength = Annotated[
+    int | None, typer.Option("--length", min=1, help="Maximum length of prompt and response, in tokens.")
+]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Tokens per micro-batch (max_tokens_per_mb).")]
+RecomputeKind = Annotated[Recompute, typer.Option("--recompute", help="Activations to recompute in the backward pass.")]
+WeightDtype = Annotated[Dtype, typer.Option("--dtype", help="Data type of the weights.")]
+Sharded = Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed-optimizer")]
+ServerShare = Annotated[
+    float,
+    typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="Share of a GPU for SGLang's weights and KV cache."),
+]
+Offload = Annotated[
+    bool, typer.Option("--offload", help="Time-share colocated engines: the waiting engine is in host memory.")
+]

@@ -1,0 +1,167 @@
+"""Commands that predict: memory and plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+import allocation
+from allocation import BatchSpec, Cluster, MemorySettings, ModelError, ModelSpec, Plan, Source, load_model
+from allocation.cases import UsageError, no_files
+from allocation.cli.arguments import (
+    Batch,
+    ClusterSize,
+    Dtype,
+    FirstStage,
+    GpuName,
+    Json,
+    LastStage,
+    MaxLength,
+    NeededClusterSize,
+    NeededModel,
+    Offload,
+    Picture,
+    Recompute,
+    RecomputeKind,
+    ServerShare,
+    Sharded,
+    Tokens,
+    WeightDtype,
+    Words,
+    usage,
+)
+from allocation.cli.output import INVALID, ends, open_console, report, single, write_picture
+from allocation.hardware import GPUS
+from allocation.registry import run_rules
+from allocation.settings import DEFAULT_TOKENS, Workload
+
+DEFAULT_SEQUENCES = 4096  # per step, without --batch: enough to fill every pipeline
+
+
+def memory(
+    words: Words,
+    model: NeededModel,
+    gpu: GpuName = None,
+    cluster: ClusterSize = None,
+    batch: Batch = None,
+    length: MaxLength = None,
+    tokens: Tokens = DEFAULT_TOKENS,
+    recompute: RecomputeKind = Recompute.none,
+    dtype: WeightDtype = Dtype.bfloat16,
+    sharded: Sharded = True,
+    share: ServerShare = 0.8,
+    offload: Offload = False,
+    first: FirstStage = None,
+    last: LastStage = None,
+    svg: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Show the GPU memory of every engine, phase by phase.
+
+    The exit code is 1 if an engine does not fit on the GPU given by --gpu.
+
+    \b
+    Examples:
+      allocation memory megatron:d8t2 --model qwen3-8b --recompute full
+      allocation memory 'sglang:d4t2+megatron:(attn:d2t4|ffn:e8)' -m qwen3-30b-a3b -g h100
+      allocation memory 'sglang:d1|megatron:d1' -m qwen3-0.6b -g h200 --offload
+    """
+    from allocation.memory import estimate
+
+    with usage(UsageError):
+        no_files("memory", words)
+    spec = batch or BatchSpec(DEFAULT_SEQUENCES)
+    spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
+    settings = replace(ends(first, last), use_distributed_optimizer=sharded, **_recompute(recompute))
+    limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
+    with usage(ModelError, "--model"):
+        work = Workload(load_model(model), settings, limits, spec)
+    plan = single(words, model=work.model, cluster=cluster, megatron=settings)
+    found = estimate(plan, work)
+    _report_model(work.model)
+    from allocation.views import memory as drawn
+
+    if svg:
+        write_picture(svg, drawn.svg(found))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        open_console().print(drawn.terminal(found))
+    if gpu:
+        _report_overflow(plan, cluster, work)
+
+
+def plan(
+    model: NeededModel,
+    cluster: NeededClusterSize,
+    batch: Batch = None,
+    response: Annotated[int, typer.Option(min=1, help="Maximum response length, in tokens.")] = 8192,
+    prompt: Annotated[int, typer.Option(min=1, help="Maximum prompt length, in tokens.")] = 1024,
+    gpu: GpuName = None,
+    staleness: Annotated[
+        int, typer.Option(min=0, help="Staleness bound (max_head_offpolicyness); 0 is synchronous.")
+    ] = 1,
+    tokens: Tokens = DEFAULT_TOKENS,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Number of layouts to show.")] = 8,
+    first: FirstStage = None,
+    last: LastStage = None,
+    as_json: Json = False,
+) -> None:
+    """Find the layouts of a model on a cluster, best first, by predicted step time.
+
+    The exit code is 1 if no layout fits. Times are estimates from data sheets and a few measurements.
+
+    \b
+    Examples:
+      allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
+      allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
+    """
+    from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts, shortfall
+    from allocation.views.facts import MOST_RANKS
+
+    if cluster.n_gpus > MOST_RANKS:
+        raise typer.BadParameter(f"{cluster} has {cluster.n_gpus:,} GPUs; the planner supports at most {MOST_RANKS:,}")
+    with usage(ModelError, "--model"):
+        shape = load_model(model)
+    if 0 < shape.max_positions < (longest := prompt + response):
+        problem = (
+            f"prompt and response have {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
+        )
+        raise typer.BadParameter(problem, param_hint="--response")
+    _report_model(shape)
+    spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
+    task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
+    if not (choices := plan_layouts(task, top)):
+        lines = [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
+        if nodes := fewest_nodes(task):
+            lines.append(f"{nodes}x{cluster.n_gpus_per_node} is large enough")
+        typer.echo("; ".join(lines), err=True)
+        raise typer.Exit(INVALID)
+    tide, more = asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
+    from allocation.views import planned
+
+    if as_json:
+        said = {"task": planned.title(task), "reasons": planned.reasons(task, choices[0], tide, more)}
+        typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
+    else:
+        open_console().print(planned.terminal(task, choices, tide, more))
+
+
+def _report_model(shape: ModelSpec) -> None:
+    """Print warnings about uncertain parameter counts of a model."""
+    report(run_rules(Source(shape.name), whole_model=shape))
+
+
+def _report_overflow(plan: Plan, cluster: Cluster | None, work: Workload) -> None:
+    checked = allocation.check(
+        plan.allocation, cluster=cluster, model=work.model, batch=work.batch, megatron=work.megatron, memory=work.memory
+    )
+    report([finding for finding in checked.findings if "MEMORY" in finding.code])
+
+
+def _recompute(kind: Recompute) -> dict[str, Any]:
+    full = {"recompute_method": "uniform", "recompute_num_layers": 1} if kind is Recompute.full else {}
+    return {} if kind is Recompute.none else {"recompute_granularity": kind.value, **full}
