@@ -54,7 +54,7 @@ def read_weights(path: Path) -> Weights:
     Raises CheckpointError where it is not a Megatron checkpoint, or where a file of it is missing or torn.
     """
     if not (path / CONFIG).is_file():
-        there = f"it has no {CONFIG}, which is written last" if path.is_dir() else "there is no such directory"
+        there = f"it has no {CONFIG}, which is written last" if path.is_dir() else "the directory does not exist"
         raise CheckpointError(f"{path} is not a whole Megatron distributed checkpoint: {there}")
     try:
         backend = json.loads((path / CONFIG).read_text()).get("sharded_backend")

@@ -26,6 +26,7 @@ from areal_like.errors import DirectoryTaken
 BEAT_S = 10.0
 HUNG_S = 5.0  # a write that takes longer is not waited for at the end
 SILENT_S = 60.0  # an owner on another host that has not counted for so long is gone
+MENDED_BEATS = 1.5  # an owner rewrites its file with every beat, so one that stays unreadable has no owner
 _NAME = re.compile(r"owner-([0-9]+)\.json")
 _SIZE = 1024  # of the file, which is written in place: a full disk does not silence an owner
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -70,7 +71,7 @@ class Ownership:
         """Raise DirectoryTaken where another process has taken the directory since."""
         if (last := last_owner(self._directory)) and last[0] > self._fence:
             raise DirectoryTaken(
-                f"{self._directory.parent} was taken over by {named(last[1])}, because this process was silent for more "
+                f"{self._directory.parent} was taken over by {describe_owner(last[1])}, because this process was silent for more "
                 f"than {SILENT_S:g} s. This one writes no more; that one goes on with the run"
             )
 
@@ -115,11 +116,12 @@ class Silence:
             return not last[1].lives
         if last != self._seen:
             self._seen, self._since = last, time.monotonic()
-        return time.monotonic() - self._since >= SILENT_S
+        limit_s = SILENT_S if last[1] else min(SILENT_S, MENDED_BEATS * BEAT_S)
+        return time.monotonic() - self._since >= limit_s
 
 
 def try_lock(lock: int) -> bool:
-    """Take the lock, or return whether another process of this host has it; where there are no locks, nobody has."""
+    """Take the lock, or return whether another process of this host has it; without locks nobody has."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -200,7 +202,7 @@ def holders(path: Path) -> list[psutil.Process]:
     return found
 
 
-def named(owner: Owner | None) -> str:
+def describe_owner(owner: Owner | None) -> str:
     """Return the words for an owner in a message."""
     return f"process {owner.pid} on host {owner.host}" if owner else "another process"
 

@@ -41,11 +41,12 @@ class Recovery:
     _began: float = field(default_factory=time.monotonic, init=False)
     _warned: tuple[int, float] | None = field(default=None, init=False)  # step and time of the last warning
     _writing: asyncio.Task[None] | None = field(default=None, init=False)
+    _calls: set[asyncio.Task[Any]] = field(default_factory=set, init=False)  # in threads, which nobody can cancel
 
     async def note(self, step: Step) -> None:
         """A training step was made."""
         async with self._limit(f"the journal's line of step {step.version}", self.config.timeout_s):
-            await call_disk(self.journal.append, step)
+            await self._call(self.journal.append, step)
 
     async def keep(
         self,
@@ -71,7 +72,7 @@ class Recovery:
         self._began, self.version, self._warned = time.monotonic(), state.version, None
         start = time.perf_counter()
         async with self._limit(f"the checkpoint of step {state.version}", self._time_left()):
-            partial = await call_disk(self.store.begin, state.version)
+            partial = await self._call(self.store.begin, state.version)
         for role, trainer in self.trained.items():
             await trainer.save(partial / role)
         stood_still = time.perf_counter() - start
@@ -85,10 +86,22 @@ class Recovery:
                 await asyncio.wait([evaluating])
                 evaluating.result()
             async with self._limit(f"the checkpoint of step {state.version}", left):
-                whole = replace(state, record=await call_disk(record, state.version))
-                await call_disk(self.store.commit, partial, whole, seconds)
+                whole = replace(state, record=await self._call(record, state.version))
+                await self._call(self.store.commit, partial, whole, seconds)
 
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")
+
+    async def settle(self) -> None:
+        """Return when nothing of cancelled calls is written any more; raise CheckpointError where that hangs."""
+        async with self._limit("the last checkpoint or line of the journal", self.config.timeout_s):
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _call[T](self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread; when the caller is cancelled, `settle` still waits for it."""
+        call = asyncio.ensure_future(call_disk(function, *arguments))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.shield(call)
 
     def _time_left(self) -> float:
         """Seconds that the checkpoint which is being written may still take."""

@@ -22,7 +22,7 @@ class RunState:
     missing_in_row: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
 
-    def dropped(self, batch_size: int) -> int:
+    def count_dropped(self, batch_size: int) -> int:
         """Return how many groups the algorithm did not keep."""
         return self.started - len(self.untrained) - self.version * batch_size
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from areal_like.checkpoint.files import names_in, reading, size_of, sync_directory, write_durably
@@ -47,11 +48,13 @@ class Store:
         self.last: Path | None = None
 
     def begin(self, version: int) -> Path:
-        """An empty directory for a checkpoint that is not whole yet. Raises RecordError."""
-        partial = self.directory / f".step-{version}"
+        """An empty directory for a checkpoint that is not whole yet. Raises RecordError.
+
+        Its name is new, because a rank that was lost with its host may still write to the last one.
+        """
+        partial = self.directory / f".step-{version}-{token_hex(4)}"
         self._check()
         with writing(partial):
-            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         return partial
 

@@ -1,41 +1,36 @@
 """Assembles a checked run on its cluster, has the loop train it, and ends it as a whole."""
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from areal_like.cluster.run import Cluster, run_cluster
-from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import RewardModelConfig, RunConfig, TrainerRole
-from areal_like.experimental.client_processes import Clients
+from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
-from areal_like.metrics.console import View
-from areal_like.rewards.reward_model import RewardModel
+from areal_like.metrics.console import View, complain
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.token_ledger import token_ledger
+from areal_like.run.attempts import Run, train_on
 from areal_like.run.directory import RunDirectory, run_directory
-from areal_like.run.gpu_sharing import share_gpus
-from areal_like.run.loop import reinforce
-from areal_like.run.model_files import model_directories
-from areal_like.run.parts import make_parts
+from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
+from areal_like.run.serving import (
+    make_clients,
+    make_pool,
+    make_reward_model,
+    make_teacher,
+    watched_scorers,
+)
 from areal_like.run.start import (
     make_elastic_servers,
     make_supervisor,
-    start_client,
-    start_reward_model,
-    weight_sync,
+    start_scorer,
 )
-from areal_like.run.startup import saved_trainers, start_all
+from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
-from areal_like.runtime.gc_tuning import gc_tuned
-from areal_like.runtime.watchdog import watched
-from areal_like.weights.sync import publish
+from areal_like.run.training import Serving, Trainers
+from areal_like.runtime.watchdog import watch_loop
 from areal_like.workflows.make import Workflows, user_processes
 
 
@@ -56,7 +51,14 @@ async def run(job: Job, view: View) -> None:
                 for line in startup_report(job):
                     view.say(line)
                 async with run_cluster(
-                    config.scheduler, job.plan, uses_gpus=uses_gpus, log_dir=logs, shared_dir=shared, lock=opened.lock
+                    config.scheduler,
+                    job.plan,
+                    uses_gpus=uses_gpus,
+                    log_dir=logs,
+                    shared_dir=shared,
+                    lock=opened.lock,
+                    files={f"{role}.path": path.absolute() for role, path in models.items()} | scored_models(config),
+                    warn=lambda text: complain([f"warning: {text}"]),
                 ) as cluster:
                     await _run_on(cluster, job, models, opened, view)
             opened.record.finish()
@@ -65,81 +67,34 @@ async def run(job: Job, view: View) -> None:
 async def _run_on(
     cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
-    config, state, record = job.config, opened.state, opened.record
+    config, record = job.config, opened.record
     playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None
     stacks = record.directory / "logs/stacks.log"
-    async with watched(stacks), playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
-        scorer = config.reward.model
-        scoring = tasks.create_task(start_reward_model(cluster, job, scorer)) if scorer else None
+    async with watch_loop(stacks), playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
+        scorers = {
+            role: tasks.create_task(start_scorer(cluster, job, role, section))
+            for role, section in config.scorers.items()
+        }
         trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
-        trainer, spec = trainers["actor"], job.models.get("actor")
+        spec = job.models.get("actor")
         vocab_size = spec.vocab_size if spec else None
         async with (
-            _clients(cluster, job, view) as clients,
-            _pool(config, urls, cluster.token, clients) as pool,
-            _serve_reward_model(scorer, await scoring, cluster.token, tasks)
-            if scorer and scoring
-            else nullcontext() as model,
+            make_clients(cluster, job, view) as clients,
+            make_pool(config, urls, cluster.token, clients) as pool,
+            watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
+            make_reward_model(config, scoring, cluster.token) as model,
+            make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             Rewards(
                 config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
             ) as rewards,
             Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size, processes) as workflows,
-            asyncio.TaskGroup() as groups,  # which use the pools: when one fails, they end before those
         ):
             if not config.workflows:  # which may score by themselves
                 rewards.begin()
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
             elastic = make_elastic_servers(cluster, job, models["actor"], supervisor)
             watching = [tasks.create_task(supervisor.keep()), tasks.create_task(elastic.keep())]
-            transport = weight_sync(cluster, job, trainer, pool)
-            sharing, sync = share_gpus(config, transport, tuple(trainers.values()), pool, record.phase)
-            with record.doing("connecting trainer and servers"):
-                await sharing.to_trainer(None)
-                await sync.connect()
-                await publish(sync, state.version, config.weight_update.timeout_s)
-            parts = make_parts(job, state, trainer, sync, rewards, workflows, groups)
-            collector, evaluator = parts.collector, parts.evaluator
-            recovery = opened.recovery(config, saved_trainers(config, trainers))
-            parts = replace(
-                parts,
-                reference=reference,
-                critic=trainers.get("critic"),
-                episodes=workflows.counts,
-                tokens=lambda: token_ledger(pool, collector, evaluator.tokens),
-                servers=pool.statistics,
-                recovery=recovery,
-                sharing=sharing,
-            )
-            async with gc_tuned():
-                await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
+            serving = Serving(pool, rewards, workflows, teacher)
+            await train_on(Run(cluster, job, models, view, serving), Trainers(trainers, reference), opened)
         for task in watching:
             task.cancel()
-
-
-def _pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:
-    return ServerPool(
-        urls,
-        token,
-        config.rollout.request_timeout_s,
-        requests=config.weight_update.requests,
-        prefill_once=config.rollout.prefill_once,
-        read_answer=clients.read,
-    )
-
-
-def _clients(cluster: Cluster, job: Job, view: View) -> Clients:
-    start = partial(start_client, cluster, job.plan.engine("rollout"))
-    rollout = job.config.rollout
-    return Clients(rollout.client_processes, start, view.say, rollout.request_timeout_s)
-
-
-@asynccontextmanager
-async def _serve_reward_model(
-    section: RewardModelConfig, started: tuple[WorkerGroup, list[str], Path], token: str, tasks: asyncio.TaskGroup
-) -> AsyncIterator[RewardModel]:
-    """Yield the reward model on its servers; if one of them ends, the run ends, since no other can score."""
-    servers, urls, directory = started
-    watching = tasks.create_task(servers.call_all("watch", phase="scoring", timeout=math.inf))
-    async with RewardModel(urls, token, directory, section.timeout_s) as model:
-        yield model
-    watching.cancel()

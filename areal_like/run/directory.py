@@ -5,16 +5,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from psutil import Process
 
 from areal_like.checkpoint.files import size_of, write_durably
 from areal_like.checkpoint.journal import Journal, count_steps
-from areal_like.checkpoint.owner import Ownership, Silence, holders, last_owner, named, take_over
+from areal_like.checkpoint.owner import Ownership, Silence, describe_owner, holders, last_owner, take_over
 from areal_like.checkpoint.recovery import Recovery, Saves
-from areal_like.checkpoint.restart import put_aside
+from areal_like.checkpoint.restart import lost_by_restart, put_aside
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
 from areal_like.config.load import dump
@@ -24,10 +25,11 @@ from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError,
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.metrics.report import METRICS_FILE, SUMMARY_FILE
 from areal_like.metrics.rollback import forget
-from areal_like.preflight.machine import CONFIG_FILE
-from areal_like.run.lock import described, kept_from_forks, patience
+from areal_like.metrics.sinks import StatsSink
+from areal_like.preflight.machine import CONFIG_FILE, FAILED_FILE
+from areal_like.run.lock import describe_holders, kept_from_forks, patience
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,26 @@ class RunDirectory:
     def state(self) -> RunState:
         """That of the checkpoint, or of a run that begins."""
         return self.checkpoint.state if self.checkpoint else RunState()
+
+    def roll_back(self, open_sinks: Callable[[int], Sequence[StatsSink]], say: Callable[[str], None]) -> "RunDirectory":
+        """Return the run at its newest whole checkpoint, or at its beginning if it has no step; later steps are void.
+
+        Blocks, so that a thread has to call it. Raises CheckpointError where steps have no checkpoint.
+        """
+        if self.store is None or self.journal is None:
+            raise CheckpointError(f"{self.record.directory} has no checkpoints (recover.mode=off)")
+        found, incomplete = newest(self.store.directory)
+        complain(f"{problem}; searching for an earlier checkpoint" for problem in incomplete)
+        if found is None and (lost := lost_by_restart(self.store.directory, incomplete)):
+            raise CheckpointError(f"{lost}. The trainer cannot restart without one: lower recover.freq_steps")
+        version = found.state.version if found else 0
+        self.journal.cut(version)
+        self.store.clean(version)
+        self.record.roll_back(version if found else None, open_sinks)
+        if found:
+            self.record.resume(found.state.record, version, found.state.tokens_generated)
+            say(f"resuming from {found.path}, after step {version}")
+        return replace(self, checkpoint=found)
 
     def recovery(self, config: RunConfig, trained: Mapping[TrainerRole, Saves]) -> Recovery | None:
         """Return the recovery that saves checkpoints of the run, or None with `recover.mode: off`."""
@@ -71,8 +93,9 @@ async def run_directory(
         try:
             path.mkdir(parents=True, exist_ok=True)
             if job.config.recover.mode == "off":
-                _new(job.config, path)
-                opened = RunDirectory(open_record(None))
+                void_from = _new(job.config, path)
+                leaving.push(partial(_vacate, path))
+                opened = RunDirectory(open_record(void_from))
             else:
                 owner = await _take(path / DIRECTORY, view)
                 leaving.callback(owner.release)
@@ -94,7 +117,8 @@ async def run_directory(
             raise
 
 
-def _new(config: RunConfig, path: Path) -> None:
+def _new(config: RunConfig, path: Path) -> int | None:
+    """Write the configuration of a run without recovery; return 0 where another one has failed here before a step."""
     try:
         with open(
             path / CONFIG_FILE, "x", opener=private
@@ -103,6 +127,18 @@ def _new(config: RunConfig, path: Path) -> None:
     except FileExistsError as error:
         problem = f"{path} belongs to a run that started at the same time"
         raise DirectoryTaken(f"{problem}; set trial_name to another name") from error
+    if size_of(path / FAILED_FILE) is None:
+        return None
+    forget(path, 0)
+    (path / FAILED_FILE).unlink()
+    return 0
+
+
+def _vacate(path: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Give up the directory of a run that failed before its first step: the same command may start again there."""
+    if kind is not None and not size_of(path / METRICS_FILE):
+        with suppress(OSError):
+            (path / CONFIG_FILE).replace(path / FAILED_FILE)
 
 
 def _open(
@@ -111,12 +147,14 @@ def _open(
     """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
     config, directory, existed = job.config, path / DIRECTORY, size_of(path / CONFIG_FILE) is not None
     found, incomplete = newest(directory)
-    complain(f"{problem}; an earlier one is looked for" for problem in incomplete)
+    complain(f"{problem}; searching for an earlier checkpoint" for problem in incomplete)
     journal = _journal(job, directory, owner)
     store = Store(directory, journal.run, config.recover.keep, owner.check)
     version = found.state.version if found else 0
     if found is None and (lost := put_aside(journal, store, incomplete, restart=config.recover.restart)):
-        view.say(f"{lost}: it starts at step 0 again (recover.restart); they are kept as unused-… in {directory}")
+        view.say(
+            f"{lost}. The run starts at step 0 again (recover.restart), and keeps the old files as unused-… in {directory}"
+        )
         journal = _journal(job, directory, owner)
         store = Store(directory, journal.run, config.recover.keep, owner.check)
     journal.cut(version)
@@ -131,7 +169,7 @@ def _open(
     if found:
         store.last = found.path
         record.resume(found.state.record, version, found.state.tokens_generated)
-        view.say(f"going on from {found.path}, after step {version}")
+        view.say(f"resuming from {found.path}, after step {version}")
     return RunDirectory(record, found, store, journal, owner.lock)
 
 
@@ -145,7 +183,7 @@ async def _take(directory: Path, view: View) -> Ownership:
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     start, silence = time.monotonic(), Silence()
     try:
-        with view.doing("waiting for the end of the run's last processes"):
+        with view.doing("waiting for the run's previous processes to end"):
             while (owner := take_over(directory, lock, silence)) is None:
                 found = holders(directory / "lock")
                 if time.monotonic() - start > patience(found):
@@ -160,16 +198,16 @@ async def _take(directory: Path, view: View) -> Ownership:
 def _describe_owner(directory: Path, found: Sequence[Process]) -> str:
     """The message about a run that has not ended, with those that have its lock, or the last that had it."""
     last = last_owner(directory)
-    who, end = described(found) if found else (named(last[1] if last else None), "End it")
-    fact = f"{directory.parent} belongs to a run that has not ended: {who}. One run has a directory to itself"
+    who, end = describe_holders(found) if found else (describe_owner(last[1] if last else None), "End it")
+    fact = f"{directory.parent} belongs to a run that has not ended: {who}. Each run needs a directory of its own"
     return f"{fact}. {end}, or set trial_name to another name"
 
 
 def _way_on(store: Store, name: str) -> str:
     if store.last is not None:
-        return f"the last checkpoint is {store.last}: the same command with trial_name={name} goes on from there"
+        return f"the last checkpoint is {store.last}; the same command with trial_name={name} resumes from it"
     if count_steps(store.directory / JOURNAL):
         return (
-            f"no checkpoint was complete: the same command with trial_name={name} and recover.restart=true begins anew"
+            f"no checkpoint is complete; the same command with trial_name={name} and recover.restart=true starts over"
         )
-    return f"no step was made: the same command with trial_name={name} begins anew"
+    return f"no step was completed; the same command with trial_name={name} starts over"

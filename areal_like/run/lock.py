@@ -23,7 +23,7 @@ def patience(holders: Sequence[Process]) -> float:
     return END_S if any(ours) else FORK_S
 
 
-def described(holders: Sequence[Process]) -> tuple[str, str]:
+def describe_holders(holders: Sequence[Process]) -> tuple[str, str]:
     """Return who holds the lock, and how to end them; janitors end with the others."""
     chosen = [process for process in holders if not _is_janitor(process)] or holders
     ids = " ".join(str(process.pid) for process in chosen)

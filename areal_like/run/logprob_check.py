@@ -12,7 +12,7 @@ from areal_like.types import Trajectory
 
 # Nats, as `rollout.max_logprob_diff` has it. Equal models are 1e-6 apart in float32, 0.002 to 0.007 in bfloat16
 # (benchmarks/results), and more with experts, whose routing flips at ties. Wrong rope in float32 gave 0.058 and more.
-ROUNDING = {"float32": 1e-3, "bfloat16": 0.1}
+ROUNDING = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 RESPONSES = 16  # the longest ones: some kinds of rope differ only there
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.algorithms.batch import join, policy_batches, with_field
 from areal_like.algorithms.types import Algorithm, Need
@@ -22,8 +23,10 @@ from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing, RunError
 from areal_like.metrics.record import Record
+from areal_like.per_token import known_routes
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
+from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
@@ -48,9 +51,11 @@ class Parts:
     critic: Trainer | None = None
     episodes: Callable[[], Mapping[str, float]] = dict  # episodes of a workflow by outcome, since the last call
     tokens: Callable[[], Mapping[str, float]] = dict  # the token ledger
+    teacher: Callable[[], Mapping[str, float]] = dict  # responses that the teacher could not score, since the last call
     servers: Callable[[], Mapping[str, float]] = dict  # server statistics since the last call
     recovery: Recovery | None = None
     sharing: Sharing = RESIDENT
+    drift: DriftAlarm | None = None
 
 
 async def reinforce(
@@ -80,10 +85,13 @@ async def reinforce(
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
+            probed = await _compare_probe(parts, record, version)
             stats = await train_step(config, parts, trajectories, version, record)
+            if parts.drift:
+                await parts.drift.observe(version, stats.get("logprob_diff"))
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
-                raise RewardsMissing(len(trajectories), f"step {done}")
+                raise RewardsMissing(len(trajectories), f"step {done}", has_teacher=config.teacher is not None)
             await _publish(config, parts, record, done, evaluating)
             evaluating = evaluation(done)
             if parts.reference and parts.reference.due(done):
@@ -92,7 +100,7 @@ async def reinforce(
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
-            stats |= await _statistics(config, parts, trajectories, version)
+            stats |= probed | await _statistics(config, parts, trajectories, version)
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
             await release(trajectories)
             if parts.recovery:
@@ -110,8 +118,19 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     await parts.sharing.to_servers()
     with record.phase("wait for rollouts"):
         trajectories = await parts.collector.next_batch()
+    if parts.drift:
+        with record.phase("drift probe"):
+            await parts.drift.score(trajectories)
     await parts.sharing.to_trainer(evaluating)
     return trajectories
+
+
+async def _compare_probe(parts: Parts, record: Record, version: int) -> dict[str, float]:
+    """Return the distance of servers and trainer on the probe, if there is one."""
+    if parts.drift is None:
+        return {}
+    with record.phase("drift probe"):
+        return await parts.drift.compare(version)
 
 
 async def _publish(
@@ -154,7 +173,7 @@ async def _statistics(
     described = await asyncio.to_thread(describe, trajectories, version)
     if parts.algorithm.keeps or config.rollout.oversampling:
         described["dropped_groups"] = float(parts.collector.newly_dropped())
-    counts = (parts.episodes(), parts.tokens(), parts.servers())
+    counts = (parts.episodes(), parts.tokens(), parts.teacher(), parts.servers())
     return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
 
 
@@ -184,7 +203,7 @@ async def train_step(
             experience = with_field(experience, field, values)
     with record.phase("batch"):
         batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
-    stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))}
+    stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))} | ({} if batches else {"unselected": 1.0})
     if parts.critic and algorithm.critic:
         with record.phase("training the critic"):
             of_critic = [await parts.critic.train(batch, algorithm.critic, temperature) for batch in batches]
@@ -204,7 +223,9 @@ async def train_step(
 
 
 _ON_POLICY = ("on_policy_logprob_diff", "on_policy_share")
-_OF_A_STEP = frozenset({"loss", "grad_norm", "lr", "skipped"})  # steps that leave responses out count as others
+_OF_A_STEP = frozenset(
+    {"loss", "grad_norm", "lr", "skipped", "loss_scale"}
+)  # steps that leave responses out count as others
 _PASSES: Sequence[tuple[Need, str, str]] = (  # before the targets: field and phase of each
     ("reference", "reference_logprobs", "reference"),
     ("values", "values", "values"),
@@ -267,7 +288,35 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
             "staleness_max": float(np.max(staleness)),
         }
         | {tag: float(np.mean(values)) for tag, values in parts.items()}
+        | _reverse_kl(trajectories)
+        | _describe_served(trajectories)
     )
+
+
+def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean reverse KL divergence from the teacher per sampled token, if the run has a teacher."""
+    ratios = [
+        (item.logprobs - item.teacher_logprobs)[item.generated]
+        for item in trajectories
+        if item.teacher_logprobs is not None and item.reward is not None
+    ]
+    return {"teacher/reverse_kl": float(np.mean(np.concatenate(ratios)))} if ratios else {}
+
+
+def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of generated tokens with known experts, and ids kept per token, where servers return any."""
+    result = {}
+    if any(item.routes is not None for item in trajectories):
+        result["routed_share"] = float(np.mean(np.concatenate([_find_routed(item) for item in trajectories])))
+    if counts := [item.kept.counts[item.generated] for item in trajectories if item.kept is not None]:
+        result["kept_ids"] = float(np.mean(np.concatenate(counts)))
+    return result
+
+
+def _find_routed(item: Trajectory) -> NDArray[np.bool]:
+    """Return which generated tokens have log-probs of known experts: those of the token before."""
+    told = item.generated[1:]
+    return np.zeros(int(told.sum()), bool) if item.routes is None else known_routes(item.routes)[:-1][told]
 
 
 def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:

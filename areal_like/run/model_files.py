@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 
 from areal_like.cluster import bound
 from areal_like.cluster.lifetime import PACKAGE_ROOT
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.config.schema import SCORERS, RunConfig, TrainerRole
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import PreparationError
-from areal_like.preflight.model import is_local
+from areal_like.preflight.weights import is_local
 
 NOT_DOWNLOADED = 3  # exit code: standard output gives the reason
 
@@ -42,6 +42,12 @@ async def model_directories(config: RunConfig, directory: Path) -> dict[TrainerR
         if role != "actor":
             found[role] = await local_directory(engine.path, f"{role}.path") if engine.path else found["actor"]
     return found
+
+
+def scored_models(config: RunConfig) -> dict[str, Path]:
+    """Return the directories of models that only score, by key; hub names are downloaded when their servers start."""
+    paths = {f"{SCORERS[role]}.path": str(section.path) for role, section in config.scorers.items()}
+    return {key: Path(path).absolute() for key, path in paths.items() if is_local(path)}
 
 
 async def local_directory(path: str, key: str) -> Path:

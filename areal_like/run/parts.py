@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import SINGLE_TURN
@@ -11,6 +12,7 @@ from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling
+from areal_like.rollout.teacher import Teacher
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts
 from areal_like.trainer.remote import Trainer
@@ -26,21 +28,31 @@ def make_parts(
     rewards: Rewards,
     workflows: Workflows,
     tasks: asyncio.TaskGroup,
+    teacher: Teacher | None = None,
 ) -> Parts:
     """Return the parts that every run has."""
     config = job.config
     sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
     most = config.rollout.max_concurrent_rollouts
+    workflow = workflows.train(
+        Sampling(
+            sampling.max_new_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            stop,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            routes=job.routes,
+        ),
+        sampling.n_samples,
+        seed=config.seed if config.sglang.deterministic else None,
+    )
     collector = Collector(
         prompts=PromptStream(
             job.train_prompts, shuffle=train_data.shuffle, seed=config.seed, weights=train_data.weights
         ),
         groups=job.steps * train_data.batch_size,
-        workflow=workflows.train(
-            Sampling(sampling.max_new_tokens, sampling.temperature, sampling.top_p, stop),
-            sampling.n_samples,
-            seed=config.seed if config.sglang.deterministic else None,
-        ),
+        workflow=teacher.with_scores(workflow) if teacher else workflow,
         admission=Admission(
             train_data.batch_size,
             config.rollout.max_head_offpolicyness,
@@ -53,11 +65,12 @@ def make_parts(
         max_drops=config.actor.max_dropped_groups,
         again=state.untrained,
         started=state.started,
-        dropped=state.dropped(train_data.batch_size),
+        dropped=state.count_dropped(train_data.batch_size),
         tokens_generated=state.tokens_generated,
     )
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
-    return Parts(job.algorithm, trainer, sync, collector, evaluator, rewards)
+    parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards)
+    return replace(parts, teacher=teacher.statistics) if teacher else parts
 
 
 def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]:

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from allocation import render
+from allocation.diagnostics import render
 from allocation.views.svg import plan_svg
 from areal_like.config.load import dump
 from areal_like.job import Job
 from areal_like.metrics.advice import Advice, Layout
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.metrics.sinks import make_sinks
+from areal_like.metrics.sinks import StatsSink, make_sinks
 from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
@@ -27,7 +27,7 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         directory,
         f"{config.experiment_name} / {config.trial_name}",
         view,
-        [*make_sinks(config, directory, void_from), *advice(job, view)],
+        open_sinks(job, view, void_from),
         about=_describe(job),
         report=stats.report,
         decode=partial(job.tokenizer.decode, special=True),
@@ -36,18 +36,23 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
     )
 
 
+def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
+    """Return what takes the numbers of each step; those of `void_from` and later steps so far are void."""
+    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
+
+
 @contextmanager
 def recording(record: Record) -> Iterator[None]:
     """Record what the body does and how it ends."""
     try:
         with record.recording():
             yield
-        record.ended("finished")
+        record.end("finished")
     except BaseException as error:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         stopped = isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
-        record.ended("interrupted" if stopped else f"failed: {error}")
+        record.end("interrupted" if stopped else f"failed: {error}")
         raise
     finally:
         record.close()

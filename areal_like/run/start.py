@@ -3,21 +3,28 @@
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from allocation import Device, EnginePlan, Plan
+from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import ActorConfig, EngineConfig, RewardModelConfig, TrainerRole
+from areal_like.config.schema import (
+    SCORERS,
+    ActorConfig,
+    EngineConfig,
+    RewardModelConfig,
+    TeacherConfig,
+    TrainerRole,
+)
 from areal_like.experimental.client_processes import Client
 from areal_like.experimental.elastic_servers import ElasticServers
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.options import classifier_arguments, server_arguments
+from areal_like.rollout.sglang.options import classifier_arguments, server_arguments, teacher_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.run.model_files import local_directory
@@ -26,7 +33,7 @@ from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import SyncSpec, WeightSync, make_sync
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 
 
 async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
@@ -41,7 +48,8 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
-    await ranks.call_all("build", address, port, limit, engine, job.config.weight_update.mode, phase="start-up")
+    sender = partial(make_sender, job.config.weight_update.mode)
+    await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
     return Trainer(ranks)
 
 
@@ -118,6 +126,7 @@ def make_supervisor(
         min_servers=rollout.min_servers,
         say=say,
         replace=partial(_replaced_server, cluster, job, model, say),
+        host_timeout_s=job.config.host_timeout_s,
     )
 
 
@@ -173,7 +182,7 @@ async def _server_actors(
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank)
+        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
@@ -187,22 +196,33 @@ async def _server_actors(
     )
 
 
-async def start_reward_model(
-    cluster: Cluster, job: Job, section: RewardModelConfig
-) -> tuple[WorkerGroup, list[str], Path]:
-    """The reward model's servers, ready for requests, their URLs, and where the model lies."""
-    plan, limit = job.plan.engine("reward"), job.config.rollout.startup_timeout_s
-    directory = await local_directory(section.path, "reward.model.path")
-    command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
+@dataclass(frozen=True)
+class Scorer:
+    """The servers of a model that only scores, ready for requests at `urls`, and where the model lies."""
+
+    servers: WorkerGroup
+    urls: Sequence[str]
+    directory: Path
+
+
+async def start_scorer(cluster: Cluster, job: Job, role: str, section: RewardModelConfig | TeacherConfig) -> Scorer:
+    """Start the servers of the reward model or of the teacher."""
+    plan, limit = job.plan.engine(role), job.config.rollout.startup_timeout_s
+    directory = await local_directory(str(section.path), f"{SCORERS[role]}.path")
+    classifies = isinstance(section, RewardModelConfig)
+    if isinstance(section, RewardModelConfig):
+        command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
+    else:
+        command = teacher_arguments(job.config, section, directory, plan.sizes, job.device)
 
     def arguments(rank: int, host: str) -> dict[str, object]:
-        name = f"reward-{rank}"
+        name = f"{role}-{rank}"
         log_file = (cluster.log_dir / f"{name}.log").absolute()
-        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, True), "host": host}
+        return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, classifies), "host": host}
 
     devices = [server.devices for server in plan.servers]
-    servers = await cluster.start_group("reward", SGLangServer, devices, arguments, call_timeout_s=limit + 10)
-    return servers, await servers.call_all("start", phase="start-up"), directory
+    servers = await cluster.start_group(role, SGLangServer, devices, arguments, call_timeout_s=limit + 10)
+    return Scorer(servers, await servers.call_all("start", phase="start-up"), directory)
 
 
 def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:

@@ -20,7 +20,7 @@ from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 
 
-class _StartupTimes:
+class StartupTimes:
     """Seconds until each part of the run was ready; parts that start side by side overlap."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ async def start_all(
     tasks: asyncio.TaskGroup,
 ) -> tuple[dict[TrainerRole, Trainer], Reference | None, WorkerGroup, list[str]]:
     """Start trainers, reference and servers; return them ready, with the servers' URLs."""
-    record, ready = opened.record, _StartupTimes()
+    record, ready = opened.record, StartupTimes()
     start = partial(start_servers, cluster, job, models["actor"])
     starting = None if job.config.rollout.alternates else tasks.create_task(start())
     if starting:
         starting.add_done_callback(lambda _: ready.note("servers"))
-    trainers, reference = await _ready_trainers(cluster, job, models, opened, view, ready)
+    trainers, reference = await ready_trainers(cluster, job, models, opened, view, ready)
     if warmup_roles(job):
         with record.doing("running a warm-up step"):
             await run_warmup_step(job, trainers)
@@ -73,13 +73,13 @@ async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Pat
     return {role: task.result() for role, task in starting.items()}
 
 
-async def _ready_trainers(
+async def ready_trainers(
     cluster: Cluster,
     job: Job,
     models: Mapping[TrainerRole, Path],
     opened: RunDirectory,
     view: View,
-    ready: _StartupTimes,
+    ready: StartupTimes,
 ) -> tuple[dict[TrainerRole, Trainer], Reference | None]:
     """Return all trainers with the weights that the run starts or resumes from."""
     config, checkpoint, record = job.config, opened.checkpoint, opened.record

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from allocation import EnginePlan, MegatronSettings
 from allocation.model_spec import ModelSpec
 from allocation.parameters import count_held, stages, total_parameters
+from allocation.plan import EnginePlan
+from allocation.settings import MegatronSettings
 from areal_like.config.schema import RunConfig
 from areal_like.job import Job
 from areal_like.run.start import engine_spec
@@ -31,6 +32,18 @@ def startup_report(job: Job) -> Iterator[str]:
     most = job.config.rollout.max_servers
     more = f"; up to {most} when the cluster has room (rollout.max_servers)" if job.elastic_servers else ""
     yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
+    yield from _describe_routes(job)
+
+
+def _describe_routes(job: Job) -> Iterator[str]:
+    """Describe the replay of expert routes, for a model with experts."""
+    model = job.models.get("actor")
+    if (shape := job.routes) is not None:
+        size = len(shape.with_experts) * shape.chosen * shape.dtype.itemsize
+        of = f"{shape.chosen} of {shape.experts} experts in {_count(len(shape.with_experts), 'layer')}"
+        yield f"  expert routes: {of}, {size:,} bytes per token; the actor replays them"
+    elif model is None or model.experts:
+        yield f"  expert routes are not replayed: {job.routes_off} (rollout.router_replay)"
 
 
 def _dimensions(plan: EnginePlan) -> str:

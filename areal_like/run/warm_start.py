@@ -16,7 +16,7 @@ from areal_like.types import Batch, LossSpec, Prompt
 
 
 async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
-    """Train until the held-out expected reward is reached, or for `warm_start.steps` optimizer steps.
+    """Train until the expected evaluation reward is reached, or for `warm_start.steps` optimizer steps.
 
     The answers are data, which is fitted at temperature 1; the reward is that of sampling (`gconfig.temperature`).
     """
@@ -34,7 +34,7 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
                 reward = await expected_reward(trainer, test, temperature)
                 if reward >= config.target_reward:
                     break
-    view.say(f"warm start: expected held-out reward {reward:.3f} after {step} steps")
+    view.say(f"warm start: expected evaluation reward {reward:.3f} after {step} steps")
 
 
 async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) -> float:

@@ -18,7 +18,7 @@ def warmup_roles(job: Job) -> list[TrainerRole]:
     """Return the roles with kernels to compile, on GPUs where no server is sizing its memory at that time."""
     if job.device == "cpu":
         return []
-    taken = {device for engine in job.plan.engines if engine.role in ("rollout", "reward") for device in engine.devices}
+    taken = {device for engine in job.plan.engines if engine.kind == "server" for device in engine.devices}
     return [
         role
         for role, section in job.config.roles.items()

@@ -88,7 +88,7 @@ async def attempt(config: Any, steps: int, stop: int | None = None) -> None:
                             await recovery._writing
                             raise Stopped
             kept.finish()
-            kept.ended("finished")
+            kept.end("finished")
         finally:
             kept.close()
 

@@ -184,7 +184,7 @@ def parts(
         max_drops=9,
         again=state.untrained,
         started=state.started,
-        dropped=state.dropped(2),
+        dropped=state.count_dropped(2),
         tokens_generated=state.tokens_generated,
     )
     fake = cast(Any, fakes)

@@ -62,6 +62,17 @@ def test_a_second_host_is_kept_out_while_the_first_one_counts(tmp_path: Path, of
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "owner-2.json"]
 
 
+def test_an_owner_file_that_stays_unreadable_is_waited_for_less_than_a_silent_host(
+    tmp_path: Path, of_host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "SILENT_S", 10 * HUNG_S)
+    (tmp_path / "owner-3.json").write_text('{"host": "a", "boo')
+    silence = Silence()
+    assert of_host("b", silence) is None
+    until(lambda: of_host("b", silence)).release()
+    assert [path.name for path in tmp_path.glob("owner-*")] == ["owner-4.json"]
+
+
 def test_an_owner_that_was_silent_for_too_long_finds_that_it_writes_no_more(
     tmp_path: Path, of_host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ class Sync:
     async def connect(self) -> None: ...
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        async with self._pool.interrupted(version, Deadline(5)) as servers:
+        async with self._pool.interrupt(version, Deadline(5)) as servers:
             self._told.append("weights")
             for server in servers:
                 await server.load("", version, 5)

@@ -15,6 +15,9 @@ from areal_like.config.load import load
 from areal_like.errors import CheckpointError
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
+from areal_like.metrics.report import METRICS_FILE
+from areal_like.metrics.sinks.scalars import Scalars
+from areal_like.preflight.machine import FAILED_FILE, _directory
 from areal_like.preflight.resume import check_resume
 from areal_like.run.directory import run_directory
 from areal_like.types import Prompt
@@ -48,6 +51,38 @@ def enter(folder: Path, *overrides: str, steps: int = 0, checkpoint: bool = Fals
             return version
 
     return asyncio.run(attempt())
+
+
+@pytest.mark.parametrize("step", [True, False])
+def test_only_a_run_that_failed_before_its_first_step_leaves_its_directory_to_the_same_command(
+    tmp_path: Path, step: bool
+) -> None:
+    def enter_without_recovery(*, fails: bool) -> None:
+        config = config_of(tmp_path, "recover.mode=off")
+        job, view = cast(Any, SimpleNamespace(config=config, train_prompts=PROMPTS)), View(enabled=False)
+
+        def record(_: int | None) -> Record:
+            return Record(config.run_dir, "t", view, [Scalars(config.run_dir / METRICS_FILE)])
+
+        async def attempt() -> None:
+            async with run_directory(job, view, record) as opened:
+                if step:
+                    opened.record.step(1, {}, 0)
+                    opened.record.close()
+                if fails:
+                    raise RuntimeError
+
+        asyncio.run(attempt())
+
+    with pytest.raises(RuntimeError):
+        enter_without_recovery(fails=True)
+    refused = [each.code for each in _directory(config_of(tmp_path, "recover.mode=off"))]
+    assert refused == (["RUN-DIRECTORY-TAKEN"] if step else [])
+    if not step:
+        enter_without_recovery(fails=False)
+        assert not (run_of(tmp_path) / FAILED_FILE).exists()
+        (taken,) = _directory(config_of(tmp_path, "recover.mode=off"))
+        assert taken.code == "RUN-DIRECTORY-TAKEN"
 
 
 def run_of(folder: Path) -> Path:
@@ -101,8 +136,8 @@ def test_a_run_without_a_step_starts_again_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (0, "no step was made: the same command with trial_name=t begins anew"),
-        (1, "no checkpoint was complete: the same command with trial_name=t and recover.restart=true begins anew"),
+        (0, "no step was completed; the same command with trial_name=t starts over"),
+        (1, "no checkpoint is complete; the same command with trial_name=t and recover.restart=true starts over"),
     ],
 )
 def test_the_note_of_a_failure_names_the_command_that_works(tmp_path: Path, steps: int, said: str) -> None:

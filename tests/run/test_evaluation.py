@@ -1,4 +1,4 @@
-"""What is made of the rewards of held-out prompts."""
+"""The numbers of evaluations."""
 
 from __future__ import annotations
 

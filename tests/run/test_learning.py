@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +25,9 @@ from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))
+TEACHER = torch.log_softmax(6 * torch.eye(WORDS)[torch.from_numpy(TARGETS)], -1).numpy()  # mostly right
 OWN_CLIPS = ("actor.eps_clip=null", "actor.eps_clip_higher=null", "actor.use_decoupled_loss=null")
-NEEDS = {"ppo": ["critic={}"], "dpo": ["ref={}", "actor.ppo_n_minibatches=1"]}
+NEEDS = {"distill": ["teacher.path=model"], "ppo": ["critic={}"], "dpo": ["ref={}", "actor.ppo_n_minibatches=1"]}
 STEPS = {"dpo": 100, "sft": 120}  # of one optimizer step; of right answers alone
 
 
@@ -97,7 +99,9 @@ def sampled(policy: Table, version: int, rng: np.random.Generator) -> list[list[
         logprobs[1:] = logits[task, np.arange(LENGTH), response]
         reward = float((response == TARGETS[task]).all())
         group = version * TASKS + task
-        return Trajectory(task, group, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
+        taught = np.concatenate([[0], TEACHER[task, np.arange(LENGTH), response]]).astype(np.float32)
+        item = Trajectory(task, group, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
+        return replace(item, teacher_logprobs=taught)
 
     return [[trajectory(task, i, response) for i, response in enumerate(words[task])] for task in range(TASKS)]
 

@@ -14,14 +14,14 @@ from areal_like.run import start
 
 original = start.server_arguments
 
-def with_other_rope(config, model, *rest):
+def with_other_rope(config, model, *rest, **options):
     other = model.with_name("other_model")
     if not other.exists():
         shutil.copytree(model, other)
         settings = json.loads((other / "config.json").read_text())
         settings |= {"rope_theta": 10.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10.0}}
         (other / "config.json").write_text(json.dumps(settings))
-    return original(config, other, *rest)
+    return original(config, other, *rest, **options)
 
 if __name__ == "__main__":
     start.server_arguments = with_other_rope

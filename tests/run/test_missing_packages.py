@@ -74,10 +74,10 @@ def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package
 )
 def test_a_missing_package_that_reads_the_data_is_named(tmp_path: Path, package: str, path: str) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"")
-    result = dry_run(package, tmp_path, f"train_dataset.path={path}", "gconfig.top_p=0.5")
+    result = dry_run(package, tmp_path, f"train_dataset.path={path}", "gconfig.top_k=1")
     assert result.returncode == 2, result.stderr
     assert f"in train_dataset.path (command line): the package {package} is not installed" in result.stderr
-    assert "in gconfig.top_p (command line)" in result.stderr
+    assert "in gconfig.top_k (command line)" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -75,7 +75,7 @@ def refusal(*arguments: str, config: Path = CONFIG) -> str:
         (["train_dataset.path=torn.jsonl"], "train_dataset.path", "torn.jsonl"),
         (["train_dataset.path=folder.jsonl"], "train_dataset.path", "folder.jsonl is not a file"),
         (["train_dataset.path=broken.jsonl"], "train_dataset.path", "broken.jsonl cannot be read"),
-        (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a directory"),
+        (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a writable directory"),
         (["actor.megatron.bridge_type=mbrigde"], "actor.megatron.bridge_type", "mbridge"),
         (["rollout.max_head_offpolicynes=1"], "rollout.max_head_offpolicynes", "rollout.max_head_offpolicyness"),
         (["gconfig.n_samples=many"], "gconfig.n_samples", "a whole number"),
@@ -96,17 +96,17 @@ def test_a_wrong_setting(tmp_path: Path, overrides: list[str], key: str, words: 
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("tokenizer.json", '{"model": {"typ', "describes no tokenizer: EOF"),
-        ("tokenizer.json", "{}", "describes no tokenizer"),
-        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": [1]}}', "describes no tokenizer"),
+        ("tokenizer.json", '{"model": {"typ', "does not describe a tokenizer: EOF"),
+        ("tokenizer.json", "{}", "does not describe a tokenizer"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": [1]}}', "does not describe a tokenizer"),
         (
             "tokenizer.json",
             '{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}, "unk_token": "u"}}',
             "cannot be tokenised",
         ),
         ("chat_template.jinja", "{% if %}", "not Jinja"),
-        ("chat_template.jinja", "{{ raise_exception('no') }}", "refuses the conversation: no"),
-        ("chat_template.jinja", "{{ messages + 1 }}", "refuses the conversation"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}", "rejects the conversation: no"),
+        ("chat_template.jinja", "{{ messages + 1 }}", "rejects the conversation"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used(tmp_path: Path, file: str, content: str, words: str) -> None:

@@ -44,7 +44,7 @@ def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
 
     state = newest(second.directory / DIRECTORY)[0].state
     assert (state.version, state.started, state.untrained) == (STEPS, STEPS * BATCH, ())
-    assert f"going on from {second.directory / DIRECTORY / 'step-'}" in second.output
+    assert f"resuming from {second.directory / DIRECTORY / 'step-'}" in second.output
     assert min(second.steps()) > 1
 
     steps = steps_of(second.directory)

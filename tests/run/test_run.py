@@ -117,6 +117,9 @@ def test_servers_and_trainer_agree_on_log_probs(scalars: dict[str, dict[int, flo
     differences = scalars["rollout/logprob_diff_server_trainer"]
     assert 1 in differences  # the first batch is all of the version that it trains
     assert max(differences.values()) < 1e-4
+    probed = scalars["rollout/logprob_diff_probe"]
+    assert sorted(probed) == [1, 2, 3]
+    assert max(probed.values()) < 1e-4
 
 
 def test_no_trajectory_is_staler_than_the_bound(scalars: dict[str, dict[int, float]]) -> None:

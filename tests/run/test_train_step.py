@@ -137,7 +137,7 @@ def test_dpo_trains_on_pairs_under_the_weights_that_the_step_starts_from() -> No
 def test_a_step_without_any_pair_trains_nothing_and_is_a_step_all_the_same() -> None:
     scene = EpisodeContext("algorithm=dpo", "ref={}", "actor.ppo_n_minibatches=1", rewards=(1.0, 1.0))
     assert not scene.actor.batches
-    assert scene.stats == {"tokens": 0}
+    assert scene.stats == {"tokens": 0, "unselected": 1}
 
 
 @pytest.mark.parametrize(("algorithm", "temperature"), [("grpo", 0.7), ("sft", 1.0)])

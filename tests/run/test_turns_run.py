@@ -39,5 +39,5 @@ def test_a_run_whose_ends_take_turns_trains_and_leaves_nothing(tmp_path: Path) -
     steps = [json.loads(line) for line in (started.directory / "metrics.jsonl").read_text().splitlines()]
     print(steps[-1])
     events = [json.loads(line) for line in (started.directory / "events.jsonl").read_text().splitlines()]
-    turns = [event["name"] for event in events if event.get("name", "").startswith("turn of")]
+    turns = [event["name"] for event in events if event.get("name", "").startswith("time slice of")]
     assert turns == [*["time slice of the trainer", "time slice of the servers"] * (STEPS + 1)], turns

@@ -45,10 +45,10 @@ def test_a_model_that_is_watched_loads_as_before_and_knows_what_it_was_given():
         assert model.load_weights(iter(weights.items())) == {"a", "b"}
         compare(model, sums)
     for wrong, name in [(sums | {"a": 0}, "a"), (sums | {"c": 1}, "c"), ({"a": sums["a"]}, "b")]:
-        with pytest.raises(ValueError, match=f"1 of {len(wrong)} tensors came otherwise .*: {name}"):
+        with pytest.raises(ValueError, match=f"1 of {len(wrong)} received tensors differ .*: {name}"):
             compare(model, wrong)
     watch(model)
-    with pytest.raises(ValueError, match="2 of 2 tensors"):
+    with pytest.raises(ValueError, match="2 of 2 received tensors"):
         compare(model, sums)
 
 
@@ -71,7 +71,7 @@ def test_what_came_otherwise_is_named(sglang_server, tmp_path, mode):
                 await publish(bound, trainer.updates, HUNG_S)
 
     with pytest.raises(
-        WeightUpdateError, match=r"version 2 .* 1 of \d+ tensors came otherwise .*: model\.norm\.weight"
+        WeightUpdateError, match=r"version 2 .* 1 of \d+ received tensors differ .*: model\.norm\.weight"
     ):
         asyncio.run(run())
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.giving_up import LOOK_S, GivenUp, wait_for
 from areal_like.weights.collective import controller
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.controller import GROUP, CollectiveSync
@@ -130,3 +132,52 @@ def test_an_elastic_server_that_cannot_join_the_group_costs_no_run(monkeypatch: 
             assert [body["world_size"] for body in planned.bodies("/init_weights_update_group")] == [3, 2]
 
     asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+class Large:
+    """An engine with more bytes than the buffers of a connection hold."""
+
+    def weights(self) -> Any:
+        yield "weight", torch.zeros(16 << 20)
+
+
+def test_an_update_that_is_given_up_ends_for_the_trainer_and_for_servers_that_are_well(monkeypatch: pytest.MonkeyPatch):
+    sender = CollectiveSender(Large(), 0, "127.0.0.1")  # type: ignore[arg-type]
+    cancelled = Event()
+    monkeypatch.setattr(collective, "is_cancelled", cancelled.is_set)
+    with ThreadPoolExecutor(3) as threads:
+        address, port = sender.open(3, GROUP, HUNG_S)  # type: ignore[misc]
+        joining = [threads.submit(joined, address, port, rank, 3) for rank in (1, 2)]
+        sender.join("gloo")
+        groups = [future.result(HUNG_S) for future in joining]
+        sender.layout(64)
+        sender.prepare(0)
+        sending = threads.submit(sender.send)  # to nobody who receives
+        work = groups[0].allreduce([torch.zeros(4)])  # with the one that is lost
+        receiving = threads.submit(wait_for, work, groups[0], cancelled.is_set)
+        assert wait((sending, receiving), timeout=3 * LOOK_S).not_done == {sending, receiving}
+        cancelled.set()
+        for call in (sending, receiving):
+            with pytest.raises(GivenUp):
+                call.result(HUNG_S)
+        sender.close()
+
+
+def test_a_call_that_fails_or_succeeds_is_not_given_up():
+    class Call:
+        def __init__(self, error: str) -> None:
+            self.error, self.waits = error, 0
+
+        def wait(self, limit: timedelta | None = None) -> None:
+            self.waits += 1
+            if self.waits == 1:
+                raise RuntimeError("Operation timed out!")
+            if self.error:
+                raise RuntimeError(self.error)
+
+        def is_completed(self) -> bool:
+            return self.waits > 1
+
+    wait_for(Call(""), None, lambda: False)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        wait_for(Call("Connection closed by peer"), None, lambda: False)  # type: ignore[arg-type]

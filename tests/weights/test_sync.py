@@ -17,12 +17,12 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
-from areal_like.errors import WeightUpdateError, WorkerError
+from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import broadcast_request
 from areal_like.weights import sync
-from areal_like.weights.collective.controller import GROUP
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: collective", "updates: disk")
@@ -51,7 +51,7 @@ async def connected(mode: str, trainer: Any, server: Any, directory: Path) -> As
         finally:
             if mode == "collective":
                 await trainer.transfer("close", timeout_s=HUNG_S)
-                await pool.servers[0].leave_group(GROUP, HUNG_S)
+                await pool.servers[0].leave_group(pool.servers[0].group, HUNG_S)
 
 
 @pytest.mark.parametrize("mode", ["disk", "collective", "ipc"])
@@ -158,7 +158,7 @@ def test_a_server_that_keeps_generating_fails_the_update(models, tmp_path):
             await asyncio.sleep(600)
 
         async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 600, requests="drain") as pool:
-            async with pool.interrupted(0, Deadline(300)):
+            async with pool.interrupt(0, Deadline(300)):
                 pass
             asking = asyncio.create_task(pool.generate([PROMPT], Sampling(8)))
             await started.wait()
@@ -208,7 +208,7 @@ def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_serve
         async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
             await publish(bound, 0, HUNG_S)
             (first,) = pool.servers
-            await first.leave_group(GROUP, HUNG_S)  # as if it were another process
+            await first.leave_group(first.group, HUNG_S)  # as if it were another process
             pool.leave(first)
             pool.join(sglang_server.url, 0)
             trainer.model = models[1]
@@ -216,5 +216,30 @@ def test_a_server_that_joins_gets_all_weights_with_the_next_version(sglang_serve
             (response,) = await pool.generate([PROMPT], Sampling(8))
             expected = real.transformers_logprobs(models[1], PROMPT, response.tokens)
             np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+
+    asyncio.run(run())
+
+
+def test_a_server_waits_no_longer_for_weights_that_were_given_up(sglang_server, models, tmp_path):
+    trainer = LocalTrainer(models[0])
+
+    async def run() -> None:
+        async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
+            await publish(bound, 0, HUNG_S)
+            (server,) = pool.servers
+            request = broadcast_request(server.group, [[("weight", "uint8", (8,))]], 1)
+            async with pool.interrupt(0, Deadline(HUNG_S)):
+                receiving = asyncio.create_task(server.receive(request, HUNG_S))
+                await server.give_up_group(server.group, HUNG_S)
+                with pytest.raises(ServerError, match="GivenUp: the weight update was given up"):
+                    await receiving
+            with pytest.raises(ServerError, match="not the name of a process group"):
+                await server.give_up_group("../other", HUNG_S)
+            await trainer.transfer("close", timeout_s=HUNG_S)
+            await server.leave_group(server.group, HUNG_S)
+            await bound.connect()
+            trainer.model = models[1]
+            await publish(bound, 1, HUNG_S)
+            assert await server.weight_version(HUNG_S) == "1"
 
     asyncio.run(run())

@@ -1,8 +1,9 @@
 """Weights by broadcast: buckets of tensors through one process group of trainer rank 0 and every server rank."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from areal_like.errors import ServerError, WorkerError
@@ -29,7 +30,7 @@ class CollectiveSync:
     pool: ServerPool
     spec: SyncSpec
     _joined: list[Server] = field(default_factory=list, init=False)
-    _attempted: list[Server] = field(default_factory=list, init=False)  # some of them may be in a group, some not
+    _group: str = field(default="", init=False)  # the present one's name: each has another one
     _buckets: Sequence[Sequence[TensorSpec]] = field(default=(), init=False)
 
     async def connect(self) -> None:
@@ -42,10 +43,12 @@ class CollectiveSync:
     async def _connect(self, limit: Deadline) -> None:
         await self._disconnect(limit)
         servers = self.pool.servers
-        self._attempted = servers
+        self._group = f"{GROUP}-{secrets.token_hex(4)}"
         world_size = 1 + self.spec.ranks_per_server * len(servers)
-        address, port = await self.trainer.transfer("open", world_size, GROUP, limit.seconds, timeout_s=limit.left)
-        group = WeightGroup(GROUP, address, port, world_size, self.spec.backend)
+        address, port = await self.trainer.transfer(
+            "open", world_size, self._group, limit.seconds, timeout_s=limit.left
+        )
+        group = WeightGroup(self._group, address, port, world_size, self.spec.backend)
         await _together(
             self.trainer.transfer("join", self.spec.backend, timeout_s=limit.left + 2 * AFTERMATH_S),
             *(
@@ -73,12 +76,27 @@ class CollectiveSync:
         deadline.renew()
         ahead = self.spec.ahead(self._buckets)
         await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
-        async with self.pool.interrupted(version, deadline, self._joined):
-            request = broadcast_request(GROUP, [layout(bucket) for bucket in self._buckets], version)
-            await _together(
-                self._send_buckets(ahead, deadline),
-                *(server.receive(request, deadline.left) for server in self._joined),
-            )
+        async with self.pool.interrupt(version, deadline, self._joined):
+            request = broadcast_request(self._group, [layout(bucket) for bucket in self._buckets], version)
+            async with self._given_up_on_failure():
+                await _together(
+                    self._send_buckets(ahead, deadline),
+                    *(server.receive(request, deadline.left) for server in self._joined),
+                )
+
+    @asynccontextmanager
+    async def _given_up_on_failure(self) -> AsyncIterator[None]:
+        """Where the body fails, end the broadcast on all servers: those that are well may wait for one that is lost."""
+        try:
+            yield
+        except (ServerError, WorkerError):
+
+            async def give_up(server: Server) -> None:
+                with suppress(ServerError):
+                    await server.give_up_group(self._group, AFTERMATH_S)
+
+            await asyncio.gather(*(give_up(server) for server in self._joined if server in self.pool.servers))
+            raise
 
     async def _send_buckets(self, prepared: int, deadline: Deadline) -> None:
         for number in range(prepared, len(self._buckets) + 1):
@@ -88,17 +106,19 @@ class CollectiveSync:
                 await self.trainer.transfer("prepare", number, timeout_s=deadline.left)
 
     async def _disconnect(self, limit: Deadline) -> None:
-        """End the process group, which has a server too many or too few, or was not formed by all."""
-        attempted = self._attempted
-        self._joined, self._attempted = [], []
-        if attempted:
+        """End the process group, which has a server too many or too few, or was not formed by all.
+
+        Servers may also be in a group of the trainer's before it was restarted.
+        """
+        formed, self._joined, self._group = self._group, [], ""
+        if formed:
             await self.trainer.transfer("close", timeout_s=limit.left)
 
-        async def destroy(server: Server) -> None:
+        async def destroy(server: Server, group: str) -> None:
             with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
-                await server.leave_group(GROUP, limit.left)
+                await server.leave_group(group, limit.left)
 
-        await asyncio.gather(*(destroy(server) for server in attempted if server in self.pool.servers))
+        await asyncio.gather(*(destroy(server, server.group) for server in self.pool.servers if server.group))
         limit.renew()
 
 

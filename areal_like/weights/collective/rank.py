@@ -9,6 +9,8 @@ from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broa
 from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
 from areal_like.cluster.lifetime import listen
+from areal_like.cluster.workers import is_cancelled
+from areal_like.rollout.sglang.giving_up import wait_for
 from areal_like.trainer.engine import TrainEngine
 from areal_like.weights.buckets import Buckets
 
@@ -51,6 +53,7 @@ class CollectiveSender(Buckets):
         if self._rank:
             return
         group: ProcessGroup
+        self._backend = backend
         limit, failure = min(self._timeout, FORMING), ""
         try:
             with _unbound_trainer_group():
@@ -73,9 +76,16 @@ class CollectiveSender(Buckets):
         self._group = group
 
     def send(self) -> None:
-        """Broadcast the buckets that are prepared, and let go of them."""
+        """Broadcast the buckets that are prepared, and let go of them; over gloo until the controller cancels it.
+
+        Raises GivenUp then.
+        """
         while self.ready:
-            broadcast(self.ready.popleft(), src=0, group=self._group)
+            if self._group is None or self._backend != "gloo":
+                broadcast(self.ready.popleft(), src=0, group=self._group)
+            else:
+                work = broadcast(self.ready.popleft(), src=0, group=self._group, async_op=True)
+                wait_for(work, self._group, is_cancelled)
 
     def close(self) -> None:
         """Leave the group, if it was formed."""

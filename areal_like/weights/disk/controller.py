@@ -34,7 +34,7 @@ class DiskSync:
             await self._write(path, version, deadline)
 
             async def load() -> None:
-                async with self.pool.interrupted(version, deadline) as servers:
+                async with self.pool.interrupt(version, deadline) as servers:
                     await asyncio.gather(*(server.load(str(path), version, deadline.left) for server in servers))
 
             await with_those_left(self.pool, deadline, load)

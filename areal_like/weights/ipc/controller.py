@@ -41,7 +41,7 @@ class IpcSync:
     async def _send(self, version: int, deadline: Deadline) -> None:
         servers = self.pool.servers  # a server that joins from here on has no exporting rank yet
         handles = await self._export(0, servers, deadline)
-        async with self.pool.interrupted(version, deadline, servers):
+        async with self.pool.interrupt(version, deadline, servers):
             for following in range(1, len(self._buckets) + 1):
                 last = version if following == len(self._buckets) else None
                 await asyncio.gather(*(server.open_exported(handles, last, deadline.left) for server in servers))

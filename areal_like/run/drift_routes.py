@@ -1,0 +1,32 @@
+"""Experts that were chosen otherwise for the same tokens."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_like.per_token import Routes, unknown_expert
+
+
+def differ(one: Routes | None, other: Routes | None) -> bool:
+    """Return whether routes differ in any token and layer; none at all are only equal to none."""
+    if one is None or other is None:
+        return one is not other
+    return bool(_differences(one, other).any())
+
+
+def find_rerouted(scored: Routes, generated: Routes | None) -> NDArray[np.bool]:
+    """Return where the pass that gave a token's log-prob chose other experts than its generation, `[tokens, layers]`.
+
+    The log-prob of a token comes from the experts of the token before it. False where the experts are unknown.
+    """
+    found = np.zeros(scored.shape[:2], bool)
+    if generated is not None:
+        unknown = unknown_expert(scored.dtype)
+        known = (scored != unknown).all(axis=2) & (generated != unknown).all(axis=2)
+        found[1:] = (_differences(scored, generated) & known)[:-1]
+    return found
+
+
+def _differences(one: Routes, other: Routes) -> NDArray[np.bool]:
+    """Return where the sets of experts differ, `[tokens, layers]`: their order means nothing."""
+    different: NDArray[np.bool] = (np.sort(one, axis=2) != np.sort(other, axis=2)).any(axis=2)
+    return different

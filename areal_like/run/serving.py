@@ -1,0 +1,82 @@
+"""The servers as episodes see them: the policy's pool, its client processes, reward model and teacher."""
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+
+from areal_like.cluster.run import Cluster
+from areal_like.config.schema import RunConfig
+from areal_like.data.dataset import hinted_tokens
+from areal_like.experimental.client_processes import Clients
+from areal_like.job import Job
+from areal_like.metrics.console import View
+from areal_like.rewards.reward_model import RewardModel
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.teacher import Teacher
+from areal_like.run.start import (
+    Scorer,
+    start_client,
+)
+
+
+def make_pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:
+    """Return the pool of the policy's servers."""
+    return ServerPool(
+        urls,
+        token,
+        config.rollout.request_timeout_s,
+        requests=config.weight_update.requests,
+        prefill_once=config.rollout.prefill_once,
+        read_answer=clients.read,
+        host_timeout_s=config.host_timeout_s or 0.0,
+    )
+
+
+def make_clients(cluster: Cluster, job: Job, view: View) -> Clients:
+    """Return the client processes of the servers, which start in the context."""
+    start = partial(start_client, cluster, job.plan.engine("rollout"))
+    rollout = job.config.rollout
+    return Clients(rollout.client_processes, start, view.say, rollout.request_timeout_s)
+
+
+@asynccontextmanager
+async def watched_scorers(
+    scorers: Mapping[str, Scorer], tasks: asyncio.TaskGroup
+) -> AsyncIterator[Mapping[str, Scorer]]:
+    """Yield the models that only score; if one of their servers ends, the run ends, since no other can score."""
+    watching = [
+        tasks.create_task(scorer.servers.call_all("watch", phase="scoring", timeout=math.inf))
+        for scorer in scorers.values()
+    ]
+    yield scorers
+    for task in watching:
+        task.cancel()
+
+
+def make_reward_model(
+    config: RunConfig, scorers: Mapping[str, Scorer], token: str
+) -> AbstractAsyncContextManager[RewardModel | None]:
+    """Return the reward model on its servers, if the run has one."""
+    section = config.reward.model
+    if section is None:
+        return nullcontext()
+    scorer = scorers["reward"]
+    return RewardModel(scorer.urls, token, scorer.directory, section.timeout_s)
+
+
+def make_teacher(
+    job: Job, scorers: Mapping[str, Scorer], token: str, pool: ServerPool, say: Callable[[str], None]
+) -> AbstractAsyncContextManager[Teacher | None]:
+    """Return the teacher on its servers, if the run has one; a server elsewhere gets the user's token."""
+    section, dataset = job.config.teacher, job.config.train_dataset
+    if section is None:
+        return nullcontext()
+    field = section.hint_field
+    hint = partial(hinted_tokens, dataset, job.tokenizer, field=field) if field else None
+    if section.url is not None:
+        token = os.environ.get(section.token_variable, "") if section.token_variable else ""
+    urls = scorers["teacher"].urls if section.url is None else [section.url.rstrip("/")]
+    return Teacher(section, urls, token, hint, say, partial(pool.set_aside, "cancelled"))

@@ -1,0 +1,92 @@
+"""Trains on servers that are ready, with a trainer that may be another one after each restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from areal_like.checkpoint.recovery import Recovery
+from areal_like.cluster.run import Cluster
+from areal_like.config.schema import TrainerRole
+from areal_like.job import Job
+from areal_like.metrics.console import View
+from areal_like.rewards.scoring import Rewards
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.teacher import Teacher
+from areal_like.rollout.token_ledger import token_ledger
+from areal_like.run.directory import RunDirectory
+from areal_like.run.drift import DriftAlarm
+from areal_like.run.gpu_sharing import share_gpus
+from areal_like.run.loop import reinforce
+from areal_like.run.parts import make_parts
+from areal_like.run.start import weight_sync
+from areal_like.runtime.gc_tuning import gc_tuned
+from areal_like.trainer.reference import Reference
+from areal_like.trainer.remote import Trainer
+from areal_like.weights.sync import WeightSync, publish
+from areal_like.workflows.make import Workflows
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What generates and scores, and outlives a trainer."""
+
+    pool: ServerPool
+    rewards: Rewards
+    workflows: Workflows
+    teacher: Teacher | None
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """Started trainers by role, and the reference if the run has one."""
+
+    roles: Mapping[TrainerRole, Trainer]
+    reference: Reference | None
+
+
+async def train(
+    cluster: Cluster,
+    job: Job,
+    view: View,
+    serving: Serving,
+    trainers: Trainers,
+    opened: RunDirectory,
+    recovery: Recovery | None,
+) -> None:
+    """Bring the weights to the servers and train from the place of `opened`."""
+    config = job.config
+    pool, state, record, trainer = serving.pool, opened.state, opened.record, trainers.roles["actor"]
+    transport = weight_sync(cluster, job, trainer, pool)
+    sharing, sync = share_gpus(config, transport, tuple(trainers.roles.values()), pool, record.phase)
+    with record.doing("connecting trainer and servers"):
+        await sharing.to_trainer(None)
+        await sync.connect()
+        await publish(sync, state.version, config.weight_update.timeout_s)
+    async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
+        parts = make_parts(job, state, trainer, sync, serving.rewards, serving.workflows, groups, serving.teacher)
+        collector, evaluator = parts.collector, parts.evaluator
+        parts = replace(
+            parts,
+            reference=trainers.reference,
+            critic=trainers.roles.get("critic"),
+            episodes=serving.workflows.counts,
+            tokens=lambda: token_ledger(pool, collector, evaluator.tokens),
+            servers=pool.statistics,
+            recovery=recovery,
+            sharing=sharing,
+            drift=make_drift_alarm(job, trainer, pool, sync, view.say),
+        )
+        async with gc_tuned():
+            await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
+
+
+def make_drift_alarm(
+    job: Job, trainer: Trainer, pool: ServerPool, sync: WeightSync, say: Callable[[str], None]
+) -> DriftAlarm | None:
+    """Return the drift alarm of a run, None if it has no probes (`rollout.drift_probe_tokens`)."""
+    if not job.config.rollout.drift_probe_tokens:
+        return None
+    spec = job.models.get("actor")
+    return DriftAlarm(job.config, trainer, pool, sync, say, has_experts=bool(spec and spec.experts), routes=job.routes)

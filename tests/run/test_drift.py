@@ -1,0 +1,325 @@
+"""The drift alarm among servers and a trainer that compute as a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from running import CONFIG
+
+from areal_like.config.load import load
+from areal_like.errors import LogprobDrift, ServerError
+from areal_like.per_token import Routes, RouteShape, unknown_expert
+from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.run.drift import DriftAlarm, choose_probe
+from areal_like.types import Batch, FinishReason, Ints, Trajectory
+
+LIMIT = 0.05
+PROMPT, RESPONSE = 6, 40
+
+type Fault = Callable[[np.ndarray, str | None], np.ndarray]
+"""What a server adds to the right log-probs of a sequence, by position and cache."""
+
+
+def right(tokens: Ints) -> np.ndarray:
+    return -1 - 0.1 * (tokens % 7)
+
+
+SHAPE = RouteShape(layers=4, with_experts=(1, 2, 3), chosen=2, experts=8)
+OTHERWISE = 4.0  # nats that another expert changes the next log-prob by
+
+
+def usual_routes(tokens: Ints) -> Routes:
+    first = (tokens[:, None] + np.arange(len(SHAPE.with_experts))) % SHAPE.experts
+    return np.stack([first, (first + 3) % SHAPE.experts], axis=2).astype(np.uint8)
+
+
+def flipped(tokens: Ints, flips: dict[int, int]) -> Routes:
+    """The usual experts, and others for some tokens, each in one layer."""
+    routes = usual_routes(tokens)
+    for token, layer in [item for item in flips.items() if item[0] < len(tokens)]:
+        routes[token, layer, 0] = (routes[token, layer, 0] + 1) % SHAPE.experts
+    return routes
+
+
+def changed_by(routes: Routes, tokens: Ints) -> np.ndarray:
+    """What experts that are not the usual ones change log-probs by; those that are unknown are."""
+    routes = np.where(routes == unknown_expert(routes.dtype), usual_routes(tokens), routes)
+    unusual = (np.sort(routes, axis=2) != np.sort(usual_routes(tokens), axis=2)).any(axis=(1, 2))
+    return OTHERWISE * np.concatenate([[0], unusual[:-1]])
+
+
+class FakeServer:
+    """A server that scores with a fault; weights that differ are healed when they are sent once more.
+
+    It chooses other experts at `flips`, by the token's place, and returns those at `returned`.
+    """
+
+    def __init__(self, name: str, fault: Fault | None = None, wrong: str = "") -> None:
+        self.name, self.fault, self.wrong = name, fault, wrong
+        self.flips: dict[int, int] = {}
+        self.returned: dict[int, int] | None = None
+        self.fails = False
+        self.noted = ""
+
+    async def token_scores(
+        self, tokens: Ints, timeout_s: float, *, start: int, cache: str | None, shape: RouteShape | None
+    ) -> tuple[np.ndarray, Routes | None]:
+        if self.fails:
+            raise ServerError(f"{self.name} is busy", "late", [self.name])
+        scored = right(tokens) + (self.fault(np.arange(len(tokens)), cache) if self.fault else 0)
+        scored += changed_by(flipped(tokens, self.flips), tokens)
+        returned = self.flips if self.returned is None else self.returned
+        routes = flipped(tokens, returned)[..., ::-1] if shape else None  # their order means nothing
+        return np.where(np.arange(len(tokens)) > start, scored, 0).astype(np.float32), routes
+
+    async def note_weights(self, timeout_s: float) -> None:
+        self.noted = self.wrong
+
+    async def compare_noted(self, timeout_s: float) -> None:
+        if self.noted:
+            raise ServerError(f"{self.name} refused: rank 0 failed to load: ValueError: {self.noted}", "refused")
+
+    async def watch_checksums(self, timeout_s: float) -> None: ...
+
+    async def compare_checksums(self, expected: str, timeout_s: float) -> None:
+        if "transport" in self.wrong:
+            raise ServerError(f"{self.name} refused: ValueError: {self.wrong}", "refused", [self.name])
+
+
+class Scene:
+    """A run of two servers, whose log is `said`; `calls` counts the trainer's passes."""
+
+    def __init__(
+        self, servers: Sequence[FakeServer], *settings: str, experts: bool = False, routes: RouteShape | None = None
+    ) -> None:
+        self.said: list[str] = []
+        self.passes: list[Batch] = []
+        self.pool = SimpleNamespace(serving=servers, servers=servers, checking=lambda *_: nullcontext())
+        self.sent: list[int] = []
+        config = load(CONFIG, [f"rollout.max_logprob_diff={LIMIT}", *settings]).config
+        given = (config, self, self.pool, self, self.said.append)
+        self.alarm = DriftAlarm(*cast(Any, given), has_experts=experts, routes=routes)
+
+    async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
+        assert temperature == 1.0
+        self.passes.append(batch)
+        replayed = changed_by(batch.routes, batch.tokens) if batch.routes is not None else 0
+        return ((right(batch.tokens) + replayed) * batch.fields["loss_mask"]).astype(np.float32)
+
+    async def checksums(self, *, timeout_s: float) -> dict[str, int]:
+        return {}
+
+    async def send(self, version: int, deadline: Deadline) -> None:
+        self.sent.append(version)
+        async with self.pool.checking(self.pool.servers, deadline):
+            pass
+
+    async def step(self, version: int, figure: float | None = None) -> dict[str, float]:
+        await self.alarm.score(responses())
+        measured = await self.alarm.compare(version)
+        await self.alarm.observe(version, figure)
+        return measured
+
+
+def responses(group: int = 3) -> list[Trajectory]:
+    """Four responses of one group to one prompt, and one of another."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number, (of, length) in enumerate([*((group, RESPONSE) for _ in range(4)), (group + 1, 5)]):
+        prompt = np.arange(PROMPT) + of
+        tokens = np.concatenate([prompt, rng.integers(0, 100, length)]).astype(np.int32)
+        versions = np.array([-1] * PROMPT + [0] * length, np.int32)
+        routes = usual_routes(tokens)
+        routes[-1] = 255  # no pass had the last token as an input
+        zeros = np.zeros(len(tokens), np.float32)
+        made.append(Trajectory(number, of, tokens, zeros, versions, FinishReason.STOP, 1.0, routes=routes))
+    return made
+
+
+def added(amount: float) -> Fault:
+    return lambda positions, cache: np.full(len(positions), amount)
+
+
+def stale_cache(positions: np.ndarray, cache: str | None) -> np.ndarray:
+    return np.full(len(positions), 0.3 if cache is None else 0.0)
+
+
+def other_rope(positions: np.ndarray, cache: str | None) -> np.ndarray:
+    return 2e-4 * positions**2
+
+
+def flipped_route(positions: np.ndarray, cache: str | None) -> np.ndarray:
+    return np.where(positions == PROMPT + 3, 4.0, 1e-4)
+
+
+FAULTS = {
+    "one wrong tensor": (
+        [FakeServer("server 0"), FakeServer("server 1", added(0.3), "1 of 9 tensors differ: layers.0.gate_up_proj")],
+        r"the weights of server 1 \(of 2 servers, the others agree\)\. server 1: 1 of 9 tensors .*gate_up_proj",
+    ),
+    "a wrong transport": (
+        [FakeServer("server 0", added(0.3), "transport of q_proj"), FakeServer("server 1", added(0.3), "transport")],
+        r"the weights of every server\. .*do not arrive as they are sent: .*transport of q_proj",
+    ),
+    "a stale prefix cache": (
+        [FakeServer("server 0", stale_cache), FakeServer("server 1")],
+        r"the prefix cache of server 0 \(of 2 servers.*disable_radix_cache=true",
+    ),
+    "a wrong rope": (
+        [FakeServer("server 0", other_rope), FakeServer("server 1", other_rope)],
+        r"the computation of every server, whose weights are the trainer's\. Log-probs after a single token agree.*rope_theta",
+    ),
+    "a flipped route": (
+        [FakeServer("server 0", flipped_route), FakeServer("server 1", flipped_route)],
+        r"the computation of every server, .*few tokens, as if servers and trainer choose different experts",
+    ),
+    "another kernel": (
+        [FakeServer("server 0", added(0.2)), FakeServer("server 1", added(0.2))],
+        r"the computation of every server, .*in all tokens alike",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_named_after_warnings(fault: str) -> None:
+    servers, words = FAULTS[fault]
+    scene = Scene(servers, "rollout.drift_patience=3", experts=fault == "a flipped route")
+
+    async def steps() -> None:
+        for version in (4, 5, 6):
+            await scene.step(version)
+
+    with pytest.raises(LogprobDrift, match=words) as raised:
+        asyncio.run(steps())
+    assert "at version 4 to 6" in str(raised.value) and "rollout.max_logprob_diff allows 0.05" in str(raised.value)
+    assert "(1 of 3 steps)" in scene.said[0] and "(2 of 3 steps)" in scene.said[1] and len(scene.said) == 2
+    assert fault != "a wrong rope" or "The difference grows with the position" in scene.said[0]
+    assert scene.sent == ([] if fault == "a stale prefix cache" else [6])
+
+
+def test_experts_that_servers_chose_otherwise_are_replayed_and_are_no_drift() -> None:
+    servers = [FakeServer(f"server {number}") for number in range(3)]
+    servers[1].flips = {PROMPT + 3: 2, PROMPT + 5: 0}
+    scene = Scene(servers, experts=True, routes=SHAPE)
+    assert asyncio.run(scene.step(0)) == {"logprob_diff_probe": pytest.approx(0, abs=1e-6)}
+    assert scene.said == []
+    assert len(scene.passes) == 2  # one for the servers that agree
+
+
+def test_without_replay_the_same_experts_are_a_drift_that_replay_would_remove() -> None:
+    servers = [FakeServer("server 0")]
+    servers[0].flips = {PROMPT + 3: 2}
+    scene = Scene(servers, experts=True)
+    assert asyncio.run(scene.step(0))["logprob_diff_probe"] == pytest.approx(OTHERWISE / RESPONSE)
+    assert "Try rollout.router_replay=on" in scene.said[0]
+
+
+def test_experts_that_are_not_those_computed_with_are_named_with_their_layer() -> None:
+    """The trainer agrees if its routers choose by themselves from that layer on."""
+    servers = [FakeServer("server 0"), FakeServer("server 1")]
+    for server in servers:
+        server.returned = {PROMPT + 3: 2, PROMPT + 5: 1, PROMPT + 7: 1, PROMPT + 8: 2}
+    scene = Scene(servers, "rollout.drift_patience=1", experts=True, routes=SHAPE)
+    words = r"the servers return for layer 2 are not those .* computed with: .*Try rollout\.router_replay=off"
+    with pytest.raises(LogprobDrift, match=words):
+        asyncio.run(scene.step(0))
+
+
+def test_experts_are_compared_with_those_of_generation_where_the_trainer_alone_would_not_agree() -> None:
+    servers = [FakeServer("server 0"), FakeServer("server 1")]
+    for server in servers:
+        server.flips = {PROMPT + 10: 2}
+        server.returned = server.flips | {PROMPT + 3: 1, PROMPT + 5: 1, PROMPT + 8: 0}
+    scene = Scene(servers, "rollout.drift_patience=1", experts=True, routes=SHAPE)
+    words = (
+        rf"other experts than during generation for 32 of {2 * 4 * RESPONSE} tokens, most often in layer 2 "
+        r"\(16 tokens\)\. .*Try rollout\.router_replay=off"
+    )
+    with pytest.raises(LogprobDrift, match=words):
+        asyncio.run(scene.step(0))
+
+
+def test_experts_that_are_not_returned_are_told_from_those_that_are() -> None:
+    servers = [FakeServer("server 0"), FakeServer("server 1")]
+    servers[1].flips, servers[1].returned = {PROMPT + 3: 1}, {}
+    scene = Scene(servers, "rollout.drift_patience=1", experts=True, routes=SHAPE)
+    words = r"of server 1 \(of 2 servers.*the same experts as during generation.*router_replay=off"
+    with pytest.raises(LogprobDrift, match=words):
+        asyncio.run(scene.step(0))
+
+
+def test_a_fault_in_all_tokens_is_not_laid_on_a_few_other_experts() -> None:
+    servers = [FakeServer("server 0", added(0.3))]
+    servers[0].flips = {PROMPT + 3: 1}
+    scene = Scene(servers, "rollout.drift_patience=1", experts=True, routes=SHAPE)
+    with pytest.raises(LogprobDrift, match="in all tokens alike"):
+        asyncio.run(scene.step(0))
+
+
+def test_a_step_that_agrees_starts_the_count_again() -> None:
+    server = FakeServer("server 0")
+    scene = Scene([server], "rollout.drift_patience=2")
+
+    async def steps() -> None:
+        for version, amount in enumerate([0.3, 0.0, 0.3, 0.0]):
+            server.fault = added(amount)
+            assert (await scene.step(version))["logprob_diff_probe"] == pytest.approx(amount, abs=1e-6)
+
+    asyncio.run(steps())
+    assert [text.split(":")[1].split("at ")[1] for text in scene.said] == ["version 0", "version 2"]
+
+
+def test_a_probe_is_scored_as_training_does_within_its_budget() -> None:
+    scene = Scene([FakeServer("server 0")], f"rollout.drift_probe_tokens={2 * (PROMPT + RESPONSE)}")
+    assert asyncio.run(scene.step(0)) == {"logprob_diff_probe": pytest.approx(0, abs=1e-6)}
+    (batch,) = scene.passes
+    assert batch.lengths.tolist() == [PROMPT + RESPONSE] * 2
+    assert (batch.tokens[:PROMPT] == batch.tokens[PROMPT + RESPONSE :][:PROMPT]).all()  # which prompts are shared
+    assert len(choose_probe(responses(), 1)) == 1
+    assert choose_probe(responses(), 0) == choose_probe([], 100) == []
+
+
+def test_a_server_that_fails_is_left_out_and_reported_once() -> None:
+    servers = [FakeServer("server 0"), FakeServer("server 1", added(9.0))]
+    servers[1].fails = True
+    scene = Scene(servers)
+
+    async def steps() -> None:
+        for version in range(3):
+            assert (await scene.step(version))["logprob_diff_probe"] < LIMIT
+        servers[0].fails = True
+        assert await scene.step(3) == {}
+
+    asyncio.run(steps())
+    assert [text.split(" did not")[0] for text in scene.said] == ["warning: server 1", "warning: server 0"]
+
+
+@pytest.mark.parametrize(("requests", "ends"), [("drain", True), ("recompute", True), ("in_place", False)])
+def test_log_probs_of_generation_alone_point_to_decoding(requests: str, ends: bool) -> None:
+    """With requests that continue in place, the cache of older weights contributes to them."""
+    scene = Scene([FakeServer("server 0")], "rollout.drift_patience=1", f"weight_update.requests={requests}")
+    if ends:
+        with pytest.raises(LogprobDrift, match=r"generation: .*disable_cuda_graph=true"):
+            asyncio.run(scene.step(2, figure=0.4))
+    else:
+        asyncio.run(scene.step(2, figure=0.4))
+        assert scene.said == []
+
+
+def test_weights_that_change_when_they_are_sent_once_more_are_named() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    note(model)
+    compare_noted(model)
+    with torch.no_grad():
+        model[1].weight[0, 1] += 1e-6
+    with pytest.raises(ValueError, match=r"1 of 4 tensors differ from the trainer's: 1\.weight"):
+        compare_noted(model)
+    assert int(checksum(model[1].weight)) == model.noted["1.weight"]
