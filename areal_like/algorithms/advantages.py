@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.algorithms.kl import divergence
+from areal_like.algorithms.selection import select
 from areal_like.algorithms.settings import Settings
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
@@ -77,13 +78,17 @@ def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, fact
 
 
 def estimate(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
-    """`advantages`, and `returns` for a critic where the experience has `values`; `longest` is the longest response.
+    """`advantages`, `loss_mask` where only some are trained on, and `returns` for a critic if there are `values`.
 
-    The reward of a trajectory, shaped and normalised, is that of its last generated token; each token's loses
-    `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the critic's values or 0.
-    Tokens that no model generated do not count as steps: the token after a tool's output follows the call.
+    `longest` is the longest response. The reward of a trajectory, shaped and normalised, is that of its last generated
+    token; each token's loses `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the
+    critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the log-ratio of its probability to
+    the policy's, at the token alone: minus its mean is the reverse KL divergence. Rewards of turns are credited to them
+    and to those before. Tokens that no model generated do not count as steps: the token after a tool's output follows
+    the call.
 
-    Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2.
+    Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2; the teacher
+    from Thinking Machines Lab, On-Policy Distillation (2025), whose discount is 0.
     """
     batch = experience.batch
     generated = batch.fields["loss_mask"] > 0
@@ -95,34 +100,80 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     shaped = (shaped + settings.reward_bias) * settings.reward_scaling
     if settings.reward_clip is not None:
         shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
-    rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
+    chosen = select(experience, settings)
+    selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
-    if values is None and not settings.kl_ctl and settings.discount == 1 and settings.adv_norm == NormConfig():
-        return {"advantages": rewards}  # the same for all tokens of a trajectory
+    by_turn = settings.turn_discount != 1 or "turn_rewards" in batch.fields
+    per_token = settings.kl_ctl or settings.teacher_coef or settings.discount != 1 or by_turn
+    if by_turn:
+        credited = _credit_turns(experience, shaped, counts, settings)
+    else:
+        rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
+        credited = np.zeros(counts.sum())
+        credited[np.cumsum(counts) - 1] = rewards
+    if values is None and not per_token and settings.adv_norm == NormConfig():
+        one_each = _clip(np.float32(settings.reward_coef) * rewards, settings)
+        return {"advantages": one_each, **selection}
 
     own_values = np.zeros(counts.sum()) if values is None else values[generated].astype(np.float64)
     decay = settings.gae_lambda if settings.critic else 1.0  # without values λ would be a second discount
-    advantages = gae(
-        _token_rewards(experience, rewards, counts, settings), own_values, counts, settings.discount, decay
-    )
+    token_rewards = credited - _divergence_cost(experience, settings)
+    advantages = gae(token_rewards, own_values, counts, settings.discount, decay)
     groups = np.repeat(experience.groups, counts)
-    fields = {"advantages": normalise(advantages, groups, settings.adv_norm)}
+    total = settings.reward_coef * advantages
+    if settings.teacher_coef:
+        log_ratio = (batch.fields["teacher_logprobs"] - batch.fields["behaviour_logprobs"])[generated]
+        total += settings.teacher_coef * log_ratio
+    kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # of others no advantage counts
+    normal = np.zeros(len(total), np.float32)
+    normal[kept] = normalise(total[kept], groups[kept], settings.adv_norm)
+    fields = {"advantages": _clip(normal, settings)}
     if values is not None:
         fields["returns"] = (advantages + own_values).astype(np.float32)
-    return {name: _fill_places(generated, own) for name, own in fields.items()}
+    return {name: _fill_places(generated, own) for name, own in fields.items()} | selection
 
 
-def _token_rewards(
-    experience: Experience, rewards: Floats, counts: NDArray[np.int64], settings: Settings
+def _clip(advantages: Floats, settings: Settings) -> Floats:
+    most = settings.advantage_clip
+    return advantages if most is None else advantages.clip(-most, most)
+
+
+def _divergence_cost(experience: Experience, settings: Settings) -> NDArray[np.float64] | float:
+    """Return what each generated token's divergence from the reference costs, `[generated tokens]`."""
+    if not settings.kl_ctl:
+        return 0.0
+    fields = experience.batch.fields
+    generated = fields["loss_mask"] > 0
+    log_ratio = (fields["behaviour_logprobs"] - fields["reference_logprobs"])[generated].astype(np.float64)
+    return np.asarray(settings.kl_ctl * divergence(log_ratio, settings.kl_estimator or "k1"))
+
+
+def _credit_turns(
+    experience: Experience, shaped: NDArray[np.float64], counts: NDArray[np.int64], settings: Settings
 ) -> NDArray[np.float64]:
-    """`[generated tokens]`."""
-    result = np.zeros(counts.sum())
-    if settings.kl_ctl:
-        fields = experience.batch.fields
-        generated = fields["loss_mask"] > 0
-        log_ratio = (fields["behaviour_logprobs"] - fields["reference_logprobs"])[generated].astype(np.float64)
-        result -= settings.kl_ctl * divergence(log_ratio, settings.kl_estimator or "k1")
-    result[np.cumsum(counts) - 1] += rewards
+    """Return rewards of generated tokens, whose sums to go are the normalised returns of their turns.
+
+    A turn is a run of generated tokens. Its return is its own reward and those of later turns of its trajectory,
+    discounted by turn, with the trajectory's reward `shaped` at the last one. A sample counts once in the mean of its
+    group, by the mean of the returns of its turns.
+    """
+    fields = experience.batch.fields
+    generated = fields["loss_mask"] > 0
+    places = np.flatnonzero(generated)
+    trajectory = np.repeat(np.arange(len(counts)), counts)
+    last = np.flatnonzero((np.diff(places, append=-1) != 1) | (np.diff(trajectory, append=-1) != 0))  # of each turn
+    owner = trajectory[last]
+    turns = np.bincount(owner, minlength=len(counts))  # of each trajectory
+    own = np.zeros(len(last))
+    if (given := fields.get("turn_rewards")) is not None:
+        own += settings.reward_scaling * given[places[last]]
+    own[np.cumsum(turns) - 1] += shaped
+    returns = gae(own, np.zeros(len(own)), turns, settings.turn_discount, 1.0)
+    worth = normalise(returns, experience.groups[owner], settings.reward_norm, experience.samples[owner])
+    following = np.append(worth[1:], 0)
+    following[np.cumsum(turns) - 1] = 0
+    result = np.zeros(len(places))
+    result[last] = worth - following
     return result
 
 

@@ -8,6 +8,7 @@ types alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -126,36 +127,43 @@ def _ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dic
     log_ratio = inputs.logprobs - (proximal if settings.use_decoupled_loss else behaviour)
     if settings.importance_sampling_level == "sequence":
         log_ratio = inputs.sequences.mean(log_ratio)
-    weight, limited = _behaviour_weight(inputs.sequences, proximal - behaviour, settings)
+    weight, stats = _behaviour_weight(inputs.sequences, proximal - behaviour, settings)
     from_behaviour, drift = current - behaviour, (proximal - behaviour).abs()
     return (
         log_ratio.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp(),
         weight,
         {
             "kl": divergence(-from_behaviour, "k3"),
-            "behaviour_weight": weight,
-            "behaviour_truncated_share": limited,
+            **stats,
             "on_policy_share": fields["on_policy"],
             "on_policy_logprob_diff": drift * fields["on_policy"],
         },
     )
 
 
-def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Proximal over behaviour probability, limited, and 1 where that took effect.
+def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settings) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the limited ratio of proximal to behaviour probability, and statistics of the limits.
 
     Source: truncated by token, AReaL (arXiv 2505.24298); by sequence or masked, Liu et al., When speed kills stability
-    (2025, richardli.xyz/rl-collapse); masked by token, AReaL `behave_imp_weight_mode`.
+    (2025, richardli.xyz/rl-collapse); masked by token on both sides, IcePop in Ring-1T (arXiv 2510.18855); the veto,
+    verl `rollout_token_veto_threshold`.
     """
     level, _, limit = settings.behave_imp_weight_mode.partition("_")
-    if not settings.use_decoupled_loss or level == "disabled":
-        return log_weight.new_ones(len(log_weight)), log_weight.new_zeros(len(log_weight))
-    if level != "token":
-        log_weight = (sequences.sum if level == "sequence" else sequences.mean)(log_weight)
-    weight = log_weight.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp()
-    beyond = weight > settings.behave_imp_weight_cap
-    limited = weight.clamp(max=settings.behave_imp_weight_cap) if limit == "truncate" else weight.masked_fill(beyond, 0)
-    return limited, beyond.to(weight.dtype)
+    weight, beyond = log_weight.new_ones(len(log_weight)), log_weight.new_zeros(len(log_weight))
+    if not settings.use_decoupled_loss:
+        return weight, {"behaviour_weight": weight, "behaviour_truncated_share": beyond}
+    if level != "disabled":
+        joined = {"token": lambda each: each, "sequence": sequences.sum, "geometric": sequences.mean}[level](log_weight)
+        ratio, (floor, cap) = joined.clamp(-MOST_EXPONENT, MOST_EXPONENT).exp(), settings.weight_bounds
+        outside = (ratio < floor) | (ratio > cap)
+        weight = ratio.clamp(floor, cap) if limit == "truncate" else ratio.masked_fill(outside, 0)
+        beyond = outside.to(weight.dtype)
+    stats = {"behaviour_truncated_share": beyond}
+    if settings.behave_imp_weight_veto:
+        worst = log_weight < math.log(settings.behave_imp_weight_veto)
+        vetoed = sequences.sum(worst.to(weight.dtype)) > 0
+        weight, stats["behaviour_vetoed_share"] = weight.masked_fill(vetoed, 0), vetoed.to(weight.dtype)
+    return weight, {"behaviour_weight": weight, **stats}
 
 
 def _with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stats: dict[str, Tensor]) -> TokenLoss:
@@ -173,9 +181,9 @@ def _with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, sta
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """Parameters of `value_loss`: a value that moved further than `clip` is not pulled on."""
+    """Parameters of `value_loss`: a value that moved further than `clip` is not pulled on; None: all values are."""
 
-    clip: float
+    clip: float | None
 
 
 def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
@@ -186,9 +194,14 @@ def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
     Source: PPO's implementation (openai/baselines, ppo2/model.py), which Huang et al. (2022), The 37 implementation
     details of PPO, describe under 9.
     """
-    assert inputs.values is not None, "a critic's loss is given values"  # for the type checker
+    if inputs.values is None:
+        raise ValueError(
+            "value_loss needs a critic's values, and the actor's loss receives none. "
+            "Give it to the algorithm as `critic`, and a loss of the policy as `loss`."
+        )
     before, returns = inputs.fields["values"], inputs.fields["returns"]
-    clipped = before + (inputs.values - before).clamp(-parameters.clip, parameters.clip)
+    most = parameters.clip
+    clipped = inputs.values if most is None else before + (inputs.values - before).clamp(-most, most)
     loss, clipped_loss = (inputs.values - returns) ** 2 / 2, (clipped - returns) ** 2 / 2
     return loss.maximum(clipped_loss), {
         "value": inputs.values,

@@ -52,6 +52,7 @@ def _needs(settings: Settings) -> frozenset[Need]:
         "proximal": settings.use_decoupled_loss,
         "reference": bool(settings.kl_ctl or settings.kl_loss_coef),
         "values": settings.critic,
+        "teacher": bool(settings.teacher_coef),
     }
     return frozenset(need for need, holds in wanted.items() if holds)
 
@@ -66,11 +67,20 @@ def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Float
 
 
 def tells_apart(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's rewards differ; one without any reward is kept, as that is the verifier's failure.
+    """Whether a group's rewards, also of turns, differ; one without any is kept, as that is the verifier's failure.
 
     Source: DAPO (arXiv 2503.14476), eq. 11.
     """
-    return len({item.reward for item in group if item.reward is not None}) != 1
+    return len({(item.reward, *_by_turn(item)) for item in group if item.reward is not None}) != 1
+
+
+def _by_turn(item: Trajectory) -> list[float]:
+    """Return the rewards of a trajectory's turns, without the zeros of those after the last that has one."""
+    starts = np.flatnonzero(np.diff(item.generated, prepend=False) & item.generated)
+    if item.turn_rewards is None or not len(starts):
+        return []
+    rewards: Floats = np.trim_zeros(np.add.reduceat(item.turn_rewards, starts), "b")
+    return rewards.tolist()
 
 
 def online_dpo(config: RunConfig) -> Algorithm:

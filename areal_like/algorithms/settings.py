@@ -14,7 +14,9 @@ NOTHING = NormConfig()
 IN_GROUP = NormConfig(mean_level="group", std_level="group")
 FROM_GROUP_MEAN = NormConfig(mean_level="group")
 LEFT_OUT = NormConfig(mean_level="group", mean_leave1out=True)
+CENTRED = NormConfig(mean_level="batch")
 IN_BATCH = NormConfig(mean_level="batch", std_level="batch")
+CAP, GEOMETRIC_CAP = 5.0, 1.01  # default of `behave_imp_weight_cap`, by the level of the weight
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class Settings:
     importance_sampling_level: Literal["token", "sequence"] = "token"
     use_decoupled_loss: bool = True
     behave_imp_weight_mode: BehaviourMode = "token_truncate"
-    behave_imp_weight_cap: float = 5.0
+    behave_imp_weight_cap: float | None = None
+    behave_imp_weight_floor: float | None = None
+    behave_imp_weight_veto: float | None = None
     entropy_coeff: float = 0.0
     kl_ctl: float = 0.0
     kl_loss_coef: float = 0.0
@@ -39,17 +43,35 @@ class Settings:
     reward_scaling: float = 1.0
     reward_bias: float = 0.0
     reward_clip: float | None = None
+    advantage_clip: float | None = None
     reward_norm: NormConfig = NOTHING
     adv_norm: NormConfig = NOTHING
     discount: float = 1.0
+    turn_discount: float = 1.0
     gae_lambda: float = 1.0
     loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     overlong_penalty_factor: float = 0.0
     overlong_tokens: int | None = None
     dynamic_sampling: bool = False
+    mask_truncated: bool = False
+    group_reward_above: float | None = None
+    group_reward_below: float | None = None
     skip_zero_advantages: bool = False
+    reward_coef: float = 1.0
+    teacher_coef: float = 0.0
     cispo: bool = False
     critic: bool = False
+
+    @property
+    def weight_bounds(self) -> tuple[float, float]:
+        """Return floor and cap of the behaviour weight; a floor of 0 is none.
+
+        A geometric mean is near 1 and leaves it in both directions: its cap is 1.01 by default and its floor 1 / cap.
+        """
+        geometric = self.behave_imp_weight_mode.startswith("geometric")
+        cap = self.behave_imp_weight_cap or (GEOMETRIC_CAP if geometric else CAP)
+        floor = self.behave_imp_weight_floor
+        return (1 / cap if geometric else 0.0) if floor is None else floor, cap
 
     @property
     def only_advantages(self) -> bool:
@@ -86,6 +108,9 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         ),
         # PPO (arXiv 1707.06347) with GAE (arXiv 1506.02438)
         "ppo": Settings(adv_norm=IN_BATCH, critic=True),
+        # On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): the reverse KL of each token. Its
+        # mean over the step is a baseline, which that text does without.
+        "distill": Settings(reward_norm=IN_GROUP, adv_norm=CENTRED, reward_coef=0.0, teacher_coef=1.0),
     }
 )
 KEYS = tuple(field.name for field in fields(Settings) if field.name in ActorConfig.model_fields)

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from areal_like.runtime.user_code import user_modules
 from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
 
-Need = Literal["reference", "values", "policy", "proximal"]
+Need = Literal["reference", "values", "policy", "proximal", "teacher"]
 """A forward pass whose result is a field of the batch.
 
 Before `targets`, over the whole batch: `reference` gives `reference_logprobs`, the reference policy's; `values` the
 critic's; `policy` gives `proximal_logprobs`, of the weights that the step starts from. `proximal` gives these to the
-loss alone, and only where a step has several mini-batches: in the first one they are the current ones. Log-probs are 0
-where `loss_mask` is.
+loss alone, and only where a step has several mini-batches: in the first one they are the current ones. `teacher` needs
+no pass: trajectories come with `teacher_logprobs`. Log-probs are 0 where `loss_mask` is.
 """
 
 
@@ -25,13 +28,15 @@ class Experience:
     `rewards`, `groups` and `samples` (ids) are `[trajectories]`. The conversations of one episode are one sample, which
     counts once in the statistics of its group; samples of different groups have different ids. `batch` holds their
     tokens, with the fields, all `[tokens]`, `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1
-    where the step's own version generated the token), and those of the passes that the algorithm needs.
+    where the step's own version generated the token), and those of the passes that the algorithm needs. `truncated`
+    `[trajectories]` are those whose generation ended at a limit of tokens.
     """
 
     rewards: Floats
     groups: Ints
     samples: Ints
     batch: Batch
+    truncated: NDArray[np.bool]
 
 
 @dataclass(frozen=True)

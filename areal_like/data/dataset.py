@@ -107,12 +107,13 @@ def _check_rows(
         records = records[: config.max_samples]
     field = source.tools_field
     if field is not None and all(value_at(record, field) is None for record in records):
-        empty = f"{source.path} has no row with anything in field {field!r}"
+        empty = f"{source.path} has no row with a value in field {field!r}"
         raise DatasetError("tools_field", empty, "correct the name, or leave it null", code="RUN-DATASET-TOOLS")
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
-        if problem := _prompt_problem(value_at(record, source.prompt_field)):
-            remedy = columns if problem.startswith("no ") else "correct it, or leave that row out"
+        prompt = value_at(record, source.prompt_field)
+        if problem := _prompt_problem(prompt):
+            remedy = columns if prompt is None else "correct it, or leave that row out"
             raise _field_error(source, row, "prompt_field", problem, remedy)
         if check_answer is None and not answers_needed:
             continue
@@ -144,7 +145,7 @@ def _prompt_problem(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None if prompt.strip() else "nothing"
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
-        return "no text and no list of messages"
+        return "neither a text nor a list of messages"
     messages = list(prompt)
     if not messages:
         return "no message"
@@ -185,12 +186,32 @@ def _prompt(
     return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages)
 
 
-def _encode(source: SourceConfig, tokenizer: Tokenizer, record: Record) -> list[int]:
+def hinted_tokens(config: DatasetConfig, tokenizer: Tokenizer, prompt: Prompt, field: str) -> list[int]:
+    """Return a prompt's tokens with the text of a column as one more paragraph of its last user message."""
+    source = next(source for name, source in _sources(config) if name == prompt.dataset)
+    return _encode(source, tokenizer, prompt.row, f"\n\n{value_at(prompt.row, field)}")
+
+
+def _encode(source: SourceConfig, tokenizer: Tokenizer, record: Record, hint: str = "") -> list[int]:
     """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
     if isinstance(given, str) and source.system_prompt is None and not tools and not source.chat_template_kwargs:
-        return tokenizer.encode_prompt(given + source.prompt_suffix)
-    return tokenizer.encode_chat(messages_of(source, record), tools or None, **source.chat_template_kwargs)
+        return tokenizer.encode_prompt(given + source.prompt_suffix + hint)
+    messages = messages_of(source, record)
+    if hint:
+        messages = _with_hint(messages, hint)
+    return tokenizer.encode_chat(messages, tools or None, **source.chat_template_kwargs)
+
+
+def _with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
+    """Return the messages with a text at the end of the last one of the user."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if not places:
+        return [*messages, {"role": "user", "content": hint.strip()}]
+    last = messages[places[-1]]
+    text = last["content"] or ""
+    content = text + hint if isinstance(text, str) else [*text, {"type": "text", "text": hint}]
+    return [*messages[: places[-1]], {**last, "content": content}, *messages[places[-1] + 1 :]]
 
 
 def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Prompt], note: Note) -> list[Prompt]:
@@ -201,10 +222,13 @@ def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Pro
         return prompts
     share = f"{len(too_long)} of {len(prompts)} rows are too long"
     if config.overlong_prompts == "truncate":
-        note("overlong_prompts", f"{source.path}: {share}, and keep their last {most} tokens (max_prompt_length)")
+        note("overlong_prompts", f"{source.path}: {share} and are cut to their last {most} tokens (max_prompt_length)")
         return [replace(prompt, tokens=prompt.tokens[-most:]) for prompt in prompts]
     if config.overlong_prompts == "drop" and len(too_long) < len(prompts):
-        note("overlong_prompts", f"{source.path}: {share} and left out, with more than {most} tokens")
+        note(
+            "overlong_prompts",
+            f"{source.path}: {share} and are dropped; they have more than {most} tokens (max_prompt_length)",
+        )
         return [prompt for prompt in prompts if len(prompt.tokens) <= most]
     first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
     problem = f"has {len(first.tokens)} tokens, more than {most} ({share})"

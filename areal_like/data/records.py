@@ -67,10 +67,8 @@ def _rows_of(rows: Any, name: str) -> list[Record]:
             records.append(rows[index])
     except (Exception, SystemExit) as error:  # a user's object fails in any way it likes
         reason = where_it_failed(error, name.rpartition(":")[0] or name)
-        remedy = (
-            "give it __len__ and __getitem__(index), which returns a dict, or a function that returns such an object"
-        )
-        problem = f"{name}, row {len(records) + 1} cannot be had: {reason}"
+        remedy = "write __len__ and __getitem__(index), which returns a dict, or a function that returns such an object"
+        problem = f"{name}, row {len(records) + 1} cannot be read: {reason}"
         raise DatasetError("path", problem, remedy, code="RUN-DATASET-CODE") from error
     for row, record in enumerate(records, 1):
         if not isinstance(record, Mapping):
@@ -149,6 +147,6 @@ def _read_hub(config: SourceConfig) -> Sequence[Record]:
         return datasets.load_dataset(config.path, config.name, split=config.split).to_list()
     except (datasets.exceptions.DatasetsError, HFValidationError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        problem = f"is no .jsonl or .parquet file, and no dataset that the hub or its cache gives: {reason}"
+        problem = f"is neither a .jsonl or .parquet file nor a dataset on the hub or in its cache: {reason}"
         remedy = "check the name, `name` and `split`, or prepare a Parquet file"
         raise DatasetError("path", f"{config.path} {problem}", remedy, code="RUN-DATASET-HUB") from error

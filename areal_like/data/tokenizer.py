@@ -80,7 +80,7 @@ class Tokenizer:
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
-        with _LibraryErrors(f"{file} describes no tokenizer"):
+        with _LibraryErrors(f"{file} does not describe a tokenizer"):
             backend = tokenizers.Tokenizer.from_str(_read_text(file))
         backend.no_truncation()  # a file keeps how its texts were cut and padded in training
         backend.no_padding()
@@ -91,10 +91,10 @@ class Tokenizer:
         if (jinja := directory / "chat_template.jinja").is_file():
             template = _read_text(jinja)
         if not isinstance(template, str | None):
-            raise TokenizerError(f"{path} has several chat templates; leave one in chat_template.jinja")
+            raise TokenizerError(f"{path} has several chat templates; write one to chat_template.jinja")
         eos = _eos_token_ids(directory, backend, special)
         if not eos:
-            raise TokenizerError(f"{path} names no end token; set eos_token in tokenizer_config.json")
+            raise TokenizerError(f"{path} does not define an end token; set eos_token in tokenizer_config.json")
         return cls(backend, eos, template, special, directory.absolute())
 
     def encode(self, text: str) -> list[int]:
@@ -130,7 +130,7 @@ class Tokenizer:
         except TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:
-            raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
+            raise TokenizerError(f"the chat template rejects the conversation: {error}") from error
         return str(text)
 
     def encode_text(self, text: str) -> list[int]:
@@ -171,7 +171,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
-        problem = f"{name} is neither a directory nor a model that the hub or its cache gives"
+        problem = f"{name} is neither a directory nor a model on the hub or in its cache"
         raise TokenizerError(f"{problem}: {reason}") from error
 
 
@@ -181,7 +181,7 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
     for file in (directory / "generation_config.json", directory / "config.json"):
         ids = _read_json(file).get("eos_token_id")
         if ids == []:
-            raise TokenizerError(f"{file} names no end token; set eos_token_id in it, or take that key out")
+            raise TokenizerError(f"{file} does not define an end token; set eos_token_id in it, or remove that key")
         for token in ids if isinstance(ids, list) else () if ids is None else (ids,):
             if type(token) is not int or token not in known:
                 raise TokenizerError(f"{file} has an eos_token_id that tokenizer.json does not contain: {token!r}")

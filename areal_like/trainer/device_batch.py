@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_like.per_token import Routes, unknown_expert
 from areal_like.trainer.packing import MicroBatch
-from areal_like.types import Batch
+from areal_like.types import TEMPERATURES, Batch
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,18 @@ class DeviceKeys:
 class DeviceBatch:
     """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
 
-    `tokens` and `positions` are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`, `keys` are `packing.MicroBatch`'s.
-    `rows` are the n places that predict, `labels` the tokens they predict, `sequences` the numbers of these tokens'
-    sequences in the batch, and each of `fields` the batch's values there, all `[n]`; `count` is n.
+    `tokens`, `positions` and `padding`, True at padding, are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`,
+    `keys` are `packing.MicroBatch`'s. `rows` are the places that predict, `labels` the tokens they predict, and
+    `support` `[rows, width]` is what `log_probs_and_entropy` takes, None where all were sampled from the whole
+    vocabulary. Sequences that share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted
+    token, None where each has its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of
+    `fields` the batch's values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for
+    padding, whose experts are unknown.
     """
 
     tokens: Tensor
     positions: Tensor
+    padding: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
     rows: Tensor
@@ -41,6 +47,19 @@ class DeviceBatch:
     fields: Mapping[str, Tensor]
     count: Tensor
     keys: DeviceKeys | None = None
+    support: Tensor | None = None
+    routes: Tensor | None = None
+    own_temperatures: Tensor | None = None
+    expand: Tensor | None = None
+
+    def temperatures(self, temperature: float) -> float | Tensor:
+        """Return the temperatures of the labels, if some have their own, `[rows]`, or else `temperature`."""
+        own = self.own_temperatures
+        return temperature if own is None else torch.where(own > 0, own, temperature)
+
+    def of_tokens(self, of_rows: Tensor) -> Tensor:
+        """Return values `[rows, …]` as those of the wanted tokens, `[n, …]`."""
+        return of_rows if self.expand is None else of_rows.index_select(0, self.expand)
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ class DeviceBatches:
         return np.concatenate([pack.targets[self.wanted[pack.targets]] for pack in packs])
 
 
-def generated(batch: Batch) -> NDArray[np.bool]:
+def find_generated(batch: Batch) -> NDArray[np.bool]:
     """Return where log-probs are of use, `[tokens]`: what a policy generated, or everything in other batches."""
     mask = batch.fields.get("loss_mask")
     return np.ones(len(batch.tokens), bool) if mask is None else mask > 0
@@ -80,22 +99,57 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
     """Copies a micro-batch; `wanted` is DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
+    kept = None if batch.kept is None else batch.kept.take(targets)
+    support = kept.as_rows() if kept is not None and len(kept.ids) else None
+    temperatures = batch.fields.get(TEMPERATURES)
+    first, expand = _find_distinct(
+        rows, batch.tokens[targets], None if temperatures is None else temperatures[targets], support
+    )
 
-    def copied(array: NDArray[Any]) -> Tensor:
+    def copy(array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
         # from pageable memory the host would wait for the copy, and so for all kernels that were launched before it
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
     keys = pack.keys
     return DeviceBatch(
-        tokens=copied(pack.tokens)[None],
-        positions=copied(pack.positions)[None],
-        cu_seqlens=copied(pack.cu_seqlens),
+        tokens=copy(pack.tokens)[None],
+        positions=copy(pack.positions)[None],
+        padding=copy(pack.places < 0)[None],
+        cu_seqlens=copy(pack.cu_seqlens),
         max_seqlen=pack.max_seqlen,
-        rows=copied(rows),
-        labels=copied(batch.tokens[targets].astype(np.int64)),
-        sequences=copied(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
-        fields={name: copied(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
-        count=copied(np.array(len(rows), np.int32)),
-        keys=None if keys is None else DeviceKeys(copied(keys.places), copied(keys.cu_seqlens), keys.max_seqlen),
+        rows=copy(rows[first]),
+        labels=copy(batch.tokens[targets[first]].astype(np.int64)),
+        sequences=copy(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
+        fields={name: copy(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
+        count=copy(np.array(len(rows), np.int32)),
+        keys=None if keys is None else DeviceKeys(copy(keys.places), copy(keys.cu_seqlens), keys.max_seqlen),
+        support=None if support is None else copy(support[first]),
+        routes=None if batch.routes is None else copy(_routes_at(batch.routes, pack.places)),
+        own_temperatures=None if temperatures is None else copy(temperatures[targets[first]]),
+        expand=None if expand is None else copy(expand),
     )
+
+
+def _find_distinct(
+    rows: NDArray[np.int64], *others: NDArray[Any] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the first place of each different row, and of every one its number among these, None if all differ.
+
+    Rows `[n]` are the same where the others, `[n]` or `[n, width]`, are the same too.
+    """
+    if (np.diff(rows) > 0).all():
+        return np.arange(len(rows)), None
+    columns = [column for each in others if each is not None for column in np.atleast_2d(each.T)]
+    order = np.lexsort([*columns, rows])
+    changes = np.any([np.diff(column[order]) != 0 for column in (*columns, rows)], 0)
+    numbers = np.empty(len(rows), np.int64)
+    numbers[order] = np.cumsum(np.concatenate(([0], changes)))
+    return order[np.concatenate(([True], changes))], numbers
+
+
+def _routes_at(routes: Routes, places: NDArray[np.int64]) -> Routes:
+    """Return the rows at some places of a batch; padding, at -1, has unknown experts."""
+    rows = routes[np.maximum(places, 0)]
+    rows[places < 0] = unknown_expert(routes.dtype)
+    return rows

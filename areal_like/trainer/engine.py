@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.config.schema import ALL_LINEAR
+from areal_like.config.schema.actor import ALL_LINEAR
 from areal_like.types import Batch, Floats, LossSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from allocation import ParallelSizes
-    from areal_like.config.schema import EngineConfig, OptimizerConfig, TrainerRole
+    from allocation.plan import ParallelSizes
+    from areal_like.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole
 
 
 type Part = Literal["params", "grads", "optimizer"]
@@ -43,6 +43,8 @@ class TrainEngine(Protocol):
         self, batch: Batch, temperature: float = 1.0, adapted: bool = True
     ) -> tuple[NDArray[np.int64], Floats] | None:
         """Log-probs of tokens with `loss_mask` 1, of all in a batch without: places in `batch.tokens`, and values.
+
+        They are over the ids that `batch.kept` lists, and at the temperatures of its tokens, if it has them.
 
         Nothing predicts a sequence's first token, which has none. None where another rank gives the same. Together the
         results cover the batch. Without `adapted` they are those of the model that has no adapters. Raises RoleError

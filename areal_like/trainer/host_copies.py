@@ -12,7 +12,7 @@ class HostCopies:
     def __init__(self) -> None:
         self._kept: dict[Hashable, Tensor] = {}
 
-    def of(self, tensors: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+    def take(self, tensors: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
         """A contiguous copy of each by its name, good until the next call; one for tensors that are the same memory."""
         before, self._kept = self._kept, {}
         copies: dict[Hashable, Tensor] = {}

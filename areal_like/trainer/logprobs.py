@@ -17,24 +17,31 @@ from torch import Tensor
 # times that. A call costs a host as much as some hundred rows a GPU.
 _IS_FUSED = torch.cuda.is_available()
 _SLICE_ELEMENTS = 1 << 28 if _IS_FUSED else 1 << 26  # 0.5 GiB of bfloat16; 256 MiB of float32 per temporary
+_NEVER = -1e30  # logit of a word that has probability 0
 _fused = partial(torch.compile, dynamic=True) if _IS_FUSED else lambda function: function
+
+type Temperature = float | Tensor  # one for all rows, or `[rows]`
 
 
 def log_probs_and_entropy(
     logits: Tensor,
     labels: Tensor,
     *,
-    temperature: float,
+    temperature: Temperature,
     vocab_size: int,
     group: dist.ProcessGroup | None,
+    support: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(label) and the entropy of p = softmax(logits / temperature), both `[rows]`, float32, differentiable once.
 
     `logits` is `[rows, padded vocabulary / tp]`; `labels`, whole-vocabulary ids, are `[rows]`. Columns from
     `vocab_size` on are padding and have probability 0. The result is the same on every rank of `group`; None: this rank
     has the whole vocabulary. The backward pass overwrites `logits`, which nothing else may read by then.
+
+    `support` `[rows, width]` are the words that each label was sampled from, its own among them, filled up with -1: all
+    other words have probability 0. A row of -1 alone was sampled from the whole vocabulary.
     """
-    return _OfLogits.apply(logits, labels, 1.0 / temperature, vocab_size, group)
+    return _OfLogits.apply(logits, labels, support, 1.0 / temperature, vocab_size, group)
 
 
 def log_probs_and_entropy_of_hidden(
@@ -42,58 +49,70 @@ def log_probs_and_entropy_of_hidden(
     weight: Tensor,
     labels: Tensor,
     *,
-    temperature: float,
+    temperature: Temperature,
     vocab_size: int,
     group: dist.ProcessGroup | None,
+    support: Tensor | None = None,
     zeros: bool = False,
+    in_fp32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The same from hidden states `[rows, hidden]` and the output layer's `weight` `[padded vocabulary / tp, hidden]`.
 
     Logits of several slices are made again in backward ("Cut Your Losses in Large-Vocabulary Language Models",
     arXiv:2411.09009). The gradient of `hidden` is the same on every rank of `group`. A trained weight's is added to
     `weight.main_grad`, the buffer of Megatron's data parallelism, at that buffer's precision; autograd is given none,
-    or `zeros`, which Megatron's hook asks for where it sends gradients while others are computed.
+    or `zeros`, which Megatron's hook asks for where it sends gradients while others are computed. `in_fp32` keeps the
+    logits in float32 instead of rounding them to the type of `hidden`.
     """
-    return _OfHidden.apply(hidden, weight, labels, 1.0 / temperature, vocab_size, group, zeros)
+    return _OfHidden.apply(hidden, weight, labels, support, 1.0 / temperature, vocab_size, group, zeros, in_fp32)
+
+
+def fp32_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return `hidden @ weight.t()` in float32, differentiable; gradients have the types of the arguments."""
+    return _Fp32Logits.apply(hidden, weight)
 
 
 class _OfLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits, labels, scale, vocab_size, group):
-        step, local, valid = _split(labels, logits.shape[1], vocab_size, group)
-        log_prob, entropy, log_total = _measure(logits.split(step), local.split(step), scale, valid, group)
-        ctx.save_for_backward(logits, local, log_total, entropy)
+    def forward(ctx: Any, logits, labels, support, scale, vocab_size, group):
+        step, local, valid, support = _split(labels, support, logits.shape[1], vocab_size, group)
+        rows = zip(*_slices(step, local, support, scale), strict=True)
+        log_prob, entropy, log_total = _measure(logits.split(step), rows, valid, group)
+        ctx.save_for_backward(logits, support, local, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step = scale, valid, step
         return log_prob, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads):
-        logits, *of_rows = ctx.saved_tensors
+        logits, support, *of_rows = ctx.saved_tensors
         grad = logits.detach()
-        for rows, *columns in zip(*(tensor.split(ctx.step) for tensor in (grad, *of_rows, *grads)), strict=True):
-            _to_gradient(_static(rows), *columns, ctx.scale, ctx.valid)
-        return grad, None, None, None, None
+        for rows, *columns in zip(*_slices(ctx.step, grad, *of_rows, *grads, support, ctx.scale), strict=True):
+            _to_gradients(rows, *columns, valid=ctx.valid)
+        return grad, None, None, None, None, None
 
 
 class _OfHidden(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden, weight, labels, scale, vocab_size, group, zeros):
-        step, local, valid = _split(labels, len(weight), vocab_size, group)
-        kept = hidden @ weight.t() if len(hidden) <= step else None
-        slices = [kept] if kept is not None else (rows @ weight.t() for rows in hidden.split(step))
-        log_prob, entropy, log_total = _measure(slices, local.split(step), scale, valid, group)
-        ctx.save_for_backward(kept, weight, hidden, local, log_total, entropy)
-        ctx.scale, ctx.valid, ctx.step, ctx.group, ctx.zeros = scale, valid, step, group, zeros
+    def forward(ctx: Any, hidden, weight, labels, support, scale, vocab_size, group, zeros, in_fp32):
+        product = _fp32_product if in_fp32 else torch.mm
+        step, local, valid, support = _split(labels, support, len(weight), vocab_size, group)
+        whole = product(hidden, weight.t()) if len(hidden) <= step else None
+        slices = [whole] if whole is not None else (product(rows, weight.t()) for rows in hidden.split(step))
+        rows = zip(*_slices(step, local, support, scale), strict=True)
+        log_prob, entropy, log_total = _measure(slices, rows, valid, group)
+        ctx.save_for_backward(whole, weight, hidden, support, local, log_total, entropy)
+        ctx.scale, ctx.valid, ctx.step, ctx.group, ctx.zeros, ctx.product = scale, valid, step, group, zeros, product
         return log_prob, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads):
-        kept, weight, hidden, *of_rows = ctx.saved_tensors
+        whole, weight, hidden, support, *of_rows = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        slices = (tensor.split(ctx.step) for tensor in (grad_hidden, hidden, *of_rows, *grads))
+        slices = _slices(ctx.step, grad_hidden, hidden, *of_rows, *grads, support, ctx.scale)
         for grad_rows, rows, *columns in zip(*slices, strict=True):
-            logits = rows @ weight.t() if kept is None else kept
-            _to_gradient(_static(logits), *columns, ctx.scale, ctx.valid)
+            logits = ctx.product(rows, weight.t()) if whole is None else whole
+            _to_gradients(logits, *columns, valid=ctx.valid)
+            logits = logits.to(weight.dtype)
             torch.mm(logits, weight, out=grad_rows)
             if ctx.needs_input_grad[1]:
                 _add_product(weight.main_grad, logits.t(), rows)
@@ -101,29 +120,67 @@ class _OfHidden(torch.autograd.Function):
         if ctx.group and ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
         zeros = weight.new_zeros(()).expand_as(weight) if ctx.needs_input_grad[1] and ctx.zeros else None
-        return grad_hidden, zeros, None, None, None, None, None
+        return grad_hidden, zeros, None, None, None, None, None, None, None
 
 
-def _split(labels: Tensor, columns: int, vocab_size: int, group: dist.ProcessGroup | None) -> tuple[int, Tensor, int]:
-    """Rows of a slice; labels among this rank's words, -1 for others', `[rows]`; how many of its columns are words."""
+class _Fp32Logits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden, weight):
+        ctx.save_for_backward(hidden, weight)
+        return _fp32_product(hidden.flatten(0, -2), weight.t()).unflatten(0, hidden.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad):
+        hidden, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2).to(weight.dtype)
+        of_weight = rows.t() @ hidden.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return (rows @ weight).view_as(hidden), of_weight
+
+
+def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
+    """A GPU multiplies numbers of 16 bits exactly and adds up in float32: it needs no copies in float32."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _split(
+    labels: Tensor, support: Tensor | None, columns: int, vocab_size: int, group: dist.ProcessGroup | None
+) -> tuple[int, Tensor, int, Tensor | None]:
+    """Rows of a slice; labels among this rank's words, -1 for others', `[rows]`; how many of its columns are words.
+
+    Last the local words of the support: -1 is filling, and -2 a word of another rank.
+    """
     first = group.rank() * columns if group else 0
     valid = min(max(vocab_size - first, 0), columns)
     local = torch.where((labels >= first) & (labels < first + valid), labels - first, -1)
-    return max(1, _SLICE_ELEMENTS // columns // 16 * 16), local, valid  # aligned, else compiled code copies slices
+    if support is not None:
+        here = (support >= first) & (support < first + valid)
+        support = (support - first).masked_fill_(~here & (support >= 0), -2).masked_fill_(support < 0, -1)
+    return max(1, _SLICE_ELEMENTS // columns // 16 * 16), local, valid, support  # aligned, or compiled code copies
+
+
+def _slices(step: int, *columns: Tensor | float | None) -> list[Iterable[Any]]:
+    """Return columns in slices of rows; one that is not a tensor is the same for every row."""
+    rows = next(len(column) for column in columns if isinstance(column, Tensor))
+    count = max(1, -(-rows // step))
+    return [column.split(step) if isinstance(column, Tensor) else [column] * count for column in columns]
 
 
 def _measure(
     slices: Iterable[Tensor],
-    labels: Iterable[Tensor],
-    scale: float,
+    rows: Iterable[tuple[Tensor, Tensor | None, float | Tensor]],
     valid: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(label), entropy and the logarithm of the softmax's denominator, `[rows]`; `labels` are local."""
+    """log p(label), entropy and the logarithm of the softmax's denominator, `[rows]`.
+
+    `rows` are local labels, supports and scales of the slices.
+    """
     parts = []
-    for logits, local in zip(slices, labels, strict=True):
+    for logits, (local, support, scale) in zip(slices, rows, strict=True):
         label = logits.gather(1, local.clamp(min=0)[:, None])[:, 0].float() * scale
-        parts.append((*_local_sums(_static(logits), scale, valid), torch.where(local >= 0, label, 0.0)))
+        parts.append((*_all_sums(logits, support, scale, valid), torch.where(local >= 0, label, 0.0)))
         del logits  # before those of the next slice
     maximum, total, weighted, label = (torch.cat(column) for column in zip(*parts, strict=True))
     if group and group.size() > 1:
@@ -135,6 +192,56 @@ def _measure(
         total, weighted, label = sums
     log_total = maximum + torch.log(total)
     return label - log_total, log_total - weighted / total, log_total
+
+
+def _all_sums(
+    logits: Tensor, support: Tensor | None, scale: float | Tensor, valid: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `_local_sums` over the support of each row, over all words of a row without one."""
+    of_all = _fused_local_sums(_static(logits), _column(scale), valid)
+    if support is None:
+        return of_all
+    of_support = _local_sums(_gather_support(logits, support), _column(scale), support.shape[1])
+    maximum, total, weighted = (
+        torch.where(support[:, 0] == -1, *both) for both in zip(of_all, of_support, strict=True)
+    )
+    return maximum, total, weighted
+
+
+def _to_gradients(
+    logits: Tensor,
+    local: Tensor,
+    log_total: Tensor,
+    entropy: Tensor,
+    grad_log_prob: Tensor,
+    grad_entropy: Tensor,
+    support: Tensor | None,
+    scale: float | Tensor,
+    *,
+    valid: int,
+) -> None:
+    """Do what `_to_gradient` does; that of words outside the support is 0."""
+    of_rows = (log_total, entropy, grad_log_prob, grad_entropy)
+    if support is None:
+        _fused_to_gradient(_static(logits), local, *of_rows, _column(scale), valid)
+        return
+    few = _gather_support(logits, support)
+    _fused_to_gradient(_static(logits), local, *of_rows, _column(scale), valid)
+    is_label = (support == local[:, None]) & (local >= 0)[:, None]
+    place = torch.where(is_label.any(1), is_label.int().argmax(1), -1)
+    _to_gradient(few, place, *of_rows, _column(scale), support.shape[1])
+    logits.masked_fill_((support[:, 0] != -1)[:, None], 0)
+    few.masked_fill_(support < 0, 0)
+    logits.scatter_add_(1, support.clamp(min=0).long(), few.to(logits.dtype))  # 0 is added where many are added
+
+
+def _gather_support(logits: Tensor, support: Tensor) -> Tensor:
+    """Return logits of the support, `[rows, width]`, float32; with probability 0 where this rank has none."""
+    return logits.gather(1, support.clamp(min=0).long()).float().masked_fill_(support < 0, _NEVER)
+
+
+def _column(scale: float | Tensor) -> float | Tensor:
+    return scale[:, None] if isinstance(scale, Tensor) else scale
 
 
 def _static(logits: Tensor) -> Tensor:
@@ -154,8 +261,7 @@ def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
         to.add_(left @ right)
 
 
-@_fused
-def _local_sums(logits: Tensor, scale: float, valid: int) -> tuple[Tensor, Tensor, Tensor]:
+def _local_sums(logits: Tensor, scale: float | Tensor, valid: int) -> tuple[Tensor, Tensor, Tensor]:
     """Per row over this rank's words: the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
     z = _scale(logits, scale, valid)
     maximum = z.amax(1)
@@ -163,7 +269,6 @@ def _local_sums(logits: Tensor, scale: float, valid: int) -> tuple[Tensor, Tenso
     return maximum, weight.sum(1), (weight * z).sum(1)
 
 
-@_fused
 def _to_gradient(
     logits: Tensor,
     local: Tensor,
@@ -171,7 +276,7 @@ def _to_gradient(
     entropy: Tensor,
     grad_log_prob: Tensor,
     grad_entropy: Tensor,
-    scale: float,
+    scale: float | Tensor,
     valid: int,
 ) -> None:
     """In place; d log p(label) / dz = onehot - p; dH / dz = -p (log p + H)."""
@@ -181,8 +286,11 @@ def _to_gradient(
     logits.copy_((is_label * grad_log_prob[:, None] - torch.exp(log_p) * slope) * scale)
 
 
-def _scale(logits: Tensor, scale: float, valid: int) -> Tensor:
+def _scale(logits: Tensor, scale: float | Tensor, valid: int) -> Tensor:
     z = logits.float() * scale
     if valid < z.shape[1]:
-        z[:, valid:] = -1e30  # finite, so that p * z is 0 and not nan
+        z[:, valid:] = _NEVER  # finite, so that p * z is 0 and not nan
     return z
+
+
+_fused_local_sums, _fused_to_gradient = _fused(_local_sums), _fused(_to_gradient)

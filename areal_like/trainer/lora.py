@@ -26,7 +26,7 @@ class Adapter(NamedTuple):
     a: Tensor
     b: Tensor
 
-    def merged(self, weight: Tensor, scale: float) -> Tensor:
+    def merge(self, weight: Tensor, scale: float) -> Tensor:
         """A new `[out, in]` in the data type of `weight`: that and the adapter, added in float32."""
         a, b = (matrix.to(weight.device, torch.float32) for matrix in self)
         return torch.addmm(weight.float(), b, a, alpha=scale).to(weight.dtype)
@@ -45,7 +45,7 @@ def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int
 
 
 @contextmanager
-def paused(modules: Iterable[torch.nn.Module], pause: bool) -> Iterator[None]:
+def pause(modules: Iterable[torch.nn.Module], pause: bool) -> Iterator[None]:
     """Have the hooks of these modules add nothing while it is open, if `pause`; each looks at its own `paused`."""
     modules = list(modules) if pause else []
     for module in modules:

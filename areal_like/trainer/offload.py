@@ -58,7 +58,7 @@ class DeviceMemory:
         self._bring([part for part in parts if part not in self._resting])
 
     @contextmanager
-    def needed(self, *parts: Part) -> Iterator[None]:
+    def hold(self, *parts: Part) -> Iterator[None]:
         """Have the parts on the device; those that were away are away again afterwards."""
         away = [part for part in parts if part in self._away]
         self._bring(away)

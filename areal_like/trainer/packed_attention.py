@@ -30,10 +30,11 @@ def padded_attention(
     groups: Sequence[SequenceGroup],
     scale: float | None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`query` `[t, heads, dim]` of this rank, `key` and `value` `[keys of all ranks, heads, dim]`; as `query`.
 
-    A `window` is of the tokens that a query attends to.
+    A `window` is of the tokens that a query attends to. `sinks` `[heads]` are scores of keys that have no value.
     """
     outputs, places = [], []
     for group in groups:
@@ -42,15 +43,28 @@ def padded_attention(
             for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
         )
         mask = _mask(group, window)
-        o = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        if sinks is not None:
+            o = _with_sinks(q, k, v, mask, scale, sinks)
+        else:
+            o = F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
         outputs.append(o.transpose(1, 2)[group.real])
         places.append(group.queries[group.real])
     output = torch.cat(outputs)
     order = torch.empty(len(output), dtype=torch.long)
     order[torch.cat(places)] = torch.arange(len(output))
     return output.index_select(0, order)
+
+
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor) -> Tensor:
+    """Compute softmax attention in which each head's sink takes a share, `[n, heads, L, dim]` as the queries."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    causal = torch.ones(scores.shape[2:], dtype=torch.bool).tril() if mask is None else mask
+    scores = scores.masked_fill(~causal, -torch.inf)
+    of_sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
+    return torch.cat([scores, of_sinks], 3).softmax(3)[..., :-1] @ v
 
 
 def _mask(group: SequenceGroup, window: int | None) -> Tensor | None:

@@ -11,7 +11,7 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 5. Ranks differ by little in their tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
    Graham 1969), then heavy and light micro-batches are dealt out alternately.
 6. A micro-batch that no sequence was left for holds one dummy sequence, which is trained on nowhere.
-7. Sequences that begin alike and share that (`prompts.py`) are in one micro-batch.
+7. The sequences of a tree (`prefix_trees.py`) are in one micro-batch.
 """
 
 import heapq
@@ -24,9 +24,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from allocation import ParallelSizes
+from allocation.plan import ParallelSizes
 from areal_like.config.schema import MicroBatchConfig
-from areal_like.trainer.prompts import Prefixes, alone, common_prompts
+from areal_like.trainer.prefix_trees import PrefixTrees, find_trees, separate
 from areal_like.types import Batch, Ints
 
 
@@ -55,10 +55,11 @@ class Keys:
 class MicroBatch:
     """One rank's share of one packed micro-batch; shapes with t = its tokens / cp.
 
-    `tokens` and `positions` are `[t]`. The place `rows[i]` of them predicts the token that is at `targets[i]` in the
-    batch; padding predicts nothing, nor does the last token of a sequence. Pieces are sequences, or what they have in
-    common and what is their own; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts whole padded pieces, as
-    Megatron's PackedSeqParams want. `keys` is None where each piece attends to itself alone.
+    `tokens` and `positions` are `[t]`; `places` says where in the batch each of them is, -1 for padding. The place
+    `rows[i]` of them predicts the token that is at `targets[i]` in the batch; padding predicts nothing, nor does the
+    last token of a sequence. A place that several sequences share is a row of each of them. Pieces are the nodes of
+    trees, so whole sequences where nothing is shared; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts
+    whole padded pieces, as Megatron's PackedSeqParams want. `keys` is None where each piece attends to itself alone.
     """
 
     tokens: NDArray[np.int64]
@@ -67,6 +68,7 @@ class MicroBatch:
     targets: NDArray[np.int64]
     cu_seqlens: Ints
     max_seqlen: int
+    places: NDArray[np.int64]
     keys: Keys | None = None
 
 
@@ -90,19 +92,17 @@ def make_schedule(
     max_tokens: int,
     alignment: int,
     multiple: int = 1,
-    prefixes: Prefixes | None = None,
+    trees: PrefixTrees | None = None,
 ) -> Schedule:
     """Distributes sequences over `dp` ranks and packs each rank's share into micro-batches.
 
-    `max_tokens` is per micro-batch before context parallelism divides it. Families of `prefixes` stay together. Raises
-    PackingError for an empty batch and for a sequence that is longer than a micro-batch.
+    `max_tokens` is per micro-batch before context parallelism divides it. The sequences of one of `trees` stay
+    together. Raises PackingError for an empty batch and for a sequence that is longer than a micro-batch.
     """
-    if not len(lengths) or min(lengths) == 0:
-        raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
-    prefixes = prefixes or alone(len(lengths))
-    common = prefixes.lengths[prefixes.leads].astype(np.int64)
-    own = np.bincount(prefixes.families, _pad(np.asarray(lengths, np.int64) - prefixes.lengths, alignment))
-    padded = (own.astype(np.int64) + _pad(common, alignment)).tolist()
+    _check(lengths)
+    trees = trees or separate(lengths)
+    of_nodes = np.bincount(trees.families[trees.sources], _pad(trees.lengths, alignment))
+    padded = of_nodes.astype(np.int64).tolist()
     if max(padded) > max_tokens:
         raise PackingError(
             f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
@@ -114,13 +114,18 @@ def make_schedule(
         n = _round_up(n + 1 + n // 16, multiple)
 
     bins.sort(key=lambda members: sum(padded[i] for i in members), reverse=True)
-    ends = np.cumsum(np.bincount(prefixes.families)).tolist()
+    of_family = np.split(np.argsort(trees.families, stable=True), np.cumsum(np.bincount(trees.families))[:-1])
     ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dp)]
     for i, members in enumerate(bins):
         turn, place = divmod(i, dp)
-        sequences = chain.from_iterable(range(ends[it - 1] if it else 0, ends[it]) for it in sorted(members))
+        sequences = chain.from_iterable(of_family[family].tolist() for family in sorted(members))
         ranks[place if turn % 2 == 0 else dp - 1 - place].append(tuple(sequences))
     return tuple(tuple(rank) for rank in ranks)
+
+
+def _check(lengths: Sequence[int] | Ints) -> None:
+    if not len(lengths) or min(lengths) == 0:
+        raise PackingError("a training batch needs at least one sequence, and every sequence at least one token")
 
 
 def pack(
@@ -129,84 +134,75 @@ def pack(
     members: Sequence[int],
     alignment: int,
     *,
-    prefixes: Prefixes | None = None,
+    trees: PrefixTrees | None = None,
     cp: int = 1,
     cp_rank: int = 0,
 ) -> MicroBatch:
-    """Packs the sequences `members` back to back and takes this rank's share of each.
+    """Packs the sequences `members`, all those of some of the `trees`, and takes this rank's share of each.
 
     Rows are counted on whole sequences, before context parallelism cuts them: a chunk's last token predicts the first
     token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
-    so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). What `prefixes` says
-    that members of a family have in common is there once, before what is their own; `cp` is 1 then.
+    so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree is
+    there once; `cp` is 1 where a tree has several.
     """
-    chosen = np.asarray(members, np.int64)
-    length, start = lengths[chosen].astype(np.int64), np.cumsum(lengths, dtype=np.int64)[chosen] - lengths[chosen]
+    trees, chosen = trees or separate(lengths), np.asarray(members, np.int64)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    nodes = trees.nodes_of(chosen)
+    length, position = trees.lengths[nodes], trees.starts[nodes]  # of each node, and where it is in its path
+    start = starts[trees.sources[nodes]] + position
     if not members:
-        length = start = np.zeros(1, np.int64)
-    shared = (prefixes or alone(len(lengths))).of(chosen) if members else alone(1)
-    pieces = _pieces(start, length, shared)
-    padded = _pad(np.maximum(pieces.length, 1), alignment)
+        start = length = position = np.zeros(1, np.int64)
+    padded = _pad(np.maximum(length, 1), alignment)
     ends = np.concatenate(([0], np.cumsum(padded)))
 
     piece, offset = _count(padded)  # of every place in the pack
-    before = np.maximum(length - 1, 0)
-    sequence, position = _count(before)  # of every token that predicts one
-    predicting = np.where(
-        position < pieces.position[pieces.own[sequence]], pieces.common[sequence], pieces.own[sequence]
-    )
-    rows = ends[predicting] + position - pieces.position[predicting]
-    targets = start[sequence] + position + 1
+    rows, targets = _predictions(trees, chosen, starts, nodes, ends)
     if cp > 1:
         chunk = offset // (padded // (2 * cp))[piece]
         share = (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
         piece, offset = piece[share], offset[share]
         here = share[rows]
         rows, targets = (np.cumsum(share) - 1)[rows[here]], targets[here]
-    place = np.minimum(pieces.start[piece] + offset, len(tokens) - 1)  # in the batch
+    place = np.minimum(start[piece] + offset, len(tokens) - 1)  # in the batch
+    is_token = offset < length[piece]
     return MicroBatch(
-        np.where(offset < pieces.length[piece], tokens[place], 0).astype(np.int64),
-        pieces.position[piece] + offset,
+        np.where(is_token, tokens[place], 0).astype(np.int64),
+        position[piece] + offset,
         rows,
         targets,
         ends.astype(np.int32),
         int(padded.max()),
-        _keys(pieces, padded, ends) if shared.lengths.any() else None,
+        np.where(is_token, place, -1),
+        _keys(trees, nodes, padded, ends) if position.any() else None,
     )
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """`start` in the batch, `length`, and the first's `position` in its sequence, each `[pieces]`.
+def _predictions(
+    trees: PrefixTrees,
+    sequences: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return of every token but the first of each sequence where the one before it is in the pack, and its own place.
 
-    Of every sequence the piece that is its `own`, and that which it has in `common` with others, `[sequences]`.
+    `nodes` are in the pack between `ends`; `starts` are those of all sequences in the batch.
     """
-
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    position: NDArray[np.int64]
-    own: NDArray[np.int64]
-    common: NDArray[np.int64]
-
-
-def _pieces(start: NDArray[np.int64], length: NDArray[np.int64], prefixes: Prefixes) -> _Pieces:
-    leads = prefixes.leads & (prefixes.lengths > 0)
-    own = np.arange(len(start)) + np.cumsum(leads)
-    common = np.maximum.accumulate(np.where(leads, own - 1, 0))
-    pieces = np.zeros((3, len(start) + np.count_nonzero(leads)), np.int64)
-    pieces[:, own] = start + prefixes.lengths, length - prefixes.lengths, prefixes.lengths
-    pieces[:2, own[leads] - 1] = start[leads], prefixes.lengths[leads]
-    return _Pieces(pieces[0], pieces[1], pieces[2], own, common)
+    leaves = trees.leaves[sequences]
+    path, node = trees.paths(leaves)
+    part, i = _count(trees.lengths[node] - (node == leaves[path]))  # a sequence's last token predicts nothing
+    path, node = path[part], node[part]
+    return ends[np.searchsorted(nodes, node)] + i, starts[sequences[path]] + trees.starts[node] + i + 1
 
 
-def _keys(pieces: _Pieces, padded: NDArray[np.int64], ends: NDArray[np.int64]) -> Keys:
-    before = np.zeros_like(padded)  # the piece with what a piece attends to beside itself
-    before[pieces.own] = pieces.common
-    counts = pieces.position + padded
-    piece, i = _count(counts)
-    common = pieces.position[piece]
-    places = np.where(i < common, ends[before[piece]] + i, ends[piece] + i - common)
-    return Keys(places.astype(np.int32), np.concatenate(([0], np.cumsum(counts))).astype(np.int32), int(counts.max()))
+def _keys(trees: PrefixTrees, nodes: NDArray[np.int64], padded: NDArray[np.int64], ends: NDArray[np.int64]) -> Keys:
+    """Return the keys of each node: those of its path, and its own padding."""
+    path, node = trees.paths(nodes)
+    counts = np.where(node == nodes[path], padded[path], trees.lengths[node])
+    part, i = _count(counts)
+    places = ends[np.searchsorted(nodes, node)][part] + i
+    totals = np.bincount(path, counts).astype(np.int64)
+    return Keys(places.astype(np.int32), np.concatenate(([0], np.cumsum(totals))).astype(np.int32), int(totals.max()))
 
 
 def _count(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -232,16 +228,17 @@ def packs(
 ) -> tuple[int, Callable[[int], MicroBatch]]:
     """Return how many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it."""
     limit = section.max_tokens_per_mb
-    prefixes = common_prompts(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
-    share = make_schedule(
-        batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, prefixes=prefixes
-    )[dp_rank]
+    _check(batch.lengths)
+    trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
+    share = make_schedule(batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees)[
+        dp_rank
+    ]
 
     @cache
-    def packed(i: int) -> MicroBatch:
-        return pack(batch.tokens, batch.lengths, share[i], alignment, prefixes=prefixes, cp=cp, cp_rank=cp_rank)
+    def pack_one(i: int) -> MicroBatch:
+        return pack(batch.tokens, batch.lengths, share[i], alignment, trees=trees, cp=cp, cp_rank=cp_rank)
 
-    return len(share), packed
+    return len(share), pack_one
 
 
 def _lightest_first(order: Sequence[int], sizes: Sequence[int], n_bins: int, capacity: int) -> list[list[int]] | None:

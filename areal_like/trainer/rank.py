@@ -3,13 +3,16 @@
 The controller imports this to start actors, so torch is imported inside the methods only.
 """
 
+from collections.abc import Callable
 from socket import socket
 from typing import Any
 
 from areal_like.cluster.lifetime import listen
-from areal_like.runtime.gc_tuning import uncollected
+from areal_like.runtime.gc_tuning import pause_gc
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.environment import apply_environment
+
+type MakeSender = Callable[[TrainEngine, int, str], Any]  # of the engine, its rank and the rank's own address
 
 
 class TrainerRank:
@@ -24,13 +27,14 @@ class TrainerRank:
         self._listener = listen(self._address)
         return self._address, self._listener.getsockname()[1]
 
-    def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, transport: str) -> None:
+    def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, make_sender: MakeSender) -> None:
         """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
-        from areal_like.weights.sync import make_sender
-
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
         self._engine = make_engine(spec, rendezvous)
-        self._sender = make_sender(transport, self._engine, self._rank, self._address)
+        self._sender = make_sender(self._engine, self._rank, self._address)
+
+    def is_there(self) -> None:
+        """Answer, as a living process does that is not in another call."""
 
     def engine(self, method: str, *arguments: Any) -> Any:
         """One method of the engine."""
@@ -58,12 +62,12 @@ def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
     """The engine of a backend, in this process's environment. Raises ValueError for one that nobody wrote."""
     apply_environment(spec, rendezvous.address)
     if spec.backend == "megatron":
-        with uncollected():
+        with pause_gc():
             from areal_like.trainer.megatron.engine import MegatronEngine
 
         return MegatronEngine(spec, rendezvous)
     if spec.backend == "fsdp":
-        with uncollected():
+        with pause_gc():
             from areal_like.trainer.fsdp.engine import FSDPEngine
 
         return FSDPEngine(spec, rendezvous)

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from areal_like.config.schema import ReferenceConfig
@@ -22,9 +23,10 @@ class Reference:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Log-probs of the batch's tokens, `[tokens]`, and 0 where its `loss_mask` is."""
+        own = replace(batch, routes=None)  # the servers' experts are the actor's
         if self._trainer is self._actor:
-            return await self._actor.log_probs(batch, temperature, adapted=False)
-        return await self._trainer.log_probs(batch, temperature)
+            return await self._actor.log_probs(own, temperature, adapted=False)
+        return await self._trainer.log_probs(own, temperature)
 
     def due(self, step: int) -> bool:
         """Whether the reference is updated after this training step, counted from 1."""

@@ -24,6 +24,11 @@ class Trainer:
         self._ranks = ranks
         self._saving: Path | None = None
 
+    @property
+    def ranks(self) -> WorkerGroup:
+        """The processes of this trainer."""
+        return self._ranks
+
     async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> Floats:
         """Log-probs of the batch's tokens under the current weights, `[tokens]`, and 0 where its `loss_mask` is.
 
@@ -117,4 +122,4 @@ class Trainer:
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """As `transfer`; returns what each rank answers, in rank order."""
         phase = f"weight update ({step})"
-        return await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s)
+        return await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s, cancels=True)

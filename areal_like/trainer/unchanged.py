@@ -17,7 +17,7 @@ def _anything(inputs: LossInputs, parameters: None) -> tuple[Tensor, dict[str, T
 ANYTHING = LossSpec(_anything)  # a loss that needs no field, of an actor and of a critic
 
 
-def remembered(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
+def remember_buffers(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
     """Return a function that restores the counters in model buffers (experts' loads and biases)."""
     before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
 
@@ -30,9 +30,9 @@ def remembered(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
 
 
 @contextmanager
-def unchanged(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
+def keep_state(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
     """Put back torch's random numbers and what models count in buffers, after the body."""
-    put_back = remembered(models)
+    put_back = remember_buffers(models)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     put_back()

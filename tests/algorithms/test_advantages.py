@@ -1,6 +1,7 @@
 """Advantages on numbers that can be checked by hand, and what holds for all numbers."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_like.algorithms.advantages import estimate, gae, normalise, overlong_penalty
+from areal_like.algorithms.batch import policy_batches
 from areal_like.algorithms.kl import divergence
+from areal_like.algorithms.losses import decoupled_ppo
 from areal_like.algorithms.settings import FROM_GROUP_MEAN, IN_BATCH, IN_GROUP, LEFT_OUT, NOTHING, PRESETS, Settings
-from areal_like.algorithms.types import Experience
+from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.schema import NormConfig
-from areal_like.types import Batch
+from areal_like.types import Batch, LossSpec
 
 
 def norm_of(rewards, groups, norm=IN_GROUP):
@@ -173,7 +176,9 @@ def experience(rewards=(1.0, 0.0), groups=(0, 0), lengths=(3, 4), mask=(0, 1, 1,
     arrays = {name: np.array(values, np.float32) for name, values in {"loss_mask": mask, **fields}.items()}
     batch = Batch(np.array(lengths, np.int32), np.zeros(sum(lengths), np.int32), arrays)
     samples = np.arange(len(rewards), dtype=np.int32)
-    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch)
+    return Experience(
+        np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch, np.zeros(len(rewards), bool)
+    )
 
 
 def test_rewards_are_shifted_scaled_and_clipped_before_their_norm():
@@ -183,6 +188,67 @@ def test_rewards_are_shifted_scaled_and_clipped_before_their_norm():
     np.testing.assert_allclose(estimate(three, own, 9)["advantages"], [5, -5, 20])
     centred = replace(own, reward_norm=FROM_GROUP_MEAN)
     np.testing.assert_allclose(estimate(three, centred, 9)["advantages"], np.array([5, -5, 20]) - 20 / 3, rtol=1e-6)
+
+
+def test_advantages_are_clipped_after_their_norm():
+    own = Settings(advantage_clip=0.4)
+    assert estimate(experience(), own, 9)["advantages"].tolist() == pytest.approx([0.4, 0])
+    per_token = estimate(experience(), replace(PRESETS["reinforce_pp"], advantage_clip=0.4), 9)["advantages"]
+    np.testing.assert_allclose(per_token, [0, 0.4, 0.4, 0, -0.4, 0, -0.4])
+
+
+def masked_experience(*truncated: int):
+    """Two groups of two: lengths 2, 4 and 2, 2, and mean rewards 0.5 and 1."""
+    four = experience((1.0, 0.0, 1.0, 1.0), (5, 5, 2, 2), (2, 4, 2, 2), (0, 1, 0, 1, 1, 1, 0, 1, 0, 1))
+    return replace(four, truncated=np.isin(np.arange(4), truncated))
+
+
+def test_truncated_responses_are_not_trained_on_but_count_in_their_group():
+    found = estimate(masked_experience(1), replace(PRESETS["grpo"], mask_truncated=True), 3)
+    assert found["advantages"].tolist() == [1, -1, 0, 0]
+    assert found["loss_mask"].tolist() == [1, 0, 1, 1]
+    assert estimate(masked_experience(), replace(PRESETS["grpo"], mask_truncated=True), 1)["loss_mask"].all()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted"),
+    [
+        ({"group_reward_above": 0.5}, [0, 0, 1, 1]),  # equal to the bound is out
+        ({"group_reward_above": 0.1, "group_reward_below": 1.0}, [1, 1, 0, 0]),
+        ({"group_reward_below": 1.1}, [1, 1, 1, 1]),
+        ({"group_reward_above": 2.0}, [0, 0, 0, 0]),
+    ],
+)
+def test_groups_are_trained_on_whose_mean_reward_is_between_the_bounds(bounds, wanted):
+    own = replace(PRESETS["grpo"], reward_bias=7.0, **bounds)  # which the bounds do not see
+    assert estimate(masked_experience(), own, 9)["loss_mask"].tolist() == wanted
+
+
+def test_a_sample_counts_once_in_the_mean_that_selects_its_group():
+    """Sample 0 has three trajectories with reward 1, sample 1 one with 0: the mean is 0.5, not 0.75."""
+    four = experience((1.0, 1.0, 1.0, 0.0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 1))
+    several = replace(four, samples=np.array([0, 0, 0, 1], np.int32))
+    own = Settings(group_reward_below=0.6)
+    assert estimate(several, own, 9)["loss_mask"].tolist() == [1, 1, 1, 1]
+    assert estimate(four, own, 9)["loss_mask"].tolist() == [0, 0, 0, 0]
+
+
+def test_advantages_are_normalised_over_the_tokens_that_are_trained_on():
+    """The tokens that are left have rewards 1, 1, 1, whose deviation is 0; those of the masked response have 0."""
+    own = replace(PRESETS["reinforce_pp"], mask_truncated=True)
+    found = estimate(masked_experience(1), own, 3)
+    assert found["advantages"].tolist() == [0] * 10
+    assert np.abs(estimate(masked_experience(), own, 9)["advantages"]).max() > 0
+    none_left = estimate(masked_experience(0, 1, 2, 3), own, 1)
+    assert not none_left["advantages"].any()
+    assert not none_left["loss_mask"].any()
+
+
+def test_no_batch_has_responses_that_are_not_trained_on():
+    own = replace(PRESETS["grpo"], mask_truncated=True)
+    algorithm = Algorithm(partial(estimate, settings=own, longest=3), LossSpec(decoupled_ppo, own))
+    batches = policy_batches(algorithm, masked_experience(1), 1)
+    assert [batch.lengths.tolist() for batch in batches] == [[2, 2, 2]]
 
 
 def test_without_critic_and_divergence_all_tokens_of_a_trajectory_have_its_reward():
@@ -206,6 +272,73 @@ def test_the_divergence_from_the_reference_is_a_cost_of_each_token():
     np.testing.assert_allclose(fields["advantages"], [0, 1 - 0.2 - 0.1, 1 - 0.2, 0, 0, 0, 0], rtol=1e-6)
     squared = estimate(given, Settings(kl_ctl=0.1, kl_estimator="k2"), 9)
     np.testing.assert_allclose(squared["advantages"], [0, 1 - 0.2 - 0.05, 1 - 0.2, 0, 0, 0, 0], rtol=1e-6)
+
+
+TWO_TURNS = {"tokens": 12, "mask": [0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 1]}  # of two trajectories, with a tool between
+
+
+def played(rewards: list[float], turns: list[float] | None = None) -> Experience:
+    """Two trajectories of one group with two turns each; `turns` are the rewards of the four."""
+    mask = np.array(TWO_TURNS["mask"], np.float32)
+    fields = {"loss_mask": mask, "behaviour_logprobs": -mask}
+    if turns is not None:
+        fields["turn_rewards"] = np.zeros(12, np.float32)
+        fields["turn_rewards"][[2, 4, 8, 11]] = turns
+    batch = Batch(np.array([5, 7], np.int32), np.zeros(12, np.int32), fields)
+    return Experience(
+        np.array(rewards, np.float32), np.zeros(2, np.int32), np.arange(2, dtype=np.int32), batch, np.zeros(2, bool)
+    )
+
+
+def of_turns(fields):
+    """The advantage of each turn, whose tokens have the same one."""
+    own = fields["advantages"]
+    assert (own[[1, 6, 7]] == own[[2, 7, 8]]).all() and not own[[0, 3, 5, 9, 10]].any()
+    return own[[2, 4, 8, 11]]
+
+
+def test_a_turn_has_its_own_reward_and_those_after_it():
+    given = played([1, 0], turns=[0, 2, 4, 0])
+    np.testing.assert_allclose(of_turns(estimate(given, Settings(), 9)), [3, 3, 4, 0])
+    np.testing.assert_allclose(of_turns(estimate(given, Settings(turn_discount=0.5), 9)), [1.5, 3, 4, 0])
+
+
+def test_an_earlier_turn_has_less_of_the_reward_of_an_episode():
+    np.testing.assert_allclose(of_turns(estimate(played([1, 0]), Settings(turn_discount=0.5), 9)), [0.5, 1, 0, 0])
+
+
+def test_a_sample_counts_once_in_the_baseline_of_its_turns():
+    """Returns 3, 3 and 4, 0: samples of 3 and 2, so the mean is 2.5."""
+    centred = estimate(played([1, 0], turns=[0, 2, 4, 0]), Settings(reward_norm=FROM_GROUP_MEAN), 9)
+    np.testing.assert_allclose(of_turns(centred), [0.5, 0.5, 1.5, -2.5])
+
+
+def test_without_rewards_of_turns_the_way_by_turns_changes_nothing():
+    plain = estimate(played([1, 0]), PRESETS["grpo"], 9)["advantages"]
+    by_turn = estimate(played([1, 0], turns=[0, 0, 0, 0]), PRESETS["grpo"], 9)
+    np.testing.assert_allclose(of_turns(by_turn), plain[[0, 0, 1, 1]], rtol=1e-6)
+
+
+def test_a_critic_s_returns_have_the_rewards_of_turns():
+    given = played([1, 0], turns=[0, 2, 4, 0])
+    given.batch.fields["values"] = np.zeros(12, np.float32)
+    settings = replace(PRESETS["ppo"], adv_norm=NOTHING)
+    np.testing.assert_allclose(estimate(given, settings, 9)["returns"][[2, 4, 8, 11]], [3, 3, 4, 0])
+
+
+def test_distillation_rewards_each_token_with_the_teachers_log_ratio_alone():
+    """What the teacher likes less than the policy does is discouraged at this token, whatever the reward is."""
+    given = experience(
+        behaviour_logprobs=[0, -1, -1, 0, -1, 0, -1], teacher_logprobs=[0, -3, -0.5, 0, -1, 0, 0], lengths=(3, 4)
+    )
+    plain = replace(PRESETS["distill"], adv_norm=NOTHING)
+    np.testing.assert_allclose(estimate(given, plain, 9)["advantages"], [0, -2, 0.5, 0, 0, 0, 1])
+    centred = estimate(given, PRESETS["distill"], 9)["advantages"]
+    np.testing.assert_allclose(centred[[1, 2, 4, 6]], np.array([-2, 0.5, 0, 1]) + 0.125)
+    mixed = estimate(given, replace(PRESETS["grpo"], teacher_coef=0.1), 9)["advantages"]
+    np.testing.assert_allclose(mixed, [0, 1 - 0.2, 1 + 0.05, 0, -1, 0, -1 + 0.1], rtol=1e-6)
+    weighted = estimate(given, replace(plain, reward_coef=0.5), 9)["advantages"]
+    np.testing.assert_allclose(weighted, [0, 0.5 - 2, 0.5 + 0.5, 0, -0.5, 0, -0.5 + 1], rtol=1e-6)
 
 
 def test_with_discount_an_earlier_token_has_less_of_the_reward():

@@ -7,7 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from areal_like.algorithms.batch import constant_length, join, policy_batches, sequence_mean, supervised_batch
+from areal_like.algorithms.batch import (
+    constant_length,
+    join,
+    number_samples,
+    policy_batches,
+    sequence_mean,
+    supervised_batch,
+)
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.schema import RunConfig
 from areal_like.types import Batch, FinishReason, Trajectory
@@ -58,6 +65,14 @@ def test_samples_are_numbered_over_all_groups():
     told = [replace(trajectory([-1, 0], 1.0, group), sample=sample) for group, sample in groups_and_samples]
     experience = join(told, 0)
     assert experience.samples.tolist() == [2, 3, 0, 2, 1]
+
+
+@pytest.mark.parametrize("first", [0, -3, 10**9])
+def test_samples_have_the_numbers_of_sorted_pairs(first: int):
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(0, 50, 400), first + rng.integers(0, 9, 400)], axis=1)
+    expected = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+    assert number_samples(*pairs.T.tolist()).tolist() == expected.tolist()
 
 
 def test_staleness_counts_from_the_oldest_generated_token():

@@ -139,16 +139,26 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence():
 def test_gspo_weighs_all_tokens_of_a_sequence_alike():
     """Its ratio is the sequence's, and so is its behaviour weight: their product is the ratio to the behaviour."""
     gspo = PRESETS["gspo"]
-    behaviour, proximal, current = [-1.0, -3.0, -2.0], [-1.5, -1.0, -2.2], [-1.5, -1.00003, -2.2]
+    behaviour, proximal, current = [-1.0, -1.51, -2.2], [-1.5, -1.0, -2.2], [-1.5, -1.00003, -2.2]
     _, gradient, _ = policy(current, behaviour, [1.0] * 3, gspo, proximal_logprobs=proximal)
     weight = math.exp(sum(c - b for c, b in zip(current, behaviour, strict=True)) / 3)
     assert gradient.tolist() == pytest.approx([-weight] * 3, rel=1e-5)
+    assert 1 < weight < gspo.weight_bounds[1] == 1.01
 
 
 @pytest.mark.parametrize("loss", [decoupled_ppo, cispo])
 @pytest.mark.parametrize("distance", [200.0, -200.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, use_decoupled_loss=False)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS,
+        replace(SETTINGS, use_decoupled_loss=False),
+        replace(SETTINGS, behave_imp_weight_mode="sequence_truncate", behave_imp_weight_floor=0.5),
+        replace(SETTINGS, behave_imp_weight_mode="geometric_mask", behave_imp_weight_veto=1e-4),
+        PRESETS["gspo"],
+    ],
+)
 def test_a_policy_that_is_far_away_makes_no_infinite_loss(loss, distance, advantage, settings):
     """e^200 is more than a float32 holds; 0 times infinity would be the whole step's loss."""
     settings = replace(settings, kl_loss_coef=0.1)
@@ -191,6 +201,67 @@ def test_behaviour_weights_of_tokens_and_sequences(mode, expected):
     torch.testing.assert_close(gradient, -torch.tensor(expected))
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [4.0, 0.8, 0.8, 1.5]),
+        ("token_mask", [0.0, 0.0, 0.0, 1.5]),
+        ("sequence_truncate", [3.0, 3.0, 0.8, 1.5]),
+        ("sequence_mask", [3.0, 3.0, 0.0, 1.5]),
+        ("geometric_truncate", [math.sqrt(3), math.sqrt(3), 0.8, 1.5]),
+        ("geometric_mask", [math.sqrt(3), math.sqrt(3), 0.0, 1.5]),
+    ],
+)
+def test_a_floor_limits_behaviour_weights_from_below(mode, expected):
+    """Weights 6 and 0.5 of one sequence, 0.25 and 1.5 of two others, between 0.8 and 4; the gradient is the weight."""
+    behaviour = [-1 - math.log(weight) for weight in (6, 0.5, 0.25, 1.5)]
+    settings = Settings(behave_imp_weight_mode=mode, behave_imp_weight_cap=4.0, behave_imp_weight_floor=0.8)
+    _, gradient, stats = policy([-1.0] * 4, behaviour, [1.0, -2.0, 3.0, 1.0], settings, numbers=[0, 0, 1, 2])
+    torch.testing.assert_close(stats["behaviour_weight"], torch.tensor(expected))
+    torch.testing.assert_close(gradient, -torch.tensor(expected) * torch.tensor([1.0, -2.0, 3.0, 1.0]))
+
+
+def test_icepop_trains_the_tokens_within_its_two_bounds():
+    """The gradient is that of the written-out sum of M(k) r A, where M(k) is k within 0.5 ... 5 and 0 elsewhere."""
+    probabilities = {"trainer": [0.2, 0.3, 0.9, 0.01], "server": [0.5, 0.2, 0.1, 0.02]}
+    advantages = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    trainer, server = (torch.tensor(each) for each in probabilities.values())
+    settings = Settings(behave_imp_weight_mode="token_mask", behave_imp_weight_floor=0.5, behave_imp_weight_cap=5.0)
+    log = trainer.log().tolist()
+    _, gradient, stats = policy(log, server.log().tolist(), advantages.tolist(), settings, proximal_logprobs=log)
+
+    current = trainer.log().requires_grad_()
+    kept = trainer / server * torch.tensor([0.0, 1.0, 0.0, 1.0])  # 0.4 and 9 are outside
+    (expected,) = torch.autograd.grad(-(kept * (current - trainer.log()).exp() * advantages).sum(), current)
+    torch.testing.assert_close(gradient, expected)
+    assert stats["behaviour_truncated_share"].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask", "geometric_truncate", "disabled"])
+def test_the_worst_token_vetoes_its_sequence(mode):
+    """One weight of 1e-5, between two others of 1: without the veto the sequence keeps a gradient."""
+    behaviour = [-1.0, -1 - math.log(1e-5), -1.0, -1.0]
+    settings = Settings(behave_imp_weight_mode=mode, behave_imp_weight_floor=0.0, behave_imp_weight_veto=1e-4)
+    for veto, expected in ((1e-4, [0, 0, 0, 1]), (1e-6, None)):
+        settings = replace(settings, behave_imp_weight_veto=veto)
+        _, gradient, stats = policy([-1.0] * 4, behaviour, [-1.0] * 4, settings, numbers=[0, 0, 0, 1])
+        if expected:
+            torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float32))
+            assert stats["behaviour_vetoed_share"].tolist() == [1, 1, 1, 0]
+        else:
+            assert (gradient[:3] > 0).any() and not stats["behaviour_vetoed_share"].any()
+
+
+def test_a_geometric_mean_has_bounds_near_one_in_both_directions():
+    """Sequences whose means are 1.02, 1 / 1.02 and 1.005: two are beyond 1.01 and its inverse."""
+    settings = Settings(behave_imp_weight_mode="geometric_mask")
+    behaviour = [-1 - math.log(mean) for mean in (1.02, 1 / 1.02, 1.005)]
+    _, gradient, _ = policy([-1.0] * 3, behaviour, [1.0] * 3, settings, numbers=[0, 1, 2])
+    assert gradient.tolist() == pytest.approx([0, 0, -1.005])
+    assert Settings().weight_bounds == (0, 5.0)
+    assert replace(settings, behave_imp_weight_floor=0.0, behave_imp_weight_cap=1.1).weight_bounds == (0, 1.1)
+
+
 def test_entropy_and_divergence_in_the_loss():
     """The loss of advantage 0 is that of the regularisers; k3's slope is 1 - exp(-x), k2's is x."""
     log, advantages, behaviour = math.log, [0.0], [-1.0]
@@ -216,6 +287,17 @@ def test_a_value_that_moved_beyond_the_clip_is_not_pulled_on():
     torch.testing.assert_close(loss.detach(), torch.tensor([1.125, 1.28, 0.5]))
     torch.testing.assert_close(gradient, torch.tensor([0.0, -1.6, 1.0]))
     assert stats["clip_share"].tolist() == [1, 0, 0]
+    loss, stats = value_loss(given, ValueLoss(None))
+    torch.testing.assert_close(loss.detach(), torch.tensor([0.5, 1.28, 0.5]))
+    assert stats["clip_share"].tolist() == [0, 0, 0]
+
+
+def test_a_value_loss_without_values_names_the_mistake():
+    """An algorithm of a user's own may pair it with the policy, which has no values."""
+    nothing = torch.zeros(0)
+    given = LossInputs(nothing, nothing, {}, Sequences(torch.zeros(0, dtype=torch.int64), 1))
+    with pytest.raises(ValueError, match="value_loss needs a critic's values"):
+        value_loss(given, ValueLoss(None))
 
 
 def test_dpo_has_the_value_and_the_slope_that_it_is_given():

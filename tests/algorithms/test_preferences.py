@@ -24,7 +24,9 @@ def experience(rewards: Reals, groups: list[int], distances: Reals) -> Experienc
     }
     batch = Batch(np.full(n, 2, np.int32), np.zeros(2 * n, np.int32), fields)
     samples = np.arange(len(rewards), dtype=np.int32)
-    return Experience(np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch)
+    return Experience(
+        np.array(rewards, np.float32), np.array(groups, np.int32), samples, batch, np.zeros(len(rewards), bool)
+    )
 
 
 def test_a_pair_by_hand():

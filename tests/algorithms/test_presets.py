@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from areal_like.algorithms.batch import policy_batches
 from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.schema import ActorConfig, RunConfig
+from areal_like.per_token import KeptIds
 from areal_like.runtime.user_code import UserCodeError
-from areal_like.types import Batch, FinishReason, Trajectory
+from areal_like.types import TEMPERATURES, Batch, FinishReason, Trajectory
 
 
 def config(algorithm: str, actor: dict | None = None, **sections: dict) -> RunConfig:
@@ -64,6 +66,8 @@ def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
     assert make_algorithm(config("grpo")).needs == {"proximal"}
     assert make_algorithm(config("grpo", {"kl_ctl": 0.1})).needs == {"proximal", "reference"}
     assert make_algorithm(config("grpo", {"kl_loss_coef": 0.1})).needs == {"proximal", "reference"}
+    assert make_algorithm(config("distill")).needs == {"proximal", "teacher"}
+    assert make_algorithm(config("grpo", {"teacher_coef": 0.1})).needs == {"proximal", "teacher"}
     assert make_algorithm(config("cispo")).needs == set()
     assert make_algorithm(config("cispo")).loss.function is cispo
     ppo = make_algorithm(config("ppo", critic={"eps_clip": 0.25}))
@@ -82,6 +86,17 @@ def test_dapo_drops_groups_of_equal_rewards() -> None:
     assert tells_apart([one, other, missing])
     assert not tells_apart([one, one, missing])
     assert tells_apart([missing, missing])
+
+
+def test_a_group_whose_turns_have_different_rewards_is_kept() -> None:
+    """The sums are equal: the first turn is worth 1 in one sample, the second in the other."""
+    made = np.array([-1, 0, 0, -1, 0], np.int32)
+    first = Trajectory(0, 0, made, made.astype(np.float32), made, FinishReason.STOP, 0.0)
+    turns = [np.array(each, np.float32) for each in ([0, 0, 1, 0, 0], [0, 0, 0, 0, 1])]
+    one, other = (replace(first, turn_rewards=each) for each in turns)
+    assert tells_apart([one, other])
+    assert not tells_apart([one, one])
+    assert not tells_apart([first, replace(first, turn_rewards=np.zeros(5, np.float32))])
 
 
 def write(folder: Path, text: str) -> str:
@@ -118,11 +133,20 @@ def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text:
     assert words in str(raised.value)
 
 
+def test_sft_trains_at_its_own_temperature_over_the_whole_vocabulary():
+    """However a token was sampled: an agent's request may have had a temperature and masks of its own."""
+    fields = {"loss_mask": np.array([0, 1], np.float32), TEMPERATURES: np.array([0, 0.3], np.float32)}
+    batch = Batch(np.array([2], np.int32), np.zeros(2, np.int32), fields, kept=KeptIds.from_lists([[], [4, 5]]))
+    one = np.ones(1, np.float32)
+    (made,) = policy_batches(make_algorithm(config("sft")), Experience(one, one, one, batch, np.zeros(1, bool)))
+    assert TEMPERATURES not in made.fields and made.kept is None
+
+
 def test_sft_imitates_what_has_a_reward():
     lengths = np.array([2, 2, 2], np.int32)
     batch = Batch(lengths, np.zeros(6, np.int32), {"loss_mask": np.array([0, 1] * 3, np.float32)})
     experience = Experience(
-        np.array([1, 0, -1], np.float32), np.zeros(3, np.int32), np.arange(3, dtype=np.int32), batch
+        np.array([1, 0, -1], np.float32), np.zeros(3, np.int32), np.arange(3, dtype=np.int32), batch, np.zeros(3, bool)
     )
     made = make_algorithm(config("sft"))
     assert made.targets(experience)["loss_mask"].tolist() == [1, 0, 0]

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, MixtureConfig, TrainDatasetConfig
-from areal_like.data.dataset import load_prompts
+from areal_like.data.dataset import hinted_tokens, load_prompts
 from areal_like.data.records import DatasetError
 from areal_like.data.stream import PromptStream, shares
 from areal_like.data.tokenizer import Tokenizer
@@ -49,6 +49,15 @@ def test_the_parquet_of_verl_needs_two_keys(tmp_path):
     assert prompt.row == row
 
 
+def test_a_hint_is_a_paragraph_of_the_last_user_message(tmp_path):
+    talk = [*MESSAGES, {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}]
+    path = rows_file(tmp_path, {"question": "1?", "answer": "4"}, {"question": talk, "answer": "2"})
+    config = DatasetConfig(path=path, prompt_suffix=" Box it.")
+    plain, chat = (BYTES.decode(hinted_tokens(config, BYTES, it, "answer")) for it in load_prompts(config, BYTES, None))
+    assert plain == "1? Box it.\n\n4"
+    assert chat.endswith("user: Sure? Box it.\n\n2\nassistant: ") and "user: 1 + 1?\n" in chat
+
+
 def test_a_text_becomes_a_conversation_where_something_asks_for_one(tmp_path):
     path = rows_file(tmp_path, {"question": "1?", "own": [{"type": "function"}]}, {"question": "2?", "own": None})
     prompts = load_prompts(
@@ -78,7 +87,7 @@ def test_a_rows_own_system_message_stays_and_template_variables_reach_the_templa
     [
         ([], "no message in field"),
         (["hello"], r"a message without a role \(hello\)"),
-        ({"role": "user"}, "no text and no list of messages"),
+        ({"role": "user"}, "neither a text nor a list of messages"),
         ([{"role": "user", "content": 5}], r"a message whose content is neither text nor a list of parts \(5\)"),
         ([{"role": "user", "content": {"type": "text"}}], "a message whose content is neither text nor a list"),
         (
@@ -118,7 +127,7 @@ def test_an_answer_may_be_a_number(tmp_path):
 
 def test_a_column_of_tools_that_no_row_has_is_refused(tmp_path):
     config = DatasetConfig(path=rows_file(tmp_path, {"question": "1?", "tools": []}), tools_field="tool")
-    with pytest.raises(DatasetError, match=r"rows\.jsonl has no row with anything in field 'tool'") as error:
+    with pytest.raises(DatasetError, match=r"rows\.jsonl has no row with a value in field 'tool'") as error:
         load_prompts(config, BYTES, None)
     assert error.value.field == "tools_field"
 
@@ -182,11 +191,11 @@ def test_an_object_with_rows_is_a_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("iter([{'question': '1?'}])", "row 1 cannot be had: TypeError: object of type 'list_iterator' has no len"),
+        ("iter([{'question': '1?'}])", "row 1 cannot be read: TypeError: object of type 'list_iterator' has no len"),
         ("['text']", "row 1 is str, not a dict of columns"),
         (
             "[{'problem': '1?'}]",
-            "row 1 has no text and no list of messages in field 'question'; its fields are problem",
+            "row 1 has neither a text nor a list of messages in field 'question'; its fields are problem",
         ),
     ],
 )

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from allocation import ParallelSizes
 from areal_like.trainer.hf_checkpoint import in_buckets, write_checkpoint
 from areal_like.trainer.host_copies import HostCopies
-from areal_like.trainer.megatron.optimizer_shards import boxes, halves, joined
+from areal_like.trainer.megatron.optimizer_shards import boxes, halves, join_halves
 
 ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
@@ -125,7 +125,7 @@ def test_weights_are_made_of_bfloat16_and_the_half_behind_it():
     for whole in (weights, ties):
         rounded, low = halves(whole)
         up = (whole.view(torch.int32) >> 16) + (low < 0)  # as Transformer Engine rounds
-        assert torch.equal(rounded, up.short().view(torch.bfloat16)) and torch.equal(joined(rounded, low), whole)
+        assert torch.equal(rounded, up.short().view(torch.bfloat16)) and torch.equal(join_halves(rounded, low), whole)
     assert torch.equal(halves(weights)[0], weights.bfloat16())
     assert not torch.equal(halves(ties)[0], ties.bfloat16())  # which rounds half of them down
 
@@ -134,16 +134,16 @@ def test_host_copies_keep_their_memory():
     one, two = torch.ones(4, 4), torch.zeros(3)
     tensors = {"one": one, "two": two, "turned": one.T, "same": one[:]}
     copies = HostCopies()
-    first = copies.of(tensors)
+    first = copies.take(tensors)
     one.fill_(7)
     two.fill_(7)
     assert [copy.unique().tolist() for copy in first.values()] == [[1], [0], [1], [1]]
     assert first["one"] is first["same"] and first["one"] is not first["turned"]
     del tensors["turned"], tensors["same"]
-    assert copies.of(tensors)["one"] is first["one"] and first["one"].unique().tolist() == [7]
+    assert copies.take(tensors)["one"] is first["one"] and first["one"].unique().tolist() == [7]
     unnamed = weakref.ref(first.pop("turned"))
     assert unnamed() is None
-    assert copies.of({"one": two})["one"].shape == (3,)
+    assert copies.take({"one": two})["one"].shape == (3,)
 
 
 def test_a_save_leaves_no_process_even_of_a_killed_rank(ranks, models, tmp_path):

@@ -54,6 +54,7 @@ SEQUENCE_LOSSES = {
         decoupled_ppo,
         Settings(eps_clip_higher=0.3, behave_imp_weight_mode="sequence_mask", importance_sampling_level="sequence"),
     ),
+    "veto": LossSpec(decoupled_ppo, Settings(behave_imp_weight_veto=0.99)),
     "dpo": LossSpec(dpo),
 }
 
@@ -65,9 +66,11 @@ def sequence_steps(
     batch = make_batch()
     total = len(batch.tokens)
     near = np.full(total, -4.6, np.float32)  # an untrained model's log-probs
+    behaviour = near.copy()
+    behaviour[-1] += loss == "veto"  # the last token of the last sequence vetoes it
     fields = {
         **batch.fields,
-        "behaviour_logprobs": near,
+        "behaviour_logprobs": behaviour,
         "proximal_logprobs": near,
         "reference_logprobs": near,
         **{name: np.ones(total, np.float32) for name in ("pair_loss", "slope", "margin", "preferred_share")},

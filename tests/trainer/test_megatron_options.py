@@ -48,7 +48,7 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("mtp_num_layers", 1, "the model's config.json"),
         ("grad_scale_func", 1, "is a function, which the trainer sets"),
         ("timers", None, "is a function, which the trainer sets"),
-        ("quant_recipe", "x", "is a Python object, which no YAML holds"),
+        ("quant_recipe", "x", "is a Python object, which YAML cannot express"),
         ("moe_z_loss_coeff", "abc", "'abc' should be a number or null"),
         ("attention_softmax_in_fp32", 1, "1 should be true or false"),
         ("tp_comm_bootstrap_backend", "tcp", "'tcp' should be one of nccl, mpi, gloo"),
@@ -70,8 +70,8 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("cpu_offloading", True, "needs a GPU"),
         ("cross_entropy_loss_fusion", True, "no effect: the trainer computes log-probs itself"),
         ("inference_rng_tracker", True, "no effect: SGLang generates"),
-        ("account_for_loss_in_pipeline_split", True, "are no layers to the layout's checks"),
-        ("moe_aux_loss_coeff", 0.01, "no effect alone"),
+        ("account_for_loss_in_pipeline_split", True, "the layout's checks do not count embedding"),
+        ("moe_aux_loss_coeff", 0.01, "has no effect: moe_router_load_balancing_type"),
     ],
 )
 def test_overrides_that_cannot_be_set_say_why(name, value, words):
@@ -93,6 +93,12 @@ def test_overrides_come_last():
     options = transformer_options(actor, device="cpu", pipelined=False, interleaved=False)
     assert options.items() >= overrides.items()
     assert options.keys() <= read_options(TABLE).keys()
+
+
+def test_a_fused_auxiliary_loss_which_counts_padding_is_refused():
+    loss = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01}
+    assert "counts padding" in problems({**loss, "moe_router_fusion": True}, "cuda")["moe_router_fusion"]
+    assert problems({**loss, "moe_router_fusion": False}, "cuda") == problems({"moe_router_fusion": True}, "cuda") == {}
 
 
 def test_a_fusion_is_fine_where_there_is_a_gpu():

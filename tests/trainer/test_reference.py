@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from areal_like.config.schema import ReferenceConfig
 from areal_like.trainer.reference import Reference
+from areal_like.types import Batch
 
 
 class Actor:
@@ -46,7 +48,7 @@ def test_it_is_due_every_so_many_steps(tmp_path: Path, every: int | None, due: l
 
 
 class Adapted:
-    async def log_probs(self, batch: str, temperature: float, *, adapted: bool = True) -> tuple[str, float, bool]:
+    async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> tuple[Batch, float, bool]:
         return batch, temperature, adapted
 
 
@@ -54,5 +56,6 @@ def test_the_actors_own_trainer_is_asked_without_adapters(tmp_path: Path) -> Non
     actor, other = cast(Any, Adapted()), cast(Any, Adapted())
     for trainer, adapted in ((actor, False), (other, True)):
         made = Reference(ReferenceConfig(), trainer, actor, tmp_path)
-        assert asyncio.run(cast(Any, made.log_probs)("batch", 0.7)) == ("batch", 0.7, adapted)
+        batch = Batch(np.array([1], np.int32), np.array([5], np.int32))
+        assert asyncio.run(cast(Any, made.log_probs)(batch, 0.7)) == (batch, 0.7, adapted)
         assert not made.due(1)

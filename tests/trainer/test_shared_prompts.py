@@ -14,7 +14,7 @@ from trainer_jobs import Outcome, Setting, make_groups, steps_with_groups
 from allocation import ParallelSizes
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.trainer import packing
-from areal_like.trainer.prompts import common_prompts
+from areal_like.trainer.prefix_trees import find_trees
 from areal_like.types import Batch
 
 pytestmark = pytest.mark.covers("shared prompts")
@@ -71,12 +71,12 @@ def test_every_token_is_predicted_once_from_what_comes_before_it(groups, dp, ali
         tokens[start : start + prompt] = np.arange(prompt) + (0 if alike else 10 * number)
         mask[start : start + prompt] = 0
     batch = Batch(lengths, tokens, {"loss_mask": mask})
-    prefixes = common_prompts(batch, max_tokens=40, alignment=alignment)
-    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=40, alignment=alignment, prefixes=prefixes)
+    trees = find_trees(batch, max_tokens=40, alignment=alignment)
+    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=40, alignment=alignment, trees=trees)
     assert len({len(rank) for rank in schedule}) == 1
     seen = []
     for members in (bin_ for rank in schedule for bin_ in rank):
-        pack = packing.pack(tokens, lengths, members, alignment, prefixes=prefixes)
+        pack = packing.pack(tokens, lengths, members, alignment, trees=trees)
         assert len(pack.tokens) <= 40
         assert len(pack.tokens) % alignment == 0
         seen += pack.targets.tolist()
@@ -100,18 +100,21 @@ def attended(pack: packing.MicroBatch, row: int) -> list[int]:
 
 def test_a_prompt_is_there_once():
     batch = make_groups()
-    prefixes = common_prompts(batch, max_tokens=200, alignment=1)
-    assert prefixes.lengths.tolist() == [9] * 3 + [1] * 2 + [14] * 4 + [0]
-    assert prefixes.families.tolist() == [0] * 3 + [1] * 2 + [2] * 4 + [3]
-    for shares, saved in ((True, 2 * 9 + 1 + 3 * 14), (False, 0)):
+    trees = find_trees(batch, max_tokens=200, alignment=1)
+    assert trees.families.tolist() == [0] * 3 + [1] * 2 + [2] * 4 + [3]
+    roots = trees.parents == -1
+    assert trees.ends[roots].tolist() == [9, 1, 14, 11]
+    assert trees.lengths.sum() == len(batch.tokens) - (2 * 9 + 1 + 3 * 14)
+    for shares in (True, False):
         section = MicroBatchConfig(max_tokens_per_mb=200, share_prompts=shares)
         count, pack = packing.packs(batch, section, dp=1, dp_rank=0, alignment=1)
         assert count == 1
-        assert len(pack(0).tokens) == len(batch.tokens) - saved
+        assert len(pack(0).tokens) == (trees.lengths.sum() if shares else len(batch.tokens))
 
 
 def test_a_group_that_is_too_large_for_a_micro_batch_is_cut():
     batch = make_groups()
-    prefixes = common_prompts(batch, max_tokens=40, alignment=1)
-    assert prefixes.families.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 4, 5]
-    assert prefixes.lengths.tolist() == [9] * 3 + [1] * 2 + [14] * 2 + [0] * 3
+    trees = find_trees(batch, max_tokens=40, alignment=1)
+    sizes = np.bincount(trees.families[trees.sources], trees.lengths)
+    assert sizes.max() <= 40
+    assert np.bincount(trees.families).tolist() == [3, 2, 2, 1, 1, 1]

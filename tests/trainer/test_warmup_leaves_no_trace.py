@@ -8,7 +8,7 @@ import torch
 from trainer_jobs import Machine, Setting, steps_after_warmup
 
 from allocation import ParallelSizes
-from areal_like.trainer.unchanged import unchanged
+from areal_like.trainer.unchanged import keep_state
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_steps_after_a_warmup_step_are_those_without(ranks, models, model, sizes
 
 def test_what_a_model_counts_is_put_back():
     norm = torch.nn.BatchNorm1d(2)
-    with unchanged([norm], torch.device("cpu")):
+    with keep_state([norm], torch.device("cpu")):
         norm(torch.ones(3, 2))
         assert norm.num_batches_tracked == 1
     assert norm.num_batches_tracked == 0

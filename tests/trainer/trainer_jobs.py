@@ -35,14 +35,15 @@ from areal_like.config.schema import (
 )
 from areal_like.trainer.engine import PARTS, EngineSpec, LoRA, NonFiniteError, Rendezvous, RoleError, TrainEngine
 from areal_like.trainer.megatron import optimizer
-from areal_like.trainer.megatron.engine import MegatronEngine  # noqa: F401  # before anything else of megatron
+from areal_like.trainer.megatron.engine import MegatronEngine  # before anything else of megatron
 from areal_like.trainer.rank import make_engine
 
 # isort: split
 from limits import HUNG_S
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-from areal_like.types import Batch, LossSpec
+from areal_like.per_token import KeptIds
+from areal_like.types import TEMPERATURES, Batch, LossSpec
 
 VOCABULARY = 101
 TEMPERATURE = 0.7
@@ -53,7 +54,7 @@ class Machine:
     """What an engine runs on, and the data type that goes with it."""
 
     device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Literal["float32", "bfloat16", "float16"]
 
 
 CPU, GPU = Machine("cpu", "float32"), Machine("cuda", "bfloat16")
@@ -78,6 +79,7 @@ class Setting:
     lora: LoRA | None = None
     weights: Path | None = None
     share_prompts: bool = False
+    fp32_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,43 @@ def make_groups(seed: int = 0) -> Batch:
     return Batch(batch.lengths, np.concatenate(tokens).astype(np.int32), fields)
 
 
+def make_trees(seed: int = 0) -> Batch:
+    """Conversations with branches: tokens that sequences share are trained on in some of them, with other advantages.
+
+    One tree has four levels, with a sequence that ends where others go on and one that is there twice; one has three,
+    and one is a single sequence.
+    """
+    rng = np.random.default_rng(seed)
+
+    def turn(tokens: int, *branches: list) -> list:
+        words = rng.integers(0, VOCABULARY, tokens).tolist()
+        return [words + rest for branch in branches for rest in branch] or [words]
+
+    first = turn(
+        9, turn(5, turn(3, turn(8), turn(2), [[]]), turn(11)), turn(4), turn(6, turn(1), turn(7, turn(5), turn(3)))
+    )
+    second = turn(12, turn(2, turn(4), turn(9)), turn(3, turn(6), turn(6), turn(1)))
+    sequences = [*first, first[0], *second, *turn(10)]
+    prompts = [9] * (len(first) + 1) + [12] * len(second) + [4]
+    batch = make_batch(seed, tuple(map(len, sequences)))
+    masks = [np.arange(len(each)) >= prompt for each, prompt in zip(sequences, prompts, strict=True)]
+    mask = batch.fields["loss_mask"] * np.concatenate(masks)
+    return Batch(batch.lengths, np.concatenate(sequences).astype(np.int32), {**batch.fields, "loss_mask": mask})
+
+
+def make_supported(seed: int = 0, batch: Batch | None = None) -> Batch:
+    """Groups whose tokens were sampled from a few words, or from all of them, at temperatures of their own."""
+    batch, rng = batch or make_groups(seed), np.random.default_rng(seed)
+    kept = [
+        [*rng.choice(np.delete(np.arange(VOCABULARY), token), rng.integers(0, 9), replace=False).tolist(), token]
+        if trained and rng.random() < 0.8
+        else []
+        for token, trained in zip(batch.tokens.tolist(), batch.fields["loss_mask"] > 0, strict=True)
+    ]
+    temperatures = rng.choice([0.6, 1.0, 1.3], len(kept)).astype(np.float32)
+    return replace(batch, fields={**batch.fields, TEMPERATURES: temperatures}, kept=KeptIds.from_lists(kept))
+
+
 POLICY = LossSpec(decoupled_ppo, Settings(eps_clip_higher=0.3))
 
 
@@ -126,6 +165,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
     """An engine that leaves the process group in the end, so that the next one finds the process as new."""
     config = EngineConfig(
         dtype=setting.machine.dtype,
+        fp32_head=setting.fp32_head,
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         fsdp=FSDPConfig(**setting.fsdp),
         offload=setting.offload,
@@ -170,6 +210,26 @@ def three_steps(rendezvous: Rendezvous, listener: socket.socket | None, setting:
     return Outcome(log_probs, steps, weights if rendezvous.rank == 0 else {})
 
 
+def one_short_sequence(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """Three steps of a batch that is too small for several data-parallel ranks."""
+    with engine(rendezvous, listener, setting) as made:
+        steps = [made.train(make_batch(seed, (17,)), LossSpec(sft)) for seed in range(3)]
+        weights = exported(made)
+    return Outcome(None, steps, weights if rendezvous.rank == 0 else {})
+
+
+def biases_after_padded_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, rows: int, name: str
+) -> np.ndarray:
+    """One of the weights after three steps, in which sequences are padded to a multiple of `rows`."""
+    with engine(rendezvous, listener, setting) as made:
+        assert isinstance(made, MegatronEngine)
+        made._rows = rows
+        for seed in (0, 1, 2):
+            made.train(make_batch(seed), LossSpec(sft), temperature=TEMPERATURE)
+        return exported(made)[name]
+
+
 def steps_with_groups(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
     """Log-probs, or a critic's values, and two steps of groups."""
     is_critic = setting.role == "critic"
@@ -179,6 +239,45 @@ def steps_with_groups(rendezvous: Rendezvous, listener: socket.socket | None, se
         steps = [made.train(make_groups(seed), loss) for seed in (0, 1)]
         weights = exported(made)
     return Outcome(read, steps, weights if rendezvous.rank == 0 else {})
+
+
+def steps_with_supports(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """Log-probs and two steps of tokens with supports; entropy has a gradient in the second."""
+    with engine(rendezvous, listener, setting) as made:
+        read = made.log_probs(make_supported(), TEMPERATURE)
+        steps = [
+            made.train(make_supported(seed), loss) for seed, loss in enumerate((POLICY, LossSpec(likely_and_sure)))
+        ]
+        weights = exported(made)
+    return Outcome(read, steps, weights if rendezvous.rank == 0 else {})
+
+
+def weighted(inputs: LossInputs, _: Any) -> TokenLoss:
+    """Log-probs, weighted by the field `advantages`: of one sign, so that few gradients cancel out."""
+    return -inputs.logprobs * torch.exp(inputs.fields["advantages"]), {"entropy": inputs.entropy.detach()}
+
+
+def likely_and_sure(inputs: LossInputs, _: Any) -> TokenLoss:
+    """Log-probs and entropies."""
+    return inputs.entropy - 2 * inputs.logprobs, {"entropy": inputs.entropy}
+
+
+# Adam's first step is lr * g / (|g| + eps): 1000 times the gradient, if both are large
+THOUSANDFOLD = OptimizerConfig(lr=1e9, eps=1e6, gradient_clipping=1e9, weight_decay=0.0, warmup_steps_proportion=0.0)
+
+
+def step_with_trees(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, loss: LossSpec
+) -> Outcome:
+    """Log-probs, or a critic's values, and the gradients of a step, in place of weights; these of rank 0 only."""
+    setting = replace(setting, optimizer=THOUSANDFOLD)
+    with engine(rendezvous, listener, setting) as made:
+        read = made.values(batch) if setting.role == "critic" else made.log_probs(batch, TEMPERATURE)
+        before = exported(made)
+        steps = [made.train(batch, loss, TEMPERATURE)]
+        after = exported(made)
+    gradients = {name: (weight - after[name].astype(np.float64)) / 1000 for name, weight in before.items()}
+    return Outcome(read, steps, gradients if rendezvous.rank == 0 else {})
 
 
 def three_steps_of_small_buckets(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
@@ -530,6 +629,27 @@ def log_probs_and_weights(
     with engine(rendezvous, listener, setting) as made:
         log_probs, weights = made.log_probs(batch), exported(made)
     return log_probs, weights if rendezvous.rank == 0 else {}
+
+
+def fsdp_gradients(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """The gradients of a supervised loss under FSDP, by transformers' names; from rank 0 only."""
+    with engine(rendezvous, listener, setting) as made:
+        made._gradients(make_batch(lengths=lengths), LossSpec(sft), 1.0)
+        whole = {name: p.grad.full_tensor().numpy() for name, p in made._model.named_parameters() if p.grad is not None}
+    return whole if rendezvous.rank == 0 else {}
+
+
+def updates(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """What Adam's first step of a supervised loss subtracts from each weight, by Hugging Face name; rank 0 only."""
+    with engine(rendezvous, listener, setting) as made:
+        before = exported(made)
+        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        after = exported(made)
+    return {name: before[name] - after[name] for name in before} if rendezvous.rank == 0 else {}
 
 
 def squared(inputs: LossInputs, parameters: None) -> TokenLoss:

@@ -6,10 +6,12 @@ computes some heads (`fsdp/ulysses.py`).
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -48,6 +50,7 @@ def packed_attention(
     scaling: float | None = None,
     *,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     pieces: Pieces,
     sharing: dist.ProcessGroup | None,
     **_: Any,
@@ -55,26 +58,40 @@ def packed_attention(
     """Compute attention of `query`, `key`, `value` `[1, heads, t, dim]` as `[1, t, heads, dim]`, for transformers.
 
     A token attends to the `sliding_window` last tokens of its sequence, itself among them, None: to all of them.
+    `s_aux` `[heads]` are the scores of sinks, which take their share of the attention and have no value.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if sharing is not None:
         q, k, v = (ulysses.to_heads(x, sharing) for x in (q, k, v))
+        s_aux = None if s_aux is None else s_aux.chunk(sharing.size())[sharing.rank()]
     if pieces.places is not None:
         k, v = (x.index_select(0, pieces.places) for x in (k, v))
     if query.device.type == "cpu":
-        output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window)
+        output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window, s_aux)
     else:
-        output = _on_gpu(q, k, v, pieces, scaling, sliding_window)
+        output = _on_gpu(q, k, v, pieces, scaling, sliding_window, s_aux)
     return (output if sharing is None else ulysses.to_tokens(output, sharing))[None], None
 
 
-def _on_gpu(q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scale: float | None, window: int | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+def _on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scale: float | None, window: int | None, sinks: Tensor | None
+) -> Tensor:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    repeats = q.shape[1] // k.shape[1]
+    repeats, size = q.shape[1] // k.shape[1], v.shape[2]
+    v = F.pad(v, (0, q.shape[2] - size))  # DeepSeek's values are smaller than its keys
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    scale = q.shape[2] ** -0.5 if scale is None else scale
     before = -1 if window is None else window - 1
-    return varlen_attn(q, k, v, *pieces.ends, *pieces.longest, scale=scale, window_size=(before, 0))
+    attend = partial(varlen_attn, scale=scale, window_size=(before, 0))
+    ends = (*pieces.ends, *pieces.longest)
+    if sinks is None:
+        return attend(q, k, v, *ends)[..., :size]
+    output, total = attend(q, k, v, *ends, return_aux=AuxRequest(lse=True))
+    # The kernel gives the logarithm of a query's summed scores no gradient; that of `scores` is the same.
+    scores = scale * (q * attend(q.detach(), k.detach(), k, *ends)).sum(2, dtype=torch.float32)
+    total = total.transpose(0, 1) + scores - scores.detach()
+    return (output * torch.sigmoid(total - sinks).unsqueeze(2).to(output.dtype))[..., :size]
 
 
 def arguments(micro_batch: DeviceBatch, sharing: dist.ProcessGroup | None) -> dict[str, Any]:

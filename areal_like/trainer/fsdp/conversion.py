@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from areal_like.checkpoint.distributed import check_description
 from areal_like.errors import CheckpointError
+from areal_like.trainer.fsdp.checkpoint_names import empty_model, in_checkpoint
 from areal_like.trainer.hf_checkpoint import fill_checkpoint
 from areal_like.trainer.value_head import HEAD_NAME
 
@@ -20,11 +21,15 @@ _HEAD = "lm_head.weight"
 def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, target: Path | None) -> str:
     """Write what `FSDPEngine.save` wrote to `path` in Hugging Face form into the empty directory `target`, if any.
 
-    Names are Hugging Face's already; `dtype` is that of the new weights. Returns what was done. Raises CheckpointError.
+    `dtype` is that of the new weights. Returns what was done. Raises CheckpointError.
     """
     check_description(path)
     found = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
-    tied = AutoConfig.from_pretrained(config_path).tie_word_embeddings  # by the family, where config.json does not say
+    model = empty_model(AutoConfig.from_pretrained(config_path))
+    buffers, tied = (
+        dict(model.named_buffers()),
+        model.config.tie_word_embeddings,
+    )  # by the family, if not by config.json
     sizes = {
         name.removeprefix(_MODEL): entry.size
         for name, entry in found.items()
@@ -42,9 +47,11 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
             checkpoint.load(state, checkpoint_id=path, no_dist=True)
             if values and name == _HEAD:  # a critic's
                 yield HEAD_NAME, state[_MODEL + name]
-            else:
-                yield name, state[_MODEL + name].to(getattr(torch, dtype))
+                continue
+            weight = state[_MODEL + name]
+            weight = weight if name in buffers else weight.to(getattr(torch, dtype))
+            yield from in_checkpoint(model, name, weight).items()
 
     if target is not None:
         fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer)
-    return f"{len(sizes)} tensors of the FSDP trainer, which have Hugging Face's names"
+    return f"{len(sizes)} tensors of the FSDP trainer"

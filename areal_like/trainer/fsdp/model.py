@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
+from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.support import has_plain_attention, looks_ahead
+from areal_like.trainer.logprobs import fp32_logits
 from areal_like.trainer.value_head import new_head, stored_head
 
 
@@ -31,6 +33,9 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
     heads = [_with_value_head(model, spec)] if spec.role == "critic" else []
+    if engine.fp32_head and not heads:
+        head = model.get_output_embeddings()
+        head.forward = lambda hidden: _fp32_output(hidden, head)
     if engine.fsdp.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -38,9 +43,20 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
     for head in heads:
         fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
-    for part in (*model.model.layers, model):
+    for part in (*_layers(model), model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
+
+
+def _fp32_output(hidden: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
+    logits = fp32_logits(hidden, head.weight)
+    return logits if head.bias is None else logits + head.bias.float()
+
+
+def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the decoder's layers, whose name differs between families."""
+    lists = [part for part in model.base_model.modules() if isinstance(part, torch.nn.ModuleList)]
+    return next((part for part in lists if len(part) == model.config.num_hidden_layers), torch.nn.ModuleList())
 
 
 def _without_dropout(model: PreTrainedModel) -> None:
@@ -48,8 +64,9 @@ def _without_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
-            setattr(module, name, 0.0)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
+                setattr(module, name, 0.0)
 
 
 def _with_value_head(model: PreTrainedModel, spec: EngineSpec) -> torch.nn.Module:
@@ -69,19 +86,25 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             files |= dict.fromkeys(tensors.keys(), file)
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):  # a forward pass that nobody resharded after
+    parameters = {name for name, _ in model.named_parameters()}
+    for name, kept in kept_tensors(model):
+        if name in parameters and not isinstance(kept, DTensor):  # a forward pass that nobody resharded after
             raise TypeError(f"{name} is gathered, and would not be replaced on all ranks")
-        with safe_open(files[name], "pt") as tensors:
-            whole = tensors.get_tensor(name).to(parameter.device, parameter.dtype)
-        new = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.data.lerp_(new.to(parameter.device), 1 - decay)
+        whole = torch.empty(kept.shape, dtype=kept.dtype)
+        for stored, part in in_checkpoint(model, name, whole).items():
+            with safe_open(files[stored], "pt") as tensors:
+                part.copy_(tensors.get_tensor(stored))
+        new = whole.to(kept.device)
+        if isinstance(kept, DTensor):
+            new = distribute_tensor(new, kept.device_mesh, kept.placements, src_data_rank=None).to(kept.device)
+        kept.data.lerp_(new, 1 - decay)
 
 
 def _attention(spec: EngineSpec) -> str:
     """Return the attention implementation of a model: ours if it supports the model, else that of transformers."""
-    config = AutoConfig.from_pretrained(spec.path).to_dict()
-    if has_plain_attention(config):
+    of_model = AutoConfig.from_pretrained(spec.path)
+    config, kind = of_model.to_dict(), AutoModelForCausalLM._model_mapping.get(type(of_model), None)
+    if has_plain_attention(config) and getattr(kind, "_supports_attention_backend", False):
         return attention.NAME
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")

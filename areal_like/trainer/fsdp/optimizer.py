@@ -4,17 +4,21 @@ import math
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from areal_like.config.schema import OptimizerConfig
 
+LOSS_SCALE = {"init_scale": 2.0**16, "growth_interval": 100}
+
 
 def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
     """Biases and norms do not decay, as in `megatron/core/optimizer/__init__.py` (megatron-core 0.19.2)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices, others = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    others = [p for name, p in trained if p.ndim <= 1 or name.endswith("bias")]  # of experts in one matrix, too
+    matrices = [p for name, p in trained if not (p.ndim <= 1 or name.endswith("bias"))]
     groups = [{"params": matrices, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return AdamW(groups, lr=section.lr, betas=(section.beta1, section.beta2), eps=section.eps)
 
@@ -39,13 +43,20 @@ def set_rates(schedule: LambdaLR) -> None:
         group["lr"] = rate * share(schedule.last_epoch)
 
 
-def step_if_finite(optimizer: AdamW, largest_norm: float) -> float:
+def make_scaler(dtype: str, device: torch.device) -> GradScaler:
+    """Return the loss scale of float16, which changes nothing for other data types."""
+    return GradScaler(device.type, enabled=dtype == "float16", **LOSS_SCALE)
+
+
+def step_if_finite(optimizer: AdamW, largest_norm: float, scaler: GradScaler) -> float:
     """Clip and update, unless the gradient's norm is inf or nan; returns the norm, the same on every rank."""
+    scaler.unscale_(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
     measured = float(whole)
     if math.isfinite(measured):
         torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, whole)
-        optimizer.step()
+        scaler.step(optimizer)
+    scaler.update()
     return measured

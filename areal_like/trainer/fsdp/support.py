@@ -4,9 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 # Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
-WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"})
+WITHOUT_MODEL = frozenset({"mimo", "kimi_k2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
 # Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
 WITHOUT_SERVER = frozenset({"olmo3"})
+# Families whose output layer is the embedding in SGLang 0.5.17: it skips `lm_head.weight` when it loads a checkpoint.
+ALWAYS_TIED = frozenset({"gemma", "gemma2", "gemma3_text"})
+# Families whose sliding windows SGLang 0.5.17 computes on GPUs; others attend to all tokens there.
+WINDOW_SERVED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "exaone4"})
+# Families that are computed otherwise in a pack than alone, as the probe at the start finds (`fsdp/probe.py`).
+NOT_PACKED = {
+    "qwen3_next": "its gated delta nets carry their state from one packed sequence to the next",
+    "deepseek_v32": "its sparse attention selects keys of other sequences in a pack",
+}
+# Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
+REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 _BY_LENGTH = {"dynamic", "longrope"}
 _LAYERS = {"full_attention", "sliding_attention"}
 

@@ -33,6 +33,7 @@ def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
         positions=pack.positions[first:end],
         rows=pack.rows[here] - first,
         targets=pack.targets[here],
+        places=pack.places[first:end],
     )
 
 

@@ -23,6 +23,7 @@ from torch.distributed import checkpoint
 
 from areal_like.trainer.host_copies import HostCopies
 from areal_like.trainer.megatron import lora, optimizer_shards
+from areal_like.trainer.megatron.optimizer import loss_scale, parts, set_loss_scale
 from areal_like.trainer.saving import Saving
 
 optimizer_shards.install()
@@ -46,6 +47,8 @@ def save_checkpoint(
     state = sharded_state(models, optimizer, is_loading=False)
     if scheduler is not None:
         state["scheduler"] = scheduler.state_dict()
+    if optimizer is not None and (scale := loss_scale(optimizer)):
+        state["loss_scale"] = scale
     sharded, common = save_preprocess(state, validate_access_integrity=False)  # torch's own plan is checked
     sharded["common_state"] = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
     return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(_written_here(sharded, copies)), group))
@@ -58,7 +61,7 @@ def _written_here(state: dict[str, Any], copies: HostCopies) -> dict[str, list[S
         if is_main_replica(value.replica_id):
             written[value.unique_key if isinstance(value, ShardedObject) else value.key].append(value)
     tensors = [value for values in written.values() for value in values if isinstance(value, ShardedTensor)]
-    copied = copies.of({(tensor.key, tensor.global_offset): tensor.data for tensor in tensors})
+    copied = copies.take({(tensor.key, tensor.global_offset): tensor.data for tensor in tensors})
     for tensor in tensors:
         tensor.data = copied[tensor.key, tensor.global_offset]
     return written
@@ -89,6 +92,8 @@ def load_checkpoint(
     if optimizer is None or scheduler is None:  # a reference
         return
     _load_optimizer(optimizer, state["optimizer"])
+    if "loss_scale" in state and loss_scale(optimizer):
+        set_loss_scale(optimizer, state["loss_scale"])
     scheduler.num_steps = 0
     scheduler.step(state["scheduler"]["num_steps"])
 
@@ -100,8 +105,9 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
     here, and settings where they were when it was saved.
     """
     step = {key: value for _, key, value in nested_items_iter(state) if key == "step"}  # one; none before the first
-    parts = _parts(optimizer)
-    for part, loaded in zip(parts, [state] if len(parts) == 1 else [state[i] for i in range(len(parts))], strict=True):
+    all_parts = parts(optimizer)
+    states = [state] if len(all_parts) == 1 else [state[i] for i in range(len(all_parts))]
+    for part, loaded in zip(all_parts, states, strict=True):
         settings = [
             {key: value for key, value in group.items() if key not in ("params", "step")} | step
             for group in part.optimizer.param_groups
@@ -114,17 +120,13 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
         part.load_state_dict(loaded)
 
 
-def _parts(optimizer: MegatronOptimizer | None) -> list[MegatronOptimizer]:
-    return getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else [])
-
-
 def sharded_state(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None, is_loading: bool
 ) -> dict[str, Any]:
     """Return the checkpoint state of this rank's chunks and optimizer, each tensor with its place in the whole."""
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
-    for part in _parts(optimizer):
+    for part in parts(optimizer):
         _begin(part)
     for name, model in zip(chunk_names(models), models, strict=True):
         state[name] = _changing(model).sharded_state_dict(metadata=metadata)

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
 from torch import Tensor
 
-from allocation import ParallelSizes
+from allocation.plan import ParallelSizes
 from areal_like.checkpoint.distributed import DESCRIPTIONS, TENSORS, read_weights
 from areal_like.cluster.lifetime import listen
 from areal_like.config.schema import EngineConfig
@@ -30,7 +30,7 @@ cpu.install()  # before anything imports megatron.core
 
 from areal_like.trainer.megatron import parallel  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, open_bridge  # noqa: E402
-from areal_like.trainer.megatron.dist_weights import listed, load_weights, save_weights  # noqa: E402
+from areal_like.trainer.megatron.dist_weights import list_first, load_weights, save_weights  # noqa: E402
 from areal_like.trainer.value_head import HEAD_NAME  # noqa: E402
 
 _ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
@@ -156,7 +156,7 @@ class _Model:
         with cpu.cpu_as_cuda():
             self._bridge.load(self._models, path)
         if empty := [name for name, tensor in self._floats() if tensor.isnan().all()]:
-            raise CheckpointError(f"{path} has nothing for Megatron's {listed(empty)}")
+            raise CheckpointError(f"{path} has nothing for Megatron's {list_first(empty)}")
 
     def write(self, path: Path) -> None:
         """Write a Megatron checkpoint. Raises OSError."""
@@ -174,7 +174,7 @@ class _Model:
         changed = [name for name, tensor in self.export() if not _same(tensor, tensors.read(name))]
         if changed:
             raise CheckpointError(
-                f"{listed(sorted(changed))} would be rounded: the checkpoint has several data types; "
+                f"{list_first(sorted(changed))} would be rounded: the checkpoint has several data types; "
                 "write --dtype float32, which holds them all"
             )
 
@@ -229,7 +229,7 @@ def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str
         "with several places in the model": {name for name, shapes in places.items() if len(shapes) > 1},
         "with another shape in the model": {n for n, shapes in places.items() if source.get(n, shapes[0]) != shapes[0]},
     }
-    if found := [f"{what}: {listed(sorted(names))}" for what, names in problems.items() if names]:
+    if found := [f"{what}: {list_first(sorted(names))}" for what, names in problems.items() if names]:
         raise CheckpointError("not every tensor can be mapped once; " + "; ".join(found))
 
 
@@ -252,7 +252,7 @@ def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | 
     if kind := missing.pop(_HF_OUTPUT, None):
         yield _HF_OUTPUT, embedding.to(_TYPES[kind]).clone()
     if missing:
-        raise CheckpointError(f"{TENSORS} names what is not in the checkpoint: {listed(sorted(missing))}")
+        raise CheckpointError(f"{TENSORS} names what is not in the checkpoint: {list_first(sorted(missing))}")
 
 
 def _dtype_of(config: Mapping[str, Any]) -> str | None:

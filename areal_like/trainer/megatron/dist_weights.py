@@ -72,14 +72,14 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
         if not name.startswith(_EXTRA_PREDICTION)
     }
     if found:
-        raise CheckpointError(f"{path} is of another model: {listed(sorted(found))}")
+        raise CheckpointError(f"{path} is of another model: {list_first(sorted(found))}")
     add_prefix_for_sharding(state, weights.prefix)
     loaded = dist_checkpointing.load(state, str(path))
     for name, model in zip(chunk_names(models), models, strict=True):
         model.load_state_dict(loaded[name], strict=False)
 
 
-def listed(names: list[str]) -> str:
+def list_first(names: list[str]) -> str:
     """The first of many, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more

@@ -11,9 +11,19 @@ from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.megatron.pack import pack_of
+from areal_like.trainer.megatron.padding import router_padding
+from areal_like.trainer.megatron.router_replay import RouterReplay
+from areal_like.types import Batch
 
-# Of a micro-batch, hidden states `[n, hidden]` at its n `rows`, the output layer and its weight: `[n, …]`.
+# Of a micro-batch, hidden states `[rows, hidden]`, the output layer and its weight: `[n, …]` of its n wanted tokens.
 Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
+
+
+def make_replay(replay: RouterReplay | None, models: Sequence[torch.nn.Module], batch: Batch) -> RouterReplay:
+    """Return the replay of the models' routers, a new one if there is none; raise ValueError for unusable routes."""
+    replay = replay or RouterReplay(models)
+    replay.check(batch)
+    return replay
 
 
 def forward_backward(
@@ -21,16 +31,20 @@ def forward_backward(
     micro_batches: DeviceBatches,
     head: Head,
     loss: Callable[[DeviceBatch, Tensor], Any] | None = None,
+    replay: RouterReplay | None = None,
 ) -> list:
     """Runs all micro-batches forward and backward; gives a list on the last pipeline stage, [] elsewhere.
 
     `loss` makes of a micro-batch and what `head` gave the summed loss, the number of loss tokens and statistics, which
-    are listed. Without it nothing goes backward, and what `head` gave is listed.
+    are listed. Without it nothing goes backward, and what `head` gave is listed. `replay` has the routers choose the
+    experts of the micro-batches' routes.
     """
+    if replay is not None:
+        replay.forget()  # of a pass that failed
     iterators = [iter(micro_batches) for _ in models]
     with torch.set_grad_enabled(loss is not None):
-        return get_forward_backward_func()(
-            forward_step_func=partial(_step, head, loss),
+        result: list = get_forward_backward_func()(
+            forward_step_func=partial(_step, head, loss, replay),
             data_iterator=iterators if len(models) > 1 else iterators[0],
             model=list(models) if len(models) > 1 else models[0],
             num_microbatches=len(micro_batches),
@@ -39,15 +53,25 @@ def forward_backward(
             forward_only=loss is None,
             collect_non_loss_data=loss is None,
         )
+    if replay is not None and (left := replay.forget()):
+        raise RuntimeError(
+            f"{left} forward passes of layers with experts were kept for a recomputation that never came"
+        )
+    return result
 
 
-def _step(head: Head, loss: Callable | None, data_iterator: Any, model: torch.nn.Module) -> tuple[Tensor, Callable]:
+def _step(
+    head: Head, loss: Callable | None, replay: RouterReplay | None, data_iterator: Any, model: torch.nn.Module
+) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
+    if replay is not None:
+        replay.tell(model, micro_batch.routes, trains=loss is not None)
     output: Tensor = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         attention_mask=None,
         packed_seq_params=pack_of(micro_batch),
+        padding_mask=router_padding(micro_batch.padding, model),
         output_processor=_at_rows,
         output_processor_context=(head, micro_batch),
     )

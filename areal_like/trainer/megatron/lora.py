@@ -75,7 +75,7 @@ class AdapterShare(torch.nn.Module):
         """Gathered from the tensor-parallel ranks, all of which call this."""
         return Adapter(*(_gather(parameter) for parameter in (self.a, self.b)))
 
-    def sharded(self, name: str) -> Any:
+    def shard(self, name: str) -> Any:
         """A parameter for Megatron's checkpoints, under a name that is the same in every layout."""
         parameter, key = getattr(self, name), f"{NAME}.{self.layer}.{name}"
         if parameter.tensor_model_parallel:
@@ -154,7 +154,7 @@ class ChunkAdapters(torch.nn.ModuleList):
 
     def sharded_state_dict(self, metadata: Any = None) -> dict[str, Any]:
         """The chunk's state for Megatron's checkpoints: all else is the model that the run began with."""
-        return {f"{place}.{name}": share.sharded(name) for place, share in self.shares() for name in ("a", "b")}
+        return {f"{place}.{name}": share.shard(name) for place, share in self.shares() for name in ("a", "b")}
 
 
 def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
@@ -225,7 +225,7 @@ class LoRABridge:
         try:
             for name, weight in self._bridge.export(models):
                 if (layer := name.removesuffix(".weight")) in self._layers:
-                    weight = self._adapter(layer).merged(weight, self._lora.scale)
+                    weight = self._adapter(layer).merge(weight, self._lora.scale)
                 yield name, weight
                 del weight
         finally:

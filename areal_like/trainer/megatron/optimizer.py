@@ -1,6 +1,7 @@
 """Megatron's data parallelism, optimizer and learning-rate schedule, from the config's names."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,8 @@ from megatron.core.utils import get_model_config
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
 
+# Losses are summed over tokens: 2**16 would overflow at once. A skipped step is a lost batch, so one lowers the scale.
+LOSS_SCALE = {"initial_loss_scale": 2.0**8, "loss_scale_window": 100, "hysteresis": 1}
 BUCKET_SIZE = 40_000_000  # parameters, whose gradients are sent together
 
 
@@ -26,7 +29,7 @@ def wrap_models(
     `overlap` is what `overlap_grad_reduce: null` means: whether gradients are sent while more are computed.
     """
     config = get_model_config(models[0])
-    chunks = [_in_bfloat16(config, model) if engine.dtype == "bfloat16" else model for model in models]
+    chunks = [model if engine.dtype == "float32" else _in_half(config, model) for model in models]
     if not trained:
         return [chunk.requires_grad_(False) for chunk in chunks]
     megatron = engine.megatron
@@ -41,7 +44,7 @@ def wrap_models(
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
 
 
-def _in_bfloat16(config: Any, model: torch.nn.Module) -> torch.nn.Module:
+def _in_half(config: Any, model: torch.nn.Module) -> torch.nn.Module:
     """Megatron's wrapper, which would round buffers too: routers' biases are float32 in checkpoints and in servers."""
     before = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     wrapped = Float16Module(config, model)
@@ -61,15 +64,40 @@ def make_optimizer(
 ) -> MegatronOptimizer:
     """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
 
-    There is nothing to scale, and a `grad_scale_func` of the optimizer's would keep all of it alive for ever.
+    Only float16 has a loss scale. A `grad_scale_func` of the optimizer's own would keep all of it alive for ever.
     """
     settings = OptimizerConfig(**optimizer_options(engine, optimizer))
     made = get_megatron_optimizer(settings, models, use_gloo_process_groups=False)
     config = get_model_config(models[0])
     config.finalize_model_grads_func = finalize_model_grads
+    if engine.dtype == "float16":
+        scale_loss = weakref.WeakMethod(made.scale_loss)
+        for model in models:
+            get_model_config(model).grad_scale_func = lambda loss: (scale_loss() or _refuse_to_scale)(loss)
     no_sync = [model.no_sync for model in models]
     config.no_sync_func = no_sync if len(models) > 1 else no_sync[0]
     return made
+
+
+def _refuse_to_scale(loss: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("the optimizer whose loss scale is asked for was shut down")
+
+
+def parts(optimizer: MegatronOptimizer | None) -> list[MegatronOptimizer]:
+    """Return the optimizers of dense and expert weights, or the one of all weights."""
+    return getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else [])
+
+
+def loss_scale(optimizer: MegatronOptimizer) -> dict[str, Any] | None:
+    """Return the state of float16's loss scale, None for other data types."""
+    scalers = [scaler for part in parts(optimizer) if (scaler := getattr(part, "grad_scaler", None))]
+    return scalers[0].state_dict() if scalers else None
+
+
+def set_loss_scale(optimizer: MegatronOptimizer, state: Mapping[str, Any]) -> None:
+    """Continue with a state that `loss_scale` returned."""
+    for part in parts(optimizer):
+        part.grad_scaler.load_state_dict(dict(state))
 
 
 def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerConfig) -> dict[str, Any]:
@@ -85,6 +113,8 @@ def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerCo
         "adam_eps": optimizer.eps,
         "clip_grad": optimizer.gradient_clipping,
         "bf16": engine.dtype == "bfloat16",
+        "fp16": engine.dtype == "float16",
+        **LOSS_SCALE,
         "params_dtype": getattr(torch, engine.dtype),
         "use_distributed_optimizer": megatron.use_distributed_optimizer,
         "overlap_param_gather": megatron.overlap_param_gather,
@@ -104,21 +134,31 @@ def step_if_finite(optimizer: MegatronOptimizer) -> float:
     """Updates the weights, unless the gradient's norm is inf or nan; returns the norm, the same on every rank.
 
     Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without. Its step is
-    stopped where it has measured the norm and changed nothing yet.
+    stopped where it has measured the norm and changed nothing yet. With float16 it ends before the norm is measured,
+    and lowers the loss scale.
     """
     measure, norms = optimizer.get_grad_norm, []
 
-    def measured() -> float:
+    def measure_once() -> float:
         norms.append(measure())
         if not math.isfinite(norms[0]):
             raise FloatingPointError
         return norms[0]
 
-    optimizer.get_grad_norm = measured
+    optimizer.get_grad_norm = measure_once
     with suppress(FloatingPointError):
         optimizer.step()
     del optimizer.get_grad_norm
-    return float(norms[0])
+    _agree_on_loss_scale(optimizer)
+    return float(norms[0]) if norms else math.inf
+
+
+def _agree_on_loss_scale(optimizer: MegatronOptimizer) -> None:
+    """Give dense and expert weights one scale: each looks for infinities in its own gradients only."""
+    if len(parts(optimizer)) > 1 and loss_scale(optimizer):
+        states = [part.grad_scaler.state_dict() for part in parts(optimizer)]
+        order = ("scale", "hysteresis_tracker", "growth_tracker")
+        set_loss_scale(optimizer, min(states, key=lambda state: [float(state[name]) for name in order]))
 
 
 def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, role: str) -> int:
@@ -172,7 +212,7 @@ def tensors(
         return (buffer.grad_data for model in wrapped for buffer in (*model.buffers, *model.expert_parallel_buffers))
 
     def states() -> Iterator[torch.Tensor]:
-        for part in getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else []):
+        for part in parts(optimizer):
             for group in part.optimizer.param_groups:
                 yield from group["params"]
             for state in part.optimizer.state.values():

@@ -96,7 +96,7 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     group, place = optimizer.model_param_group_index_map[parameter]
     stepped = optimizer.optimizer.param_groups[group]["params"][place].detach()
     if tensors["param"].dtype == torch.int16:
-        tensors["param"] = joined(stepped, tensors["param"])
+        tensors["param"] = join_halves(stepped, tensors["param"])
     elif stepped.dtype == torch.float32:
         tensors["param"] = stepped  # Transformer Engine's copy of what is float32 stays what it was at first
     if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:  # they were made just now: room on the device
@@ -104,7 +104,7 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     return tensors
 
 
-def joined(weights: Tensor, low: Tensor) -> Tensor:
+def join_halves(weights: Tensor, low: Tensor) -> Tensor:
     """float32 weights `[n]` of which Transformer Engine's Adam keeps the lower 16 bits beside the bfloat16 weights.
 
     A negative lower half was rounded up (`transformer_engine/common/multi_tensor/adam.cu`, 2.16).

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config.findings import nearest_words
+from areal_like.config.keys import KeyOf, actor_key
 from areal_like.config.options import OptionProblem, read_options
 from areal_like.config.schema import EngineConfig, MegatronConfig
 
 TABLE = Path(__file__).with_name("options.json")
-_SECTION = "actor.megatron.override_transformer_config"
+_SECTION = "megatron.override_transformer_config"
 
 _FROM_ALLOCATION = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
@@ -21,9 +22,9 @@ _SAME_NAME = (
     *("moe_token_dispatcher_type", "moe_grouped_gemm"),
 )
 _BY_KEY = {
-    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "actor.dtype"),
-    "deterministic_mode": "actor.megatron.use_deterministic_algorithms",
-    **{name: f"actor.megatron.{name}" for name in MegatronConfig.model_fields},
+    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "dtype"),
+    "deterministic_mode": "megatron.use_deterministic_algorithms",
+    **{name: f"megatron.{name}" for name in MegatronConfig.model_fields},
 }
 _FIXED = (
     *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
@@ -98,39 +99,43 @@ _GPU_ONLY = (
 )
 
 
-def check_overrides(overrides: Mapping[str, Any], *, device: str) -> Iterator[OptionProblem]:
-    """Yield problems of the entries of `actor.megatron.override_transformer_config`."""
+def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = actor_key) -> Iterator[OptionProblem]:
+    """Yield problems of the entries of `megatron.override_transformer_config`; `key` is that of a role's setting."""
     for name, value in overrides.items():
-        if problem := _problem(name, value, device):
+        if problem := _problem(name, value, device, key):
             yield problem
     if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
-        message = "has no effect alone: the trainer's moe_router_load_balancing_type is none"
-        help = f"write {_SECTION}.moe_router_load_balancing_type=aux_loss as well"
+        message = "has no effect: moe_router_load_balancing_type defaults to none"
+        help = f"write {key(_SECTION)}.moe_router_load_balancing_type=aux_loss as well"
         yield OptionProblem("RUN-MEGATRON-AUX-LOSS", "moe_aux_loss_coeff", message, help)
+    if overrides.get("moe_router_fusion") is True and overrides.get("moe_aux_loss_coeff"):
+        message = "the fused auxiliary loss counts padding as tokens"
+        help = f"write {_SECTION}.moe_router_fusion=false"
+        yield OptionProblem("RUN-MEGATRON-FUSED-AUX-LOSS", "moe_router_fusion", message, help)
 
 
-def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
+def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | None:
     options = read_options(TABLE)
     if value not in (False, None) and name in _IN_ITS_TYPE:
-        message = "servers and checkpoints get the weights in actor.dtype"
+        message = f"servers and checkpoints receive the weights in {key('dtype')}"
         return OptionProblem("RUN-MEGATRON-WEIGHT-TYPE", name, message, f"leave out {name}")
     if value not in (False, None) and name in _AS_LAYERS:
-        message = "embedding and output layer are no layers to the layout's checks"
+        message = "the layout's checks do not count embedding and output layer as layers"
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
-        help = f"give {ends}, or pipeline_model_parallel_layout, in its place"
+        help = f"write {ends}, or pipeline_model_parallel_layout, instead"
         return OptionProblem("RUN-MEGATRON-LAYER-SPLIT", name, message, help)
     if value is not None and name in _INSTEAD:
-        message = f"{name} is deprecated in Megatron-core, and does not start alone"
-        return OptionProblem("RUN-MEGATRON-DEPRECATED", name, message, f"write {_INSTEAD[name]} in its place")
-    if refused := _decided_elsewhere(name):
+        message = f"{name} is deprecated in Megatron-core and does not work by itself"
+        return OptionProblem("RUN-MEGATRON-DEPRECATED", name, message, f"write {_INSTEAD[name]} instead")
+    if refused := _decided_elsewhere(name, key):
         code, reason = refused
         return OptionProblem(code, name, reason, f"leave out {name}")
     if name not in options:
-        near = nearest_words(name, (other for other in options if not _decided_elsewhere(other)))
-        message = f"Megatron-core's TransformerConfig has no field {name}"
+        near = nearest_words(name, (other for other in options if not _decided_elsewhere(other, key)))
+        message = f"Megatron-core's configuration has no field {name}"
         return OptionProblem("RUN-MEGATRON-OPTION-UNKNOWN", name, message, names=tuple(near))
     option = options[name]
-    for kind, why in {"a function": "which the trainer sets", "a Python object": "which no YAML holds"}.items():
+    for kind, why in {"a function": "which the trainer sets", "a Python object": "which YAML cannot express"}.items():
         if kind in option.types:
             message = f"{name} is {kind}, {why}"
             return OptionProblem("RUN-MEGATRON-OPTION-OBJECT", name, message, f"leave out {name}")
@@ -140,33 +145,31 @@ def _problem(name: str, value: Any, device: str) -> OptionProblem | None:
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
         help = f"leave out {name}, or write device=cuda"
         return OptionProblem("RUN-MEGATRON-OPTION-GPU", name, f"{name} needs a GPU", help)
-    return _balancing_problem(value) if name == _BALANCING else None
+    return _balancing_problem(value, key(_SECTION)) if name == _BALANCING else None
 
 
-def _balancing_problem(value: str | list[str]) -> OptionProblem | None:
+def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | None:
     """Return the problem of a load-balancing type: it moves tokens to other experts, or differs from its name."""
     if "seq_aux_loss" in value:
         message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
-        return OptionProblem(
-            "RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss"
-        )
+        return OptionProblem("RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
     if others := [kind for kind in ([value] if isinstance(value, str) else value) if kind not in _BALANCED]:
-        message = f"{others[0]} is not one of {', '.join(_BALANCED)}, with which tokens are routed as on the servers"
-        return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {_SECTION}.{_BALANCING}=aux_loss")
+        message = f"{others[0]} is not one of {', '.join(_BALANCED)}, which route tokens as the servers do"
+        return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
     return None
 
 
-def _decided_elsewhere(name: str) -> tuple[str, str] | None:
+def _decided_elsewhere(name: str, key: KeyOf) -> tuple[str, str] | None:
     """Return the code and the reason why a field is not the user's to set, if it is not."""
     owned, model = "RUN-MEGATRON-OPTION-OWNED", "RUN-MEGATRON-OPTION-MODEL"
     if name in _FROM_ALLOCATION:
-        return owned, f"{name} follows from the allocation; change the layout in actor.backend or allocation_mode"
+        return owned, f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
     if name in _BY_KEY:
-        return owned, f"{name} is set by {_BY_KEY[name]}"
+        return owned, f"{name} is set by {key(_BY_KEY[name])}"
     if name in _FIXED:
         return owned, f"{name} is fixed by the trainer"
     if name in _OTHER_MODEL:
-        return model, f"{name} changes what the trainer computes, and the servers would compute another model"
+        return model, f"{name} makes the trainer compute another model than the servers"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
         return model, f"{name} follows from the model's config.json, which the servers read as well"
     why = next((why for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)), None)
@@ -180,7 +183,7 @@ def row_multiple(overrides: Mapping[str, Any]) -> int:
     return 32 if overrides.get("fp8_recipe") == "mxfp8" or overrides.get("fp4") is not None else 16
 
 
-def recomputed(megatron: MegatronConfig) -> dict[str, Any]:
+def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
     """Return the modules that `moe_layer_recompute` adds to the recomputed ones; nothing without it.
 
     Megatron's own option of that name is deprecated, and recomputes attention as well.
@@ -207,7 +210,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
     megatron = engine.megatron
     overrides = megatron.override_transformer_config
     if problems := list(check_overrides(overrides, device=device)):
-        raise ValueError("; ".join(f"{_SECTION}.{problem.name}: {problem.message}" for problem in problems))
+        raise ValueError("; ".join(f"{actor_key(_SECTION)}.{problem.name}: {problem.message}" for problem in problems))
     on_gpu = device == "cuda"
     options: dict[str, Any] = {
         "variable_seq_lengths": True,
@@ -224,7 +227,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "use_cpu_initialization": not on_gpu,
         "gradient_accumulation_fusion": False,
         **{name: getattr(megatron, name) for name in _SAME_NAME},
-        **recomputed(megatron),
+        **recompute_modules(megatron),
         **_not_overlapped(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
         "bias_dropout_fusion": False,  # without dropout it is an addition, for which compiled code costs the host more

@@ -6,11 +6,13 @@ each token's own position, and in attention, where keys and values are gathered 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch
@@ -53,6 +55,9 @@ def allow_shared(models: Iterable[torch.nn.Module]) -> None:
         for name, module in model.decoder.named_modules():
             if name.endswith(".core_attention"):
                 module.register_forward_pre_hook(_with_gathered_keys, with_kwargs=True)
+            if isinstance(module, MultiLatentAttention):
+                module.register_forward_pre_hook(_note_positions, with_kwargs=True)
+                module.rotary_pos_emb.register_forward_hook(partial(_select_positions, module))
 
 
 def _with_positions(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -70,3 +75,13 @@ def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> t
     gathered = (states.index_select(0, pack.places) for states in (key, value))
     told = {"packed_seq_params": pack.pieces, "attn_mask_type": _LAST_TO_ALL}
     return (query, *gathered, *others), {**named, **told}
+
+
+def _note_positions(attention: torch.nn.Module, arguments: tuple, named: Mapping[str, Any]) -> None:
+    """Keep the positions of a pack for the rotary embedding, which latent attention computes itself."""
+    pack = named.get("packed_seq_params")
+    attention._positions = pack.positions if isinstance(pack, SharedPrompts) else None
+
+
+def _select_positions(attention: torch.nn.Module, _: Any, arguments: tuple, rotary: Tensor) -> Tensor:
+    return rotary if attention._positions is None else rotary[attention._positions]

@@ -18,7 +18,7 @@ from areal_like.trainer.engine import Rendezvous
 from areal_like.trainer.process import join
 
 if TYPE_CHECKING:
-    from allocation import ParallelSizes
+    from allocation.plan import ParallelSizes
 
 ORDER = "tp-cp-ep-dp-pp"
 

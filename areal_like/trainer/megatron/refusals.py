@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from allocation import ParallelSizes
+from allocation.plan import ParallelSizes
 from areal_like.config.schema import EngineConfig
 from areal_like.trainer.megatron.options import transformer_options
 
@@ -68,6 +68,7 @@ def _refusal(asked: Asked, overrides: dict[str, Any]) -> str | None:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
         **asked.shape,
     }
     try:

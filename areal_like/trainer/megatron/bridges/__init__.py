@@ -2,7 +2,7 @@
 
 import json
 
-from areal_like.runtime.gc_tuning import uncollected
+from areal_like.runtime.gc_tuning import pause_gc
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
@@ -23,12 +23,12 @@ def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     """A bridge for a model that is only held: no check that it computes what Hugging Face does."""
     bridge: Bridge
     if bridge_type == "mbridge":
-        with uncollected():
+        with pause_gc():
             from areal_like.trainer.megatron.bridges.mbridge import MBridge
 
         bridge = MBridge(source)
     else:
-        with uncollected():
+        with pause_gc():
             from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
 
         bridge = MegatronBridge(source)

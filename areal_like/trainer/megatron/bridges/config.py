@@ -6,7 +6,7 @@ alike, so it goes, squared, into the softmax's scale: Transformer Engine's rotar
 
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,22 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from allocation.families import FAMILIES
+from allocation.model_spec import load_model
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """`for_bridge` is the model's config without rope scaling, in the form of transformers 4, which bridges read.
 
     `options` are fields of Megatron's TransformerConfig; `frequencies` are the rotary embedding's, `[rotary / 2]`, or
-    None for Megatron's own.
+    None for Megatron's own. `fixed` are options that settings of a run may not change.
     """
 
     for_bridge: PretrainedConfig
     options: dict[str, Any]
     frequencies: Tensor | None
+    fixed: dict[str, Any] = field(default_factory=dict)
 
     def set_frequencies(self, chunks: Iterable[torch.nn.Module]) -> None:
         """Gives the rotary embeddings of built model chunks the model's own frequencies."""
@@ -40,21 +44,33 @@ class ModelConfig:
 def read_config(path: Path) -> ModelConfig:
     """The config.json of a checkpoint directory, which `support.bridge_problems` finds no fault with."""
     config = AutoConfig.from_pretrained(path)
-    rope = config.rope_parameters
-    options = _experts(config)
+    rope, latent = config.rope_parameters, FAMILIES[config.model_type].latent_attention
+    options = _experts(config) | _windows(path)
     frequencies = None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     plain = deepcopy(config)
     plain.head_dim = head_dim  # mbridge multiplies with it, even where it is null
     if rope["rope_type"] != "default":
         frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](plain, device=torch.device("cpu"))
-        if scaling != 1:
+        if latent:
+            options |= {"rotary_scaling_factor": rope["factor"], "mscale_all_dim": rope.get("mscale_all_dim") or 0}
+        elif scaling != 1:
             options["softmax_scale"] = scaling**2 / head_dim**0.5
     plain.partial_rotary_factor = rope.get("partial_rotary_factor", 1.0)
     kept = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     plain.rope_parameters = {"rope_type": "default", **kept}
     plain.rope_theta = rope["rope_theta"]  # without it mbridge raises and others fall back to base 10,000
-    return ModelConfig(plain, options, frequencies)
+    fixed = {"apply_rope_fusion": False} if latent else {}  # fused, it is Megatron's own YaRN
+    return ModelConfig(plain, options, frequencies, fixed)
+
+
+def _windows(path: Path) -> dict[str, Any]:
+    """Return the sliding window, and which layers have it; a bridge would give every layer the same, or none."""
+    model = load_model(str(path))
+    if not model.sliding_layers:
+        return {"window_size": None}
+    slides = [int(number in model.sliding_layers) for number in range(model.layers)]
+    return {"window_size": (model.window - 1, 0), "window_attn_skip_freq": slides}
 
 
 def _experts(config: PretrainedConfig) -> dict[str, Any]:
@@ -64,7 +80,9 @@ def _experts(config: PretrainedConfig) -> dict[str, Any]:
         case "qwen3_moe" | "olmoe" | "qwen2_moe":
             options["moe_router_pre_softmax"] = not config.norm_topk_prob
         case "deepseek_v2" | "deepseek_v3":
-            options["mtp_num_layers"] = None
+            options |= {"rope_type": "rope", "mtp_num_layers": None}
+        case "minimax_m2":
+            options["rotary_percent"] = config.rope_parameters.get("partial_rotary_factor", 1.0)
         case "mixtral":
             options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
         case "glm4_moe":

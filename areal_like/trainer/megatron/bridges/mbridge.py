@@ -76,7 +76,7 @@ class MBridge:
             **self._bridge._DIRECT_MAPPING,
             "output_layer.weight": "model.embed_tokens.weight" if tied else "lm_head.weight",
         }
-        self._bridge.set_extra_args(**source.options)
+        self._bridge.set_extra_args(fp16=source.dtype == torch.float16, **source.options)
         self._stages = _Stages()
 
     def build(self) -> list[torch.nn.Module]:

@@ -69,7 +69,7 @@ class MegatronBridge:
             "params_dtype": source.dtype,
             "pipeline_dtype": source.dtype,
             "bf16": source.dtype == torch.bfloat16,
-            "fp16": False,
+            "fp16": source.dtype == torch.float16,
             "make_vocab_size_divisible_by": 1,
             "should_pad_vocab": True,
             "perform_initialization": False,

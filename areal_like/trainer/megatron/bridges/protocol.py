@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the checks before a run read `support` without torch
     import torch
     from torch import Tensor
 
-    from allocation import ParallelSizes
+    from allocation.plan import ParallelSizes
     from areal_like.trainer.megatron.bridges.config import ModelConfig
 
 
@@ -58,5 +58,5 @@ class ModelSource:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Fields of TransformerConfig that the bridge is to set, the model's first."""
-        return {**self.config.options, **self.settings}
+        """Fields of TransformerConfig that the bridge is to set; of the model's, `fixed` come before any setting."""
+        return {**self.config.options, **self.settings, **self.config.fixed}

@@ -13,15 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.config.keys import KeyOf, actor_key
+
 if TYPE_CHECKING:
-    from allocation import ParallelSizes
+    from allocation.plan import ParallelSizes
 
 BRIDGES = ("mbridge", "megatron-bridge")
+_BRIDGE = "megatron.bridge_type"
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
-_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe")
+LATENT = ("deepseek_v2", "deepseek_v3")  # with latent attention
+_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", *LATENT, "minimax_m2")
 FAMILIES = (*_DENSE, *_EXPERTS)
-# Held and converted tensor for tensor, but computed differently: rotary embeddings of latent attention
-_HELD = {"megatron-bridge": ("deepseek_v2", "deepseek_v3")}
+_UNUSABLE = {"mbridge": ("deepseek_v3",)}  # mbridge 0.15.1 sets fields that megatron-core 0.19.2 does not have
 _NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
 
 # What each field may be; a family's own line comes before that of all families.
@@ -29,7 +32,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": _NONE_OF_IT,
     "mlp_bias": _NONE_OF_IT,
-    "use_sliding_window": _NONE_OF_IT,
+    "use_sliding_window": (*_NONE_OF_IT, True),
+    "qwen3_moe.use_sliding_window": _NONE_OF_IT,  # its attention slides in every layer, its config says otherwise
+    "qwen2_moe.use_sliding_window": _NONE_OF_IT,
     "clip_qkv": (None,),
     "mlp_only_layers": _NONE_OF_IT,
     "decoder_sparse_step": (1,),
@@ -38,18 +43,30 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "dual_chunk_attention_config": (None,),
     "partial_rotary_factor": (None, 1),
     **{f"{family}.tie_word_embeddings": _NONE_OF_IT for family in _EXPERTS},  # SGLang does not share them
-    "mistral.sliding_window": (None,),
-    "mixtral.sliding_window": (None,),
     "olmoe.norm_topk_prob": (False,),  # SGLang never normalises there
     "glm4_moe.norm_topk_prob": (True,),
     "glm4_moe.attention_bias": (True, False),
     "glm4_moe.partial_rotary_factor": (None, 0.5),
+    "deepseek_v2.topk_method": ("greedy",),  # transformers 5.12 cannot select groups
+    "deepseek_v2.n_group": (None, 1),
+    "deepseek_v2.norm_topk_prob": (False,),  # transformers ignores it, SGLang does not
+    "deepseek_v3.topk_method": ("noaux_tc",),
+    "deepseek_v3.scoring_func": ("sigmoid",),
+    "deepseek_v3.norm_topk_prob": (True,),
+    "rope_interleave": (True,),
+    "minimax_m2.scoring_func": ("sigmoid",),
+    "minimax_m2.partial_rotary_factor": (None, 1, 0.5),
 }
-_ONE_TENSOR_PARALLEL_RANK = ("olmoe",)  # its bridge normalises queries and keys of each rank alone
+# Bridges normalise queries and keys of each rank alone (olmoe), or lose a part of the norm's gradient (minimax_m2)
+_ONE_TENSOR_PARALLEL_RANK = ("olmoe", "minimax_m2")
 # Megatron-core leaves a single expert's weight as it is, or does not start
-_SEVERAL_EXPERTS_PER_TOKEN = ("qwen3_moe", "mixtral", "glm4_moe")
-_SHARED_EXPERTS = {"glm4_moe": "n_shared_experts", "qwen2_moe": "shared_expert_intermediate_size"}
+_SEVERAL_EXPERTS_PER_TOKEN = ("qwen3_moe", "mixtral", "glm4_moe", *LATENT, "minimax_m2")
+_SHARED_EXPERTS = {
+    **dict.fromkeys(("glm4_moe", *LATENT), "n_shared_experts"),
+    "qwen2_moe": "shared_expert_intermediate_size",
+}
 _FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
+_WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral")
 # The fields that a rotary embedding needs, all numbers.
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -57,14 +74,19 @@ _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-_ROPE_TYPES = {"mixtral": ("default",), "glm4_moe": ("default", "linear", "llama3")}
+_ROPE_TYPES = {
+    **dict.fromkeys(("mixtral", "minimax_m2"), ("default",)),
+    "glm4_moe": ("default", "linear", "llama3"),
+    "deepseek_v2": ("default",),  # transformers leaves YaRN's factor out of the softmax's scale, SGLang does not
+    "deepseek_v3": ("default", "yarn"),
+}
 
 
 @dataclass(frozen=True)
 class BridgeProblem:
     """Why a run would not compute its model: the finding's code, the field of config.json or the run's key, a remedy.
 
-    `value` is the field's value that would, as JSON, where one is known.
+    `value` is the field's value that would, as JSON, where one is known. `is_key`: `field` is a key of the run.
     """
 
     code: str
@@ -72,53 +94,63 @@ class BridgeProblem:
     message: str
     remedy: str
     value: str | None = None
+    is_key: bool = False
 
 
-def bridge_problems(bridge_type: str, config: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[BridgeProblem]:
-    """All problems of a model and a layout with a bridge; `config` is config.json, a `text_config` unwrapped."""
+def bridge_problems(
+    bridge_type: str, config: Mapping[str, Any], sizes: ParallelSizes, key: KeyOf = actor_key
+) -> Iterator[BridgeProblem]:
+    """Yield all problems of a model and a layout with a bridge; `config` is config.json, a `text_config` unwrapped.
+
+    `key` is that of a role's setting.
+    """
     if bridge_type not in BRIDGES:
         message = f"{bridge_type!r} is not a bridge"
-        yield BridgeProblem("RUN-BRIDGE-NAME", "actor.megatron.bridge_type", message, f"use {_or(BRIDGES)}")
+        yield BridgeProblem("RUN-BRIDGE-NAME", key(_BRIDGE), message, f"use {_or(BRIDGES)}", is_key=True)
         return
-    if problem := _family_problem(bridge_type, config):
+    if problem := _family_problem(bridge_type, config, key):
         yield problem
         return
     family = config["model_type"]
     experts = family in _EXPERTS
     if bridge_type == "mbridge" and experts and sizes.etp != sizes.tp and 1 in (sizes.ep, sizes.tp):
-        others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config)]
+        others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config, key)]
         yield BridgeProblem(
             "RUN-BRIDGE-EXPERTS",
-            "actor.megatron.bridge_type",
+            key(_BRIDGE),
             f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
             f"({sizes.tp}) {'without expert parallelism' if sizes.ep == 1 else 'while attention is not split'}",
-            f"write actor.megatron.bridge_type={others[0]}"
+            f"write {key(_BRIDGE)}={others[0]}"
             if others
-            else f"give the experts t{sizes.tp}{', or an e' if sizes.tp > 1 else ''}",
+            else f"write t{sizes.tp} for the experts{', or add an e' if sizes.tp > 1 else ''}",
+            is_key=True,
         )
     if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
-        message = f"{bridge_type} does not compute a {family} right on {sizes.tp} tensor-parallel ranks"
-        yield BridgeProblem("RUN-BRIDGE-TENSOR", "actor.backend", message, "use t1 for attention")
-    yield from _field_problems(family, {**_families()[family]["defaults"], **config})
+        message = f"{bridge_type} computes a {family} incorrectly on {sizes.tp} tensor-parallel ranks"
+        yield BridgeProblem("RUN-BRIDGE-TENSOR", key("backend"), message, "write t1 for attention", is_key=True)
+    config = {**_families()[family]["defaults"], **config}
+    if sizes.cp > 1 and family in _WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True):
+        message = f"Transformer Engine's ring attention of {sizes.cp} context-parallel ranks has no sliding windows"
+        yield BridgeProblem("RUN-BRIDGE-WINDOW", key("backend"), message, "write c1 for attention", is_key=True)
+    yield from _field_problems(family, config)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), Mapping):
             yield from _rope_problems(family, name, rope)
 
 
 def converting_bridges(config: Mapping[str, Any]) -> list[str]:
-    """The bridges that hold the tensors of a model, whether or not they compute it right."""
-    family = config.get("model_type")
-    return [name for name in BRIDGES if family in (*_check_served(name), *_HELD.get(name, ()))]
+    """The bridges that hold the tensors of a model, whatever its other fields are."""
+    return [name for name in BRIDGES if config.get("model_type") in _check_served(name)]
 
 
-def _family_problem(bridge_type: str, config: Mapping[str, Any]) -> BridgeProblem | None:
+def _family_problem(bridge_type: str, config: Mapping[str, Any], key: KeyOf) -> BridgeProblem | None:
     family = config.get("model_type")
     field, remedy = "model_type", f"use a model of one of {', '.join(_check_served(bridge_type))}"
     if family not in _check_served(bridge_type):
         if others := [other for other in BRIDGES if family in _check_served(other)]:
-            field, remedy = "actor.megatron.bridge_type", f"write actor.megatron.bridge_type={others[0]}"
-        message = f"the model is a {family}, which {bridge_type} is not proven to compute as Hugging Face does"
-        return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy)
+            field, remedy = key(_BRIDGE), f"write {key(_BRIDGE)}={others[0]}"
+        message = f"the model is a {family}, for which no test shows that {bridge_type} computes what transformers does"
+        return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy, is_key=bool(others))
     architecture, given = _families()[family]["architecture"], config.get("architectures")
     if given and list(given) != [architecture]:
         message = f"a {family} is trained as {architecture}, but this checkpoint is {', '.join(given)}"
@@ -131,12 +163,15 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
         allowed = _ALLOWED.get(f"{family}.{name}", _ALLOWED.get(name))
         if allowed and name in config and config[name] not in allowed:
             yield _refuse(family, name, config[name], allowed[0])
-    layers = config.get("layer_types")
-    if layers and set(layers) != {"full_attention"}:
-        yield _refuse(family, "layer_types", sorted(set(layers)), ["full_attention"])
+    kinds, known = set(config.get("layer_types") or ()), {"full_attention"}
+    known |= {"sliding_attention"} if family in _WINDOWS else set()
+    if kinds - known:
+        yield _refuse(family, "layer_types", sorted(kinds), ["full_attention"])
     divided = config["hidden_size"] // config["num_attention_heads"]
     if family == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
         yield _refuse(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
+    if family in LATENT and not config.get("q_lora_rank"):
+        yield _refuse(family, "q_lora_rank", config.get("q_lora_rank"), config["hidden_size"] // 4)
     if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
         yield _refuse(family, "head_dim", config["head_dim"], divided)
     yield from _expert_problems(family, config)
@@ -173,12 +208,21 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
     for field in [field for field in unread if kind == "yarn" and rope.get(field) is not None]:
         yield _refuse(family, f"{name}.{field}", rope[field], None)
     if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
-        message = "Hugging Face and SGLang understand mscale without mscale_all_dim differently"
+        message = "Hugging Face and SGLang interpret mscale without mscale_all_dim differently"
         yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "write both or neither")
+    elif (
+        family in LATENT
+        and kind == "yarn"
+        and not (rope.get("mscale") and rope["mscale"] == rope.get("mscale_all_dim"))
+    ):
+        message = "Megatron-core scales all of latent attention's scores, so mscale and mscale_all_dim have to be equal"
+        yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "use a model that has the same for both")
 
 
 def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
-    message = f"trainer and servers are not proven to compute a {family} with {field} = {json.dumps(value)} alike"
+    message = (
+        f"no test shows that trainer and servers compute the same for a {family} with {field} = {json.dumps(value)}"
+    )
     text = would_do if isinstance(would_do, str) else json.dumps(would_do)
     remedy = f"use a model whose config.json has {field} = {text}"
     return BridgeProblem("RUN-BRIDGE-FIELD", field, message, remedy, text)
@@ -186,7 +230,8 @@ def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem
 
 def _check_served(bridge_type: str) -> list[str]:
     """The proven families that a bridge registers."""
-    return [family for family in FAMILIES if family in _registered_families(bridge_type)]
+    registered = _registered_families(bridge_type) - set(_UNUSABLE.get(bridge_type, ()))
+    return [family for family in FAMILIES if family in registered]
 
 
 def _registered_families(bridge_type: str) -> set[str]:

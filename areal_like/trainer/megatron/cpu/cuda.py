@@ -153,6 +153,7 @@ def _replacements() -> dict[str, Any]:
         "models.gpt.gpt_layer_specs.TESpecProvider": layers.TESpecProvider,
         "extensions.transformer_engine_spec_provider.TESpecProvider": layers.TESpecProvider,
         "models.gpt.gpt_layer_specs.TENorm": layers.TENorm,
+        "transformer.multi_latent_attention.TELinear": layers.TELinear,
         "transformer.transformer_block.LayerNormImpl": layers.TENorm,
         "optimizer.Adam": FusedAdam,
         "optimizer.USING_PYTORCH_OPTIMIZER": False,

@@ -23,7 +23,11 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, get_exper
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+from megatron.core.transformer.utils import (
+    ensure_metadata_has_dp_cp_group,
+    is_layer_window_attention,
+    make_sharded_tensors_for_checkpoint,
+)
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
@@ -42,6 +46,32 @@ class TENorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return _norm(self.config, x, self.weight, self.bias, self.eps)
+
+
+class TELinear(torch.nn.Module):
+    """A linear layer that every tensor-parallel rank holds as a whole: the compressions of latent attention."""
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        parallel_mode: str,
+        config: TransformerConfig,
+        init_method: Any,
+        bias: bool,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        if bias or parallel_mode != "duplicated":
+            raise ValueError(f"TELinear on the CPU has no bias ({bias}) and no parallel_mode {parallel_mode}")
+        self.parallel_mode = parallel_mode  # by which Megatron Bridge maps the weight
+        self.weight = Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # read by finalize_model_grads
+        init_method(self.weight)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return F.linear(x, self.weight), None
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
@@ -95,13 +125,14 @@ class TEDotProductAttention(torch.nn.Module):
         super().__init__()
         unsupported = {
             "softmax_type": config.softmax_type != "vanilla",
-            "window_size": config.window_size is not None,
             "attention_dropout": bool(config.attention_dropout if attention_dropout is None else attention_dropout),
         }
         if any(unsupported.values()):
             names = ", ".join(name for name, used in unsupported.items() if used)
             raise ValueError(f"attention on the CPU does not support this model's {names}; train it on a GPU")
         self.scale = softmax_scale
+        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window = config.window_size[0] + 1 if slides else None  # which counts the query itself
         self.cp_group = parallel_state.get_context_parallel_group() if pg_collection is None else pg_collection.cp
 
     def forward(
@@ -122,7 +153,7 @@ class TEDotProductAttention(torch.nn.Module):
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
         groups = _groups_of(packed_seq_params, self.cp_group.size(), self.cp_group.rank())
-        return padded_attention(query, key, value, groups, self.scale).flatten(1)
+        return padded_attention(query, key, value, groups, self.scale, self.window).flatten(1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Attention has no parameters."""
@@ -245,8 +276,8 @@ class TESpecProvider(BackendSpecProvider):
     """Mapping of modules, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
 
     def linear(self) -> type:
-        """Build a projection of latent attention; Transformer Engine keeps it whole on every rank."""
-        return ColumnParallelLinear
+        """Build a projection of latent attention."""
+        return TELinear
 
     def column_parallel_linear(self) -> type:
         return ColumnParallelLinear

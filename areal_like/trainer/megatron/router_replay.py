@@ -1,0 +1,124 @@
+"""Replay of the experts that the servers chose (R3, arXiv 2510.11370): a model's routers choose them again.
+
+The weights of these experts are gathered from the trainer's own scores, so that the router has its gradient.
+Megatron-core 0.19.2 has `moe/router_replay.py`, whose instances are in a list of the class, which two models of a
+process would share; here a router has its own stand-in, in the place of Megatron's, which
+`topk_routing_with_score_function` calls.
+
+A layer that is recomputed is called twice for a micro-batch: without gradients, and in the backward pass. These come in
+the order of the forward passes in every schedule, so the stand-in keeps what it was told until then.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from areal_like.types import Batch
+
+UNKNOWN = -1  # on the device
+
+
+class _Replay:
+    """Tells one router its experts `[tokens, chosen]`, UNKNOWN where it chooses by itself; `layer` counts from 0."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self._told: Tensor | None = None
+        self._trains = False
+        self._recomputed: deque[Tensor | None] = deque()
+
+    def tell(self, experts: Tensor | None, *, trains: bool) -> None:
+        """Set the experts of the micro-batch whose forward pass is next; `trains` says that a backward pass follows."""
+        self._told, self._trains = experts, trains
+
+    def forget(self) -> int:
+        """Drop everything; return the number of layers' forward passes that were to be recomputed, and were not."""
+        left, self._told = len(self._recomputed), None
+        self._recomputed.clear()
+        return left
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None,
+        group_topk: int | None,
+        default_compute_topk: Callable[..., tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """Return scores and numbers of the experts; Megatron calls this in place of its own choice."""
+        own_scores, own = default_compute_topk(scores, topk, num_groups, group_topk)
+        told = self._next()
+        if told is None:
+            return own_scores, own
+        chosen = torch.where(told == UNKNOWN, own, told)
+        return scores.gather(1, chosen), chosen
+
+    def _next(self) -> Tensor | None:
+        if torch.is_grad_enabled() and self._recomputed:
+            return self._recomputed.popleft()
+        if self._trains and not torch.is_grad_enabled():
+            self._recomputed.append(self._told)
+        return self._told
+
+
+class RouterReplay:
+    """The stand-ins of all routers of a rank's models; raises ValueError for routers that ask nobody."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._of_models = {id(model): [_stand_in(router) for router in _routers(model)] for model in models}
+        routers = [router for model in models for router in _routers(model)]
+        self._is_cut = bool(routers) and routers[0].config.sequence_parallel
+        if any(router.config.moe_router_fusion for router in routers):
+            raise ValueError("moe_router_fusion chooses experts in a kernel of its own, which cannot be told any")
+        self._layers = layers_with_experts(routers[0].config) if routers else []
+
+    def check(self, batch: Batch) -> None:
+        """Raise ValueError for routes of another number of layers than the model has with experts."""
+        if batch.routes is not None and self._layers and batch.routes.shape[1] != len(self._layers):
+            raise ValueError(
+                f"the routes are those of {batch.routes.shape[1]} layers, and the model has {len(self._layers)} with "
+                "experts"
+            )
+
+    def tell(self, model: torch.nn.Module, routes: Tensor | None, *, trains: bool) -> None:
+        """Tell a model's routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
+        replays = self._of_models[id(model)]
+        if routes is None or not replays:
+            for replay in replays:
+                replay.tell(None, trains=trains)
+            return
+        if self._is_cut:
+            share = len(routes) // parallel_state.get_tensor_model_parallel_world_size()
+            first = parallel_state.get_tensor_model_parallel_rank() * share
+            routes = routes[first : first + share]
+        experts = torch.stack([routes[:, self._layers.index(replay.layer)] for replay in replays]).long()
+        experts = experts.masked_fill(experts == torch.iinfo(routes.dtype).max, UNKNOWN)
+        for replay, of_layer in zip(replays, experts, strict=True):
+            replay.tell(of_layer, trains=trains)
+
+    def forget(self) -> int:
+        """Drop what the routers were told; return how much of it was kept for a recomputation that did not come."""
+        return sum(replay.forget() for replays in self._of_models.values() for replay in replays)
+
+
+def layers_with_experts(config: Any) -> list[int]:
+    """Return the numbers of the layers with experts, from 0, by Megatron's `moe_layer_freq`."""
+    frequency = config.moe_layer_freq
+    if isinstance(frequency, int):
+        return list(range(0, config.num_layers, frequency))
+    return [layer for layer, has_experts in enumerate(frequency) if has_experts]
+
+
+def _routers(model: torch.nn.Module) -> list[TopKRouter]:
+    return [part for part in model.modules() if isinstance(part, TopKRouter) and not part.is_mtp_layer]
+
+
+def _stand_in(router: TopKRouter) -> _Replay:
+    replay = _Replay(router.layer_number - 1)
+    router.router_replay = replay
+    return replay
