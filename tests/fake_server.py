@@ -15,7 +15,7 @@ from limits import HUNG_S
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.experimental.client_processes import Client, Clients
 from areal_like.rollout.reading import Read
-from areal_like.rollout.sglang.versions import LABELS
+from areal_like.rollout.sglang.labels import LABELS
 
 Body = dict[str, Any]
 Answer = Any

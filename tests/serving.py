@@ -40,7 +40,7 @@ async def load_from_disk(pool: ServerPool, model: Path, version: int | str) -> N
 
 async def serve(pool: ServerPool, model: Path, version: int) -> None:
     """Interrupt generation, and go on with another model as `version`."""
-    async with pool.interrupted(version, Deadline(600)):
+    async with pool.interrupt(version, Deadline(600)):
         await load_from_disk(pool, model, version)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import RunError, ServerError
+from areal_like.per_token import KeptIds
 from areal_like.rollout.reading import EVENTS, PARTS, Parts, read
 from areal_like.rollout.sglang.answers import OF_ALL, Part, Piece
 from areal_like.rollout.sglang.http import Unavailable, session
@@ -33,7 +34,8 @@ EXCHANGE_S = 0.05  # for so long a client process gathers what comes
 HANGS_S = 60.0  # that an exchange may take, at most
 
 type Call = tuple[int, str, str, bytes]  # its number; name and URL of the server, and the request
-type Outline = tuple[int, FinishReason | None, int] | tuple[int, ServerError]  # a part; for columns how many they are
+# a part; for columns how many they are, and what else a piece has
+type Outline = tuple[int, FinishReason | None, int, bytes | None, KeptIds | None] | tuple[int, ServerError]
 
 
 class News(NamedTuple):
@@ -46,7 +48,7 @@ class News(NamedTuple):
     outlines: Mapping[int, Sequence[Outline | None]]
 
     @classmethod
-    def of(cls, came: Mapping[int, Sequence[Part | None]]) -> Self:
+    def pack(cls, came: Mapping[int, Sequence[Part | None]]) -> Self:
         """Pack the parts of each call."""
         columns = [np.empty((3, 0), np.int32)]
 
@@ -57,13 +59,13 @@ class News(NamedTuple):
             if isinstance(piece, ServerError):
                 return place, piece
             columns.append(piece.columns)
-            return place, piece.finish_reason, piece.columns.shape[1]
+            return place, piece.finish_reason, piece.columns.shape[1], piece.routes, piece.kept
 
         outlines = {call: [outline(part) for part in parts] for call, parts in came.items()}
         return cls(np.concatenate(columns, axis=1), outlines)
 
     def calls(self) -> Iterator[tuple[int, list[Part], bool]]:
-        """The parts of each call, and whether it has ended."""
+        """Return the parts of each call, and whether it has ended."""
         end = 0
         for call, outlines in self.outlines.items():
             parts: list[Part] = []
@@ -73,9 +75,9 @@ class News(NamedTuple):
                 if len(outline) == 2:
                     parts.append(outline)
                 else:
-                    place, finish_reason, tokens = outline
+                    place, finish_reason, tokens, routes, kept = outline
                     start, end = end, end + tokens
-                    parts.append((place, Piece(self.columns[:, start:end], finish_reason)))
+                    parts.append((place, Piece(self.columns[:, start:end], finish_reason, routes, kept)))
             yield call, parts, outlines[-1] is None
 
 
@@ -90,7 +92,7 @@ class Client:
         self._news: dict[int, list[Part | None]] = defaultdict(list)
 
     async def exchange(self, calls: Iterable[Call], over: Iterable[int]) -> News:
-        """Begin calls and end those that are `over`; returns what has come of each."""
+        """Start calls and end those in `over`; return the parts of each."""
         self._session = self._session or session(self._token)
         for call, name, url, request in calls:
             server = Server(name, url, self._session)
@@ -101,7 +103,7 @@ class Client:
             self._news.pop(call, None)
         await asyncio.sleep(EXCHANGE_S)
         news, self._news = self._news, defaultdict(list)
-        return News.of(news)
+        return News.pack(news)
 
     async def _read(self, call: int, server: Server, request: bytes) -> None:
         async with aclosing(read(self._turn, server, request)) as answer:
@@ -120,7 +122,7 @@ class Client:
 
 @dataclass(eq=False)
 class Link:
-    """A client process as the controller sees it: the calls that it has, and what it has not been told yet."""
+    """A client process for the controller: its calls, and the news it has not received yet."""
 
     rank: int
     group: WorkerGroup
@@ -164,7 +166,7 @@ class Clients:
             link.group.kill()
 
     def read(self, server: Server, request: bytes) -> AsyncGenerator[Parts]:
-        """As `read`, in the client process that has the fewest calls. Raises Unavailable, too, where that dies."""
+        """Read an answer in the client process with the fewest calls; also raise Unavailable if that process dies."""
         link = min(self._links, key=lambda link: len(link.news), default=None)
         return self._read(link, server, request) if link else read(self._turn, server, request)
 
@@ -218,21 +220,21 @@ class Clients:
             self._hand_over(link, call, [(), [lost]])
         self._keep(
             self._start_again(link.rank, why),
-            lambda error: self._say(f"client process {link.rank} was lost, and is not replaced: {why}; {error}"),
+            lambda error: self._say(f"client process {link.rank} was lost and is not replaced: {why}; {error}"),
         )
 
     async def _start_again(self, rank: int, why: str) -> None:
         self._links.append(Link(rank, await self._start(rank)))
-        self._say(f"client process {rank} was started again: {why}")
+        self._say(f"client process {rank} was restarted: {why}")
 
     def _keep(self, work: Coroutine[Any, Any, None], failed: Callable[[str], None]) -> None:
-        """Do work, and call `failed` with the cause where it fails, of whatever."""
+        """Do work, and call `failed` with the cause of any failure."""
 
-        def done(task: asyncio.Task[None]) -> None:
+        def finish(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled() and (error := task.exception()):
                 failed(str(error) if isinstance(error, RunError) else repr(error))
 
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(done)
+        task.add_done_callback(finish)

@@ -23,10 +23,10 @@ MOST = 3.4e38  # beyond it rewards, which are trained on in float32, are infinit
 
 @functools.cache
 def compares_group(portable: Portable) -> bool:
-    """Whether the function takes all responses to a prompt at once. Raises UserCodeError where it is no reward."""
+    """Return whether a function takes all responses to a prompt; raise UserCodeError if it is not a reward."""
     function, name = portable.load(), portable.reference
     if not callable(function):
-        raise UserCodeError(f"{name} is not a function but {_show(function)}")
+        raise UserCodeError(f"{name} is {_show(function)}, not a function")
     try:
         parameters = inspect.signature(function)
         parameters.bind("", {})
@@ -35,7 +35,7 @@ def compares_group(portable: Portable) -> bool:
     first = next(iter(parameters.parameters), "")
     if first not in (ONE, GROUP):
         names = f"{ONE} (one at a time) or {GROUP} (all of a prompt)"
-        raise UserCodeError(f"{name}{parameters} does not say what it judges: name its first parameter {names}")
+        raise UserCodeError(f"{name}{parameters} cannot be called: name its first parameter {names}")
     return first == GROUP
 
 
@@ -53,12 +53,12 @@ def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], li
     """
     function, compares, name = portable.load(), compares_group(portable), portable.reference
 
-    def judged(responses: Sequence[str], row: Mapping[str, Any]) -> list[Reward]:
+    def judge(responses: Sequence[str], row: Mapping[str, Any]) -> list[Reward]:
         given = _call(function, name, list(responses) if compares else responses[0], dict(row))
         values = _as_list(given, len(responses), name) if compares else [given]
         return [as_reward(value, name) for value in values]
 
-    return judged
+    return judge
 
 
 def _call(function: Callable[..., Any], name: str, *arguments: Any) -> Any:

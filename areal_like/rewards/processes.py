@@ -96,7 +96,7 @@ class Worker:
     def begin(self) -> None:
         """Wait for its process; raises Ended."""
         try:
-            self.pid = self._reported(START_S)
+            self.pid = self._read_report(START_S)
             if self.pid < 0:
                 raise Ended(f"it cannot be started: {os.strerror(-self.pid)}")
         except Ended:
@@ -129,7 +129,7 @@ class Worker:
         """Kill the worker, and return how it ended."""
         self._server.kill(self.pid)
         try:
-            code = os.waitstatus_to_exitcode(self._reported(END_S))
+            code = os.waitstatus_to_exitcode(self._read_report(END_S))
             return Ended(f"exit code {code}" if code >= 0 else signal.Signals(-code).name, code)
         except Ended as unknown:
             return unknown
@@ -140,7 +140,7 @@ class Worker:
         self._connection.close()
         self._report.close()
 
-    def _reported(self, limit_s: float) -> int:
+    def _read_report(self, limit_s: float) -> int:
         """Return the next number that its fork server reports; raises Ended."""
         data = os.read(self._report.fileno(), REPORT.size) if wait([self._report], limit_s) else b""
         if not data:

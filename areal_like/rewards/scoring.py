@@ -110,12 +110,14 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         if failure.cause not in self._missing:
             where = f"reward.parts.{part}" if part else "reward"
             more = f"; tracebacks: {self._log}" if self._log else ""
-            self._say(f"a reward is missing ({where}): {failure.message}; more of the kind are only counted{more}")
+            self._say(
+                f"a reward is missing ({where}): {failure.message}; further failures of this kind are only counted{more}"
+            )
         self._missing[failure.cause] += 1
 
     def _judge(self, config: JudgeConfig) -> Judge:
         if config.function is not None:
-            return _OfFunction(self._pool, Portable.of(config.function))
+            return _OfFunction(self._pool, Portable.pack(config.function))
         if config.type == "model":
             assert self._model is not None, "reward.model is set"  # for the type checker; preflight has seen to it
             return self._model

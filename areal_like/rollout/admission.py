@@ -133,7 +133,7 @@ class Admission:
         return batch
 
     def _is_in_time(self) -> bool:
-        """Whether a batch has finished, and at most `spare` groups would be late without it.
+        """Return whether a batch has finished, and at most `spare` groups would be late without it.
 
         With c groups of a deadline of at most d, f of them finished, the batch leaves c - min(f, batch_size) of them,
         of which the invariant allows (d - n) * batch_size. As c <= (d - n + 1) * batch_size + spare held before, at
@@ -184,5 +184,5 @@ class Admission:
         return late
 
     def publish(self, version: int) -> None:
-        """Every server holds `version` now: groups that start from here on are that fresh."""
+        """Note that every server holds `version`: groups that start now are that fresh."""
         self.published = version

@@ -81,7 +81,7 @@ class Collector:
         return batch
 
     def publish(self, version: int) -> None:
-        """Every server holds `version`: start what that admits."""
+        """Note that every server holds `version`, and start the groups that this admits."""
         self.admission.publish(version)
         self._fill()
 
@@ -118,7 +118,7 @@ class Collector:
         self._running[group_id] = self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
 
     def _give_up(self, group_id: int) -> None:
-        """A group is not needed: break it off, or drop what it has."""
+        """Cancel an unneeded group, or drop its trajectories."""
         self.dropped += 1
         if task := self._running.pop(group_id, None):
             task.cancel()

@@ -207,8 +207,8 @@ class Dispatch:
         self.update(state)
         return state
 
-    def done(self, state: ServerState) -> None:
-        """A server has one sample less."""
+    def release(self, state: ServerState) -> None:
+        """Release the place of a sample on a server."""
         state.in_flight -= 1
         if state.is_here:
             self.in_flight -= 1
@@ -222,7 +222,7 @@ class Dispatch:
 
 
 def _head(queue: list[Queued]) -> Queued | None:
-    """The first of a queue; samples that nobody wants any more are removed."""
+    """Return the first sample of a queue; remove cancelled ones."""
     while queue and queue[0][-1].turn.done():
         heapq.heappop(queue)
     return queue[0] if queue else None

@@ -15,7 +15,7 @@ from areal_like.events import span, turn
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
 from areal_like.rollout.router import PAUSE_S, Router
-from areal_like.rollout.sample import Response, Sample, Sampling
+from areal_like.rollout.sample import OnTokens, Response, Sample, Sampling
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns
@@ -40,7 +40,7 @@ MOST_SESSIONS = 100_000  # that are remembered
 class ServerPool:
     """All servers of a run.
 
-    Weights change only while `interrupted`. What happens to running requests then is what `requests` says
+    Weights change only within `interrupt`. What happens to running requests then is what `requests` says
     (`weight_update.requests`); in any case every token has the version that made it. `timeout_s` is how long a server
     may do nothing while it has requests. `read_answer` reads their answers, by default in this process.
     """
@@ -54,8 +54,10 @@ class ServerPool:
         requests: Requests = "in_place",
         prefill_once: bool = True,
         read_answer: Read | None = None,
+        host_timeout_s: float = 0.0,
     ) -> None:
         self._session = session(token)
+        self._host_timeout_s = host_timeout_s
         self._numbers = itertools.count()
         self._router = Router(timeout_s, read_answer)
         self._requests = requests
@@ -84,13 +86,18 @@ class ServerPool:
 
     @property
     def version(self) -> int:
-        """The weights' version that the servers hold; -1 before the first."""
+        """Version of the weights on the servers; -1 before the first."""
         return self._router.version
 
     @property
     def tokens_generated(self) -> int:
-        """All tokens that servers have answered: those in `tokens`, and of samples that are on their way."""
+        """All tokens that servers have generated: those in `tokens`, and those of samples in flight."""
         return self._router.generated
+
+    def reset_ledger(self) -> None:
+        """Count tokens from here on, where no sample is on its way: those so far belong to an earlier trainer."""
+        self.tokens.clear()
+        self._router.generated = 0
 
     def statistics(self) -> dict[str, float]:
         """Return how long requests last stood still; since the last call: how long they waited and ran, and faults."""
@@ -108,7 +115,7 @@ class ServerPool:
 
     @property
     def servers(self) -> list[Server]:
-        """Everybody who has to have the next weights."""
+        """Servers that must receive the next weights."""
         return self._router.servers
 
     def join(self, url: str, rank: int | None) -> Server:
@@ -116,27 +123,28 @@ class ServerPool:
 
         `rank` is its place in the layout. One beyond that, with None, is taken out where an update fails because of it.
         """
-        server = Server(f"server {next(self._numbers)}", url, self._session, rank, self._asked)
+        name = f"server {next(self._numbers)}"
+        server = Server(name, url, self._session, rank, self._asked, host_timeout_s=self._host_timeout_s)
         self._router.join(server)
         return server
 
     def leave(self, server: Server, why: str = "left the run") -> None:
-        """Take a server out; its requests go on elsewhere, from what it had answered."""
+        """Remove a server; its requests continue on other servers from the tokens it has generated."""
         self._router.leave(server, why)
 
     def leave_out(self, error: ServerError) -> None:
-        """Take out the servers beyond the layout that failed by an error."""
+        """Remove the servers beyond the layout that failed by an error."""
         for server in self.servers:
             if server.rank is None and server.name in error.servers:
-                self.leave(server, f"did not get the weights: {error}")
+                self.leave(server, f"did not receive the weights: {error}")
 
     @property
     def serving(self) -> list[Server]:
-        """Servers that hold the present version."""
+        """Servers that hold the current version."""
         return self._router.serving
 
     def on_hang(self, tell: Callable[[Server], object]) -> None:
-        """Have a server told that does nothing although it has requests."""
+        """Register a function that is called with a server that does nothing although it has requests."""
         self._router.hung = tell
 
     async def generate(
@@ -176,11 +184,11 @@ class ServerPool:
                 task.cancel()
 
     def cancel(self, responses: Sequence[Response]) -> None:
-        """Count responses that were delivered as cancelled, as nobody wants them any more."""
+        """Count delivered responses as cancelled, since they are no longer needed."""
         self.set_aside("cancelled", sum(len(response.tokens) for response in responses))
 
     def set_aside(self, reason: Literal["cancelled", "orphaned", "unused"], tokens: int) -> None:
-        """Count tokens of delivered responses that no trajectory has."""
+        """Count tokens of delivered responses that are in no trajectory."""
         self.tokens["delivered"] -= tokens
         self.tokens[reason] += tokens
 
@@ -192,11 +200,14 @@ class ServerPool:
         seed: int | None = None,
         priority: int = 0,
         session: Hashable | None = None,
+        routes_from: int = 0,
+        on_tokens: OnTokens | None = None,
     ) -> Response:
         """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
-        The smallest `priority` goes first. What fails is continued on another server or later; raises ServerError after
-        MOST_TRIES in a row that brought no token.
+        The smallest `priority` goes first. Routes, if any are wanted, are those from the token `routes_from` on: the
+        caller knows the others. `on_tokens` is called with tokens as they arrive. What fails is continued on another
+        server or later; raises ServerError after MOST_TRIES in a row that brought no token.
         """
         affinity = None
         if session is not None:
@@ -204,7 +215,8 @@ class ServerPool:
             self._sessions[session] = affinity  # the last is the latest
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-        return await self._finish(Sample(np.array(tokens, np.int32), sampling, seed), priority, affinity)
+        sample = Sample(np.array(tokens, np.int32), sampling, seed, routes_from=routes_from, on_tokens=on_tokens)
+        return await self._finish(sample, priority, affinity)
 
     async def _finish(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> Response:
         causes: list[str] = []
@@ -232,7 +244,7 @@ class ServerPool:
             self.tokens[outcome] += sample.length
 
     @asynccontextmanager
-    async def interrupted(
+    async def interrupt(
         self, version: int, deadline: Deadline, servers: Sequence[Server] | None = None
     ) -> AsyncIterator[Sequence[Server]]:
         """Hold all generation while the body brings `servers`, by default all, to `version`; gives them.
@@ -244,7 +256,7 @@ class ServerPool:
         async with self._without_hung(servers, deadline):
             if self._requests == "drain":
                 await self._router.close(deadline)
-            with self._router.excused(), span("weights", "pause", version=version):
+            with self._router.excuse(), span("weights", "pause", version=version):
                 await self._pause([server for server in servers if server not in self._held], deadline)
                 async with self.checking(servers, deadline):
                     yield servers
@@ -260,18 +272,18 @@ class ServerPool:
         `recompute`. Raises ServerError.
         """
         self._held, self._router.on_hold = self.servers, True
-        self._holding.enter_context(self._router.excused())
+        self._holding.enter_context(self._router.excuse())
         await self._pause(self._held, deadline)
         await self._on_each(self._held, lambda server: server.release_memory(deadline.left))
         for server in self._held:
             turn(server.name, None)
 
     async def take_weights_back(self, deadline: Deadline) -> None:
-        """Give servers on hold their memory for weights, in which nothing is until an update."""
+        """Allocate the weights' memory of paused servers again; it is empty until an update."""
         await self._on_each(self._held, lambda server: server.resume_memory("weights", deadline.left))
 
     async def release_hold(self, deadline: Deadline) -> None:
-        """Give servers on hold, which were updated since, the rest of their memory, and go on."""
+        """Allocate the rest of the memory of paused servers, which were updated since, and resume."""
         held, self._held = [server for server in self._held if server in self.servers], ()
         await self._on_each(held, lambda server: server.resume_memory("kv_cache", deadline.left))
         await self._continue(held, deadline)
@@ -314,7 +326,7 @@ class ServerPool:
                 task.cancel()
 
     async def _end(self, server: Server) -> None:
-        """Tell whoever keeps the servers that one hangs, and wait until it has left, if it does."""
+        """Report a hung server to the supervisor, and wait until it has left, if it does."""
         self._router.hung(server)
         leaving = Deadline(2 * AFTERMATH_S)
         while server in self.servers and not leaving.passed:
@@ -326,7 +338,7 @@ class ServerPool:
             self.pause_s, self._paused_since = time.monotonic() - self._paused_since, None
 
     async def _acknowledge(self, server: Server, version: int, deadline: Deadline) -> None:
-        """Have a server say that it holds `version`; raises ServerError where it holds another."""
+        """Check that a server holds `version`; raise ServerError if it holds another."""
         while True:
             try:
                 held = await server.weight_version(deadline.left)

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -71,30 +71,30 @@ class Router:
 
     @property
     def servers(self) -> list[Server]:
-        """Everybody who has to have the next weights."""
+        """Servers that must receive the next weights."""
         return [state.server for state in self._states]
 
     @property
     def serving(self) -> list[Server]:
-        """Servers that hold the version, and may be sent samples."""
+        """Servers that hold the version and receive samples."""
         return [state.server for state in self._states if state.capacity]
 
     @property
     def loads(self) -> list[Load]:
-        """How full those servers are that have said it."""
+        """Load of the servers that have reported it."""
         return [state.load for state in self._states if state.load]
 
     @property
     def busy(self) -> list[Server]:
-        """Servers with samples on their way."""
+        """Servers with samples in flight."""
         return [state.server for state in self._states if state.in_flight]
 
     def join(self, server: Server) -> None:
-        """Have a server take part from the next update on."""
+        """Add a server from the next update on."""
         self._dispatch.join(server)
 
     def leave(self, server: Server, why: str = "left the run") -> None:
-        """Take a server out at once; its samples go on elsewhere, or end in ServerError where nobody is left."""
+        """Remove a server at once; its samples continue on other servers, or end in ServerError without any."""
         for state in [state for state in self._states if state.server is server]:
             self._dispatch.leave(state)
             state.lose(why, "left")
@@ -131,8 +131,8 @@ class Router:
         return dict(zip(busy, done, strict=True)) | {"tokens": self.generated, "samples": self._dispatch.in_flight}
 
     @contextmanager
-    def excused(self) -> Iterator[None]:
-        """Do not take it for a fault that servers do nothing while the body runs."""
+    def excuse(self) -> Iterator[None]:
+        """Do not treat idle servers as faulty while the body runs."""
         self._excused += 1
         try:
             yield
@@ -142,7 +142,7 @@ class Router:
                 state.progressed = time.monotonic()
 
     async def open(self, updated: Sequence[Server], deadline: Deadline) -> None:
-        """Send samples, from now on also to those who wanted to join and are among those `updated`."""
+        """Send samples, from now on also to joining servers that are among the `updated` ones."""
         new = [state for state in self._states if not state.capacity and state.server in updated]
         most = await asyncio.gather(*(state.server.most_running(deadline.left) for state in new))
         for state, running in zip(new, most, strict=True):
@@ -153,7 +153,7 @@ class Router:
         self._give()
 
     async def stop(self) -> None:
-        """Break off what is still on its way, for good."""
+        """Cancel all requests in flight, for good."""
         self._is_stopped = True
         for call in self._calls:
             call.cancel()
@@ -190,10 +190,10 @@ class Router:
             self._free(turn)
 
     def _free(self, turn: asyncio.Future[ServerState]) -> None:
-        """A sample has ended; give its place, if it had one, to the next."""
+        """Give the place of an ended sample, if it had one, to the next."""
         if turn.done() and not turn.cancelled() and not turn.exception():
             state = turn.result()
-            self._dispatch.done(state)
+            self._dispatch.release(state)
             if not state.in_flight:
                 events.turn(state.server.name, None)
         if not self._dispatch.in_flight:
@@ -201,7 +201,7 @@ class Router:
         self._give()
 
     def _give(self) -> None:
-        """Give samples to the servers that may take one, and at most MOST_GIVEN in one turn of the event loop."""
+        """Assign samples to servers with capacity, at most MOST_GIVEN in one turn of the event loop."""
         if self._is_giving:
             return
         for _ in range(MOST_GIVEN):
@@ -228,11 +228,12 @@ class Router:
 
     def _send(self, state: ServerState) -> None:
         entries, state.outbox = [entry for entry in state.outbox if not entry[1].done()], []
-        for start in range(0, len(entries), TOGETHER):
-            self._keep(asyncio.create_task(self._call(state, entries[start : start + TOGETHER])))
+        for alike in _by_routes(entries):
+            for together in itertools.batched(alike, TOGETHER):
+                self._keep(asyncio.create_task(self._call(state, together)))
 
     async def _call(self, state: ServerState, entries: Sequence[Outgoing]) -> None:
-        """Have a server generate as long as it does anything; every entry ends, or has an exception."""
+        """Have a server generate as long as it makes progress; every entry ends or has an exception."""
         lost = state.lost
         error: ServerError = Unavailable(f"{state.server.name} ended its answer early", "half_answer")
         reading = asyncio.ensure_future(self._read(state, entries))
@@ -263,7 +264,9 @@ class Router:
         first, name = self.version, state.server.name
         rids = [f"{next(self._numbers)}-{name}" for _ in entries]
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
-        async with aclosing(self._read_answer(state.server, generation_request(rids, inputs, params))) as answer:
+        masks = [sample.sampling.is_cut for sample, _ in entries]
+        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks)
+        async with aclosing(self._read_answer(state.server, request)) as answer:
             await anext(answer)  # from now on what nobody waits for can be aborted
             for rid, (_, ended) in zip(rids, entries, strict=True):
                 ended.add_done_callback(partial(self._abort_cancelled, state, rid))
@@ -275,7 +278,7 @@ class Router:
     def _take(
         self, state: ServerState, entries: Sequence[Outgoing], place: int, piece: Piece | ServerError, first: int
     ) -> None:
-        """Give a sample what came of it; raises ServerError where that is about all of them, or about none."""
+        """Hand a sample its piece; raise ServerError if the answer concerns all of them, or none."""
         if place == OF_ALL and isinstance(piece, ServerError):
             raise piece
         if place >= len(entries):
@@ -303,7 +306,7 @@ class Router:
             self._give()
 
     def _abort_cancelled(self, state: ServerState, rid: str, ended: asyncio.Future[None]) -> None:
-        """Tell the server of a sample that nobody waits for any more."""
+        """Abort a sample on its server that is no longer needed."""
 
         async def tell() -> None:
             with suppress(ServerError):
@@ -313,7 +316,7 @@ class Router:
             self._keep(asyncio.create_task(tell()))
 
     def _keep(self, call: asyncio.Task[None]) -> None:
-        """Hold a task that nobody waits for until it ends."""
+        """Keep a reference to a background task until it ends."""
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
@@ -332,7 +335,7 @@ class Router:
         asyncio.get_running_loop().call_later(pause, end)
 
     async def _follow(self, state: ServerState) -> None:
-        """Ask a server now and then how full it is, as long as it has samples."""
+        """Ask a server for its load at intervals, as long as it has samples."""
         while state.is_here:
             await asyncio.sleep(LOAD_S)
             if state.in_flight and not self._excused:
@@ -342,7 +345,7 @@ class Router:
                     self._give()
 
     async def _look_after(self, state: ServerState) -> None:
-        """Ask a server that has not answered for long what it has done meanwhile, once for all of its samples."""
+        """Ask a server that has been silent for long for its progress, once for all of its samples."""
         now, pause = time.monotonic(), self._stall_s / 4
         if self._excused or now - max(state.progressed, state.asked) < pause:
             return
@@ -354,8 +357,16 @@ class Router:
         now = time.monotonic()
         if not self._excused and state.is_here and now - state.progressed >= self._stall_s:
             state.progressed = now  # others may have asked meanwhile
-            state.lose(f"did nothing for {self._stall_s:g} s (rollout.request_timeout_s)", "stalled")
+            state.lose(f"made no progress for {self._stall_s:g} s (rollout.request_timeout_s)", "stalled")
             self.hung(state.server)
+
+
+def _by_routes(entries: Sequence[Outgoing]) -> Iterable[Sequence[Outgoing]]:
+    """Return samples in groups that need routes from the same token on, which a request names once."""
+    alike: dict[int | None, list[Outgoing]] = {}
+    for entry in entries:
+        alike.setdefault(entry[0].first_route, []).append(entry)
+    return alike.values()
 
 
 def _not_drained(busy: Sequence[Server], deadline: Deadline) -> Unavailable:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from areal_like.per_token import KeptIds, Routes, RouteShape, join_kept
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.types import FinishReason, Floats, Ints
@@ -16,12 +18,16 @@ CHUNK = 512  # tokens after which a server says what it has: as much is lost wit
 
 ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may have
 
+type OnTokens = Callable[[Sequence[int]], object]
+"""Receives the tokens of a response as they arrive; must not raise."""
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings. Temperature 0 is greedy.
+    """Sampling settings. Temperature 0 is greedy, `top_k` -1 has no limit.
 
-    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token.
+    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token. With `routes` the
+    experts of each token are recorded.
     """
 
     max_new_tokens: int
@@ -29,16 +35,40 @@ class Sampling:
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    routes: RouteShape | None = None
+    top_k: int = -1
+    min_p: float = 0.0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are drawn from some of the vocabulary, which ids servers then return for each of them."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(eq=False)
 class Response:
-    """Response to one prompt; arrays are `[generated tokens]`."""
+    """Response to one prompt; arrays are `[generated tokens]`.
+
+    The last row of `routes` is that of the last token but one, which made the last; the first is that of the first
+    token whose row was not known, in the prompt. `kept` has a list for each generated token. `temperature` is
+    0 where it is the run's.
+    """
 
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
     versions: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     finish_reason: FinishReason | None = None
+    routes: Routes | None = None
+    kept: KeptIds | None = None
+    temperature: float = 0.0
+
+    def cut(self, tokens: int) -> Response:
+        """Return the first tokens alone, without an end."""
+        size = min(tokens, len(self.tokens))
+        routes = None if self.routes is None else self.routes[: max(0, len(self.routes) - (len(self.tokens) - size))]
+        kept = None if self.kept is None else self.kept.cut(0, size)
+        columns = (self.tokens[:size], self.logprobs[:size], self.versions[:size])
+        return Response(*columns, routes=routes, kept=kept, temperature=self.temperature)
 
 
 class WrongVersion(ServerError):
@@ -50,22 +80,34 @@ class Sample:
     """A prompt, and what has come of the response: `length` tokens, and why it ended, once it has.
 
     `begun` is set with its first token if that is `awaited`, else with what the server says first, and when it ends.
+    Routes are wanted of tokens from `routes_from` on; a server that fails takes those of its tokens along, and the next
+    one computes them anew. With `on_tokens` the server sends each token at once, and that is called with it.
     """
 
     prompt: Ints
     sampling: Sampling
     seed: int | None = None
     awaited: bool = False
+    routes_from: int = 0
+    on_tokens: OnTokens | None = None
     length: int = 0
     finish_reason: FinishReason | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     _held: Ints = field(default_factory=lambda: np.empty((3, 0), np.int32))  # as a piece's columns, with room for more
+    _routes: Routes | None = None
+    _kept: list[tuple[int, KeptIds | None]] = field(default_factory=list)  # of each piece, with its tokens
 
     @property
     def response(self) -> Response:
         """The response as far as it has come."""
         tokens, logprobs, versions = self._held[:, : self.length]
-        return Response(tokens, logprobs.view(np.float32), versions, self.finish_reason)
+        kept = join_kept(self._kept)
+        return Response(tokens, logprobs.view(np.float32), versions, self.finish_reason, self._routes, kept)
+
+    @property
+    def first_route(self) -> int | None:
+        """The first token whose routes a server is asked for; None where they are not wanted."""
+        return None if self.sampling.routes is None else self.routes_from
 
     @property
     def input(self) -> Ints:
@@ -81,13 +123,24 @@ class Sample:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stop_token_ids": list(sampling.stop_token_ids),
-            # SGLang 0.5.17 (output_streamer.py) also tells of the first token, but not where this is negative: that
-            # would be every second event of short responses
-            "stream_interval": CHUNK if self.awaited else -CHUNK,
+            "stream_interval": self._interval,
         }
         if sampling.ignore_eos:
             params["ignore_eos"] = True
+        if sampling.top_k > 0:
+            params["top_k"] = sampling.top_k
+        if sampling.min_p > 0:
+            params["min_p"] = sampling.min_p
         return params if self.seed is None else params | {"sampling_seed": self.seed}
+
+    @property
+    def _interval(self) -> int:
+        """The number of tokens after which the server sends them."""
+        if self.on_tokens is not None:
+            return 1
+        # SGLang 0.5.17 (output_streamer.py) also tells of the first token, but not where this is negative: that would
+        # be every second event of short responses
+        return CHUNK if self.awaited else -CHUNK
 
     def extend(self, piece: Piece, server: str, first: int, last: int) -> int:
         """Add what SGLang has generated since the last time; returns how many tokens.
@@ -95,23 +148,68 @@ class Sample:
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
         was asked for; nothing is added then.
         """
-        columns, ended = piece
+        columns, ended, data, kept = piece
         tokens = columns.shape[1]
         if self.length + tokens > self.sampling.max_new_tokens:
-            raise Unavailable(f"{server} answered more than the tokens that it was asked for", "unusable")
+            raise Unavailable(f"{server} returned more tokens than requested", "unusable")
         if tokens and not first <= columns.item(2, 0) <= columns.item(2, -1) <= last:
             made = ", ".join(map(str, dict.fromkeys(columns[2].tolist())))
             raise WrongVersion(
-                f"{server} generated with weights {made}, where {first} to {last} were possible", "wrong_version"
+                f"{server} generated with weights of version {made}; expected {first} to {last}", "wrong_version"
             )
+        routes = self._read_routes(data, tokens, ended, server)
+        self._check_kept(kept, tokens, server)
         self._add(columns)
+        self._routes = routes
+        self._kept.append((tokens, kept))
         if ended is None and self.length >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
         if ended and tokens and columns.item(0, -1) in self.sampling.stop_token_ids:
             ended = FinishReason.STOP  # SGLang calls an end token at the limit `length`
         self.finish_reason = ended
         self.begun.set()
+        if self.on_tokens is not None and tokens:
+            self.on_tokens(columns[0].tolist())
         return tokens
+
+    def _read_routes(self, data: bytes | None, tokens: int, ended: FinishReason | None, server: str) -> Routes | None:
+        """Return the routes that the last piece has; raise ServerError where they are missing or of another form."""
+        shape, length = self.sampling.routes, self.length + tokens
+        if shape is None or (ended is None and length < self.sampling.max_new_tokens):
+            return None
+        if ended is None:  # they come with the end
+            raise Unavailable(f"{server} did not end a response at the requested number of tokens", "unusable")
+        if data is None:
+            problem = "none"
+        else:
+            try:
+                return shape.read(data, len(self.prompt) + length - 1 - self.routes_from)
+            except ValueError as error:
+                problem = str(error)
+        raise ServerError(
+            f"{server} does not return the experts of each token, which rollout.router_replay needs: {problem}. Set "
+            "rollout.router_replay=off",
+            "unusable",
+            [server],
+        )
+
+    def _check_kept(self, kept: KeptIds | None, tokens: int, server: str) -> None:
+        """Raise ServerError where the ids that tokens were sampled from are missing, or more than could be."""
+        if not self.sampling.is_cut or not tokens:
+            return
+        most = self.sampling.top_k + 1  # with a sampled id that rounding left out
+        if kept is None or len(kept) != tokens or not kept.counts.all():
+            problem = "does not return the ids that each token was sampled from"
+        elif (largest := int(kept.counts.max())) > most:
+            problem = f"returned {largest} ids that a token was sampled from; gconfig.top_k allows {most - 1}"
+        else:
+            return
+        raise ServerError(
+            f"{server} {problem}. The trainer needs these ids for gconfig.top_p, gconfig.top_k and gconfig.min_p. Set "
+            "gconfig.top_p=1, gconfig.top_k=-1 and gconfig.min_p=0",
+            "unusable",
+            [server],
+        )
 
     def _add(self, columns: Ints) -> None:
         """Append a piece's columns; the array that holds them is twice as large when it is full."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, WorkerError
+from areal_like.rollout.heartbeat import wait_for_silence
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.server import Server
 
@@ -65,6 +66,7 @@ class Restarts:
 class ServerSupervisor:
     """Restarts servers, each at most `max_restarts` times per hour, and ends a run with fewer than `min_servers`.
 
+    A server whose host is silent for `host_timeout_s` seconds is lost with its actor; None: hosts are not asked.
     `servers` are Ray actors (`SGLangServer`) in the order of the pool's servers. `replace` waits for room and yields
     a new actor, a group of one, for a rank whose actor was lost. `say` reports to the user.
     """
@@ -75,6 +77,7 @@ class ServerSupervisor:
     min_servers: int
     say: Callable[[str], None]
     replace: Callable[[int], AbstractAsyncContextManager[WorkerGroup]]
+    host_timeout_s: float | None = None
     _actors: dict[Server, WorkerGroup] = field(default_factory=dict, init=False)
 
     async def keep(self) -> None:
@@ -100,19 +103,31 @@ class ServerSupervisor:
                     server = await self._restart(rank, actor, restarts, held)
 
     async def wait_for_failure(self, server: Server, actor: WorkerGroup) -> WorkerError:
-        """Wait until a server or its actor ends, or the pool has removed the server; return the failure."""
+        """Wait until a server, its actor or its host fails, or the pool has removed the server; return the failure."""
         watching = asyncio.ensure_future(actor.call_one(0, "watch", phase="serving", timeout=math.inf))
+        silence = asyncio.ensure_future(self._wait_for_silence(server))
         try:
-            await asyncio.wait((watching, server.left), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((watching, silence, server.left), return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 await watching
             member = actor.members[0]
-            return WorkerError(actor.role, member.rank, "serving", server.left.result(), member.log_file)
+            cause = server.left.result() if server.left.done() else self._describe_silence(member.host)
+            return WorkerError(actor.role, member.rank, "serving", cause, member.log_file)
         except WorkerError as failure:
             return failure
         finally:
             watching.cancel()
+            silence.cancel()
             del self._actors[server]
+
+    async def _wait_for_silence(self, server: Server) -> None:
+        if self.host_timeout_s is None:
+            await asyncio.Event().wait()
+        else:
+            await wait_for_silence(server.url, self.host_timeout_s)
+
+    def _describe_silence(self, host: str) -> str:
+        return f"host {host} did not answer for {self.host_timeout_s:g} s (cluster.host_timeout_s)"
 
     def _survive(self, failure: WorkerError | ClusterError, restarts: Restarts, lost: Server | None = None) -> None:
         """Remove a lost server from the pool; raise the failure if too few servers are left.
@@ -173,7 +188,7 @@ class ServerSupervisor:
         try:
             await self._actors[server].call_one(0, "end", phase="serving", timeout=END_S)
         except WorkerError as error:
-            self.pool.leave(server, f"{server.name} hangs and cannot be ended: {first_line(error)}")
+            self.pool.leave(server, f"{server.name} hangs and could not be killed: {first_line(error)}")
 
 
 def _has_lost_its_actor(failure: WorkerError) -> bool:

@@ -7,7 +7,7 @@ from areal_like.rollout.pool import ServerPool
 
 
 def token_ledger(pool: ServerPool, collector: Collector, evaluated: int) -> Mapping[str, float]:
-    """Tokens since the run began or went on, by where they are: `generated` is the sum of the others.
+    """Return the tokens since the run started or resumed, by place; `generated` is the sum of the others.
 
     `unfinished` are those of samples that have ended, in a group or an evaluation that has not. `orphaned` are those of
     answers that no client has read, `unused` those that a workflow left out of its trajectories, or behind a stop text.

@@ -56,10 +56,10 @@ async def main(log_dir: Path) -> None:
         start = partial(start_client, cluster, plan.engine("rollout"))
         async with (
             serving(FakeServer(generate)) as urls,
-            Clients(2, start, lambda line: None, HUNG_S) as clients,
+            Clients(2, start, partial(print, file=sys.stderr, flush=True), HUNG_S) as clients,
             ServerPool(urls, cluster.token, HUNG_S, read_answer=clients.read) as pool,
         ):
-            async with pool.interrupted(0, Deadline(HUNG_S)):
+            async with pool.interrupt(0, Deadline(HUNG_S)):
                 pass
             before = processes(cluster)
             asking = asyncio.gather(*(pool.sample([number], Sampling(TOKENS)) for number in range(64)))
@@ -67,8 +67,9 @@ async def main(log_dir: Path) -> None:
                 await asyncio.sleep(0.01)
             os.kill(next(iter(before)), signal.SIGKILL)
             responses = await asking
-            while len(after := processes(cluster)) < 2:
-                await asyncio.sleep(0.1)
+            async with asyncio.timeout(HUNG_S):  # one that is not replaced is on standard error
+                while len(after := processes(cluster)) < 2:
+                    await asyncio.sleep(0.1)
             facts = {
                 "lengths": [len(response.tokens) for response in responses],
                 "generated": pool.tokens_generated,

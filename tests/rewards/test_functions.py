@@ -162,14 +162,14 @@ def test_a_log_that_cannot_be_written_costs_no_reward(own, tmp_path):
     ("name", "words"),
     [
         ("nothing", "has no 'nothing'; it has"),
-        ("number", "is not a function but 5"),
+        ("number", "is 5, not a function"),
         ("no_row", r"cannot be called as score\(response, row\): too many positional arguments"),
         ("unclear", r"name its first parameter response \(one at a time\) or responses \(all of a prompt\)"),
     ],
 )
 def test_what_is_no_reward_function_is_told(own, name, words):
     with pytest.raises(UserCodeError, match=words):
-        functions.compares_group(Portable.of(f"{own}:{name}"))
+        functions.compares_group(Portable.pack(f"{own}:{name}"))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_is_no_reward_function_is_told(own, name, words):
 )
 def test_what_is_no_reward_is_told(own, name, response, words):
     with pytest.raises(UserCodeError, match=words):
-        functions.judge(Portable.of(f"{own}:{name}"))([response] * 2, {})
+        functions.judge(Portable.pack(f"{own}:{name}"))([response] * 2, {})
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_reward/my_rewards.py"
@@ -197,7 +197,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples/own_reward/my_rewards.py"
     ("name", "wanted"), [("score", [1.0, 0.0, 1.0]), ("close", [1.0, 0.5, 1.0]), ("shortest", [6 / 12, 0.0, 0.0])]
 )
 def test_the_examples_rewards(name, wanted):
-    reward, row = Portable.of(f"{EXAMPLE}:{name}"), {"answer": "#### 7"}
+    reward, row = Portable.pack(f"{EXAMPLE}:{name}"), {"answer": "#### 7"}
     calls = [["#### 7", "#### 8", "#### 7      "]]
     if not functions.compares_group(reward):
         calls = [[response] for response in calls[0]]

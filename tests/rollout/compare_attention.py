@@ -41,7 +41,12 @@ class Side:
     def __init__(self, module: Any, backend: type, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor) -> None:
         pool = SimpleNamespace(get_key_buffer=lambda layer: key[layer], get_value_buffer=lambda layer: value[layer])
         requests = SimpleNamespace(req_to_token=table)
-        self.backend = backend(SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=pool))
+        config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
+        text = SimpleNamespace(to_dict=lambda: config | {"hidden_size": 64, "intermediate_size": 64})
+        runner = {"model": torch.nn.Module(), "model_config": SimpleNamespace(hf_text_config=text)}
+        self.backend = backend(
+            SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=pool, **runner)
+        )
         self.module, self.calls = module, 0
 
     def run(self, mode: str, query: torch.Tensor, layers: list[Any], batch: Any) -> torch.Tensor:
@@ -126,7 +131,8 @@ def comparisons() -> dict[str, Comparison]:
         "extend, bfloat16 cache": compare(RAGGED, prefixes, cache_dtype=torch.bfloat16),
         "extend one": compare([23], [23]),
         "extend one, prefix": compare([23], [4]),
-        "left: sliding window": compare(RAGGED, prefixes, sliding_window_size=7),
+        "extend, sliding window": compare(RAGGED, prefixes, sliding_window_size=7),
+        "decode, sliding window": compare(RAGGED, sliding_window_size=7),
         "extend, not causal": compare(RAGGED, RAGGED, attn_type=AttentionType.ENCODER_ONLY),
         "left: encoder": compare(RAGGED, prefixes, encoders=[3 + i for i in range(len(RAGGED))]),
         "left: cross attention": compare(

@@ -100,7 +100,7 @@ class Both:
 
     def done(self) -> None:
         if self.running:
-            self.dispatch.done(self.running.pop(self.rng.randrange(len(self.running))))
+            self.dispatch.release(self.running.pop(self.rng.randrange(len(self.running))))
 
     def give(self) -> bool:
         expected = self.reference.next()
@@ -168,7 +168,7 @@ def test_what_a_sample_costs_does_not_grow_with_servers_and_samples() -> None:
 
         def exchange() -> None:
             for state in states:
-                dispatch.done(state)
+                dispatch.release(state)
                 assert dispatch.next() is not None
                 dispatch.wait(QueueEntry(asyncio.Future()), priority=10**9)
 

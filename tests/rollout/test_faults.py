@@ -104,7 +104,7 @@ def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any,
             clients_of(clients) as readers,
             ServerPool(urls, "token", 0.3, read_answer=reader(readers)) as pool,
         ):
-            async with pool.interrupted(0, Deadline(300)):
+            async with pool.interrupt(0, Deadline(300)):
                 pass
             response = await pool.sample([1, 2], SAMPLING)
             assert response.tokens.tolist() == [3, 4, STOP]
@@ -134,7 +134,7 @@ def test_what_another_try_cannot_mend_ends_the_request_with_its_name(answer: Any
         server = FakeServer(generate)
         async with serving(server) as urls, ServerPool(urls, "token", 30) as pool:
             for version in range(2):
-                async with pool.interrupted(version, Deadline(300)):
+                async with pool.interrupt(version, Deadline(300)):
                     server.version = str(version)
             with pytest.raises(ServerError) as raised:
                 await pool.sample([1, 2], SAMPLING)

@@ -43,7 +43,7 @@ async def pool_of(*servers: FakeServer, timeout_s: float = 30, clients: int = 0)
         clients_of(clients) as readers,
         ServerPool(urls, "token", timeout_s, read_answer=reader(readers)) as pool,
     ):
-        async with pool.interrupted(0, Deadline(5)):
+        async with pool.interrupt(0, Deadline(5)):
             pass
         yield pool
 
@@ -261,10 +261,18 @@ def test_a_busy_server_is_seldom_asked_how_it_is():
 
 
 def test_what_a_server_that_stands_still_has_goes_on_elsewhere():
-    stuck, good = FakeServer(silence), FakeServer(answer)
+    """The other one begins to answer when each has its half, so that the first has no less."""
+
+    async def answer_then(server: FakeServer, body: Body) -> Any:
+        while len(stuck.bodies("/generate")) < 15:
+            await asyncio.sleep(0.01)
+            server.work_done += 1
+        return await answer(server, body)
+
+    stuck, good = FakeServer(silence), FakeServer(answer_then)
 
     async def run() -> list:
-        async with pool_of(stuck, good, timeout_s=0.3) as pool:
+        async with pool_of(stuck, good, timeout_s=3) as pool:
             return await asyncio.gather(*(pool.generate([[prompt]] * 3, SAMPLING) for prompt in range(20, 30)))
 
     assert all(len(response.tokens) == 3 for group in asyncio.run(run()) for response in group)
@@ -330,7 +338,7 @@ def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more(clients:
             for group in await asyncio.gather(*asking):
                 assert group[0].tokens.tolist()[::2] == [3, STOP]
             await pool.generate([[1]], SAMPLING)
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupt(1, Deadline(5)):
                 assert [server.name for server in pool.servers] == ["server 1"]
                 staying.version = "1"
         asked = [body["input_ids"][0][0] for body in staying.bodies("/generate")]
@@ -364,7 +372,7 @@ def test_a_server_joins_with_the_next_version():
             pool.join(url, 1)
             await pool.generate([[1]], SAMPLING)
             assert second.requests == []
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupt(1, Deadline(5)):
                 assert [server.url for server in pool.servers] == [first.url, url]
                 first.version = second.version = "1"
             responses = await asyncio.gather(*(pool.generate([[1]], SAMPLING) for _ in range(4)))
@@ -406,7 +414,7 @@ def test_a_server_that_leaves_while_all_are_on_hold_is_not_missed():
             await pool.hold(Deadline(5))
             pool.leave(pool.servers[0], "was lost")
             await pool.take_weights_back(Deadline(5))
-            async with pool.interrupted(1, Deadline(5)):
+            async with pool.interrupt(1, Deadline(5)):
                 staying.version = "1"
             await pool.release_hold(Deadline(5))
             assert (await pool.sample([20], SAMPLING)).versions.tolist() == [1, 1, 1]
@@ -435,7 +443,7 @@ def test_hundreds_of_servers_are_not_asked_in_one_turn_of_the_event_loop(monkeyp
         async with (
             serving(server) as (url,),
             ServerPool([url] * 200, "token", HUNG_S) as pool,
-            pool.interrupted(0, Deadline(HUNG_S)),
+            pool.interrupt(0, Deadline(HUNG_S)),
         ):
             pass
         counting.cancel()

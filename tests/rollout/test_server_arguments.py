@@ -19,6 +19,14 @@ def random_seed(run_seed: int, server: int) -> int:
     return int(arguments[arguments.index("--random-seed") + 1])
 
 
+def test_servers_have_the_trainers_data_type_and_output_head():
+    config = load(CONFIG, ["actor.dtype=float16", "actor.fp32_head=true"]).config
+    arguments = server_arguments(config, Path("model"), ParallelSizes(), "cpu", 0)
+    assert arguments[arguments.index("--dtype") + 1] == "float16" and "--enable-fp32-lm-head" in arguments
+    plain = server_arguments(load(CONFIG, []).config, Path("model"), ParallelSizes(), "cpu", 0)
+    assert plain[plain.index("--dtype") + 1] == "float32" and "--enable-fp32-lm-head" not in plain
+
+
 def test_no_two_servers_draw_the_same_numbers():
     seeds = {random_seed(run, server) for run in (1, 2) for server in range(4)}
     assert len(seeds) == 8

@@ -165,7 +165,7 @@ async def silence(server: FakeServer, body: Body) -> Any:
 
 
 async def opened(pool: ServerPool, version: int, *servers: FakeServer) -> None:
-    async with pool.interrupted(version, Deadline(5)):
+    async with pool.interrupt(version, Deadline(5)):
         for server in servers:
             server.version = str(version)
 
@@ -340,7 +340,7 @@ def test_a_server_that_hangs_with_its_actor_is_restarted_in_another_one():
             await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
             await until(lambda: len(pool.servers) == 2)
             assert (actors.replaced, actors.killed) == ([0], [0])
-            assert any("server 0 hangs and cannot be ended: no answer from rank 0" in line for line in said)
+            assert any("server 0 hangs and could not be killed: no answer from rank 0" in line for line in said)
             watching.cancel()
 
     asyncio.run(asyncio.wait_for(run(), HUNG_S))

@@ -87,7 +87,7 @@ def test_generated_is_the_sum_of_the_others_at_every_step(spare: int, monkeypatc
             )
             accounts = []
             for version in range(STEPS):
-                async with everyone.interrupted(version, Deadline(5)):
+                async with everyone.interrupt(version, Deadline(5)):
                     for server in servers:
                         server.version = str(version)
                 collector.publish(version)

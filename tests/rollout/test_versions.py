@@ -118,7 +118,7 @@ def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_ser
             await real.serve(pool, models[0], 0)
             await pool.generate([prompt], Sampling(2))
             before = await prefilled(pool)
-            async with pool.interrupted(1, Deadline(HUNG_S)):
+            async with pool.interrupt(1, Deadline(HUNG_S)):
                 asking = asyncio.create_task(pool.generate([prompt] * 4, Sampling(4)))
                 await asyncio.sleep(0.2)
                 await real.load_from_disk(pool, models[1], 1)

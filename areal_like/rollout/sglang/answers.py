@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from areal_like.per_token import KeptIds
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
-from areal_like.rollout.sglang.versions import LABELS, WrongLabels, token_versions
+from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
 from areal_like.types import FinishReason, Ints
 
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
@@ -19,10 +20,13 @@ class Piece(NamedTuple):
     """Part of a response that SGLang generated since the previous one.
 
     `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
+    `routes` are as `RouteShape.read` takes them, all of a response in its last piece; `kept` is a list for each token.
     """
 
     columns: Ints
     finish_reason: FinishReason | None
+    routes: bytes | None = None
+    kept: KeptIds | None = None
 
 
 type Part = tuple[int, Piece | ServerError]  # of a request's input number so and so
@@ -42,23 +46,36 @@ def part_of(event: bytes, server: str) -> Part:
 
 
 def _piece(info: "Info", server: str) -> Piece | ServerError:
-    """A response's piece, or why it cannot be used or was given up."""
+    """Return a response's piece, or the reason why it cannot be used or was aborted."""
     reason = info.finish_reason
     if reason and (status := reason.status_code):
         kind = Unavailable if may_pass(status) else ServerError
-        return kind(f"{server} gave up on a request: {reason.message}", fault_of(status))
+        return kind(f"{server} aborted a request: {reason.message}", fault_of(status))
     try:
         if info.output_token_logprobs is None:
             raise ValueError("no log-probs")
         logprobs, tokens, *_ = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
         columns = np.empty((3, len(tokens)), np.int32)
+        kept = _read_kept(info)
+        if kept is not None:
+            logprobs = tuple(info.output_token_sampling_logprobs or ())
+            if len(logprobs) != len(tokens):
+                raise ValueError(
+                    f"{len(logprobs)} log-probs of {len(tokens)} tokens among the ids they were sampled from"
+                )
         columns[0], columns[1].view(np.float32)[:] = tokens, logprobs
         columns[2] = token_versions(bytes(info.labels), len(tokens))
-        return Piece(columns, FinishReason(reason.type) if reason else None)
+        return Piece(columns, FinishReason(reason.type) if reason else None, info.routed_experts, kept)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
     except (ValueError, OverflowError) as error:
         return _unusable(server, error)
+
+
+def _read_kept(info: "Info") -> KeptIds | None:
+    """Return the ids that each token was sampled from; None if they were not asked for."""
+    lists = info.output_token_sampling_mask
+    return None if lists is None else KeptIds.from_lists([ids or () for ids in lists])
 
 
 def _unusable(server: str, error: Exception) -> Unavailable:
@@ -84,12 +101,16 @@ class Finish(msgspec.Struct, gc=False):
 class Info(msgspec.Struct):
     """Tokens since the event before: log-prob, id and text or null of each; `labels` are JSON, a version for each.
 
-    A request that was given up may have neither.
+    A request that was given up may have neither. Routes come with the last tokens, as base64. With a sampling mask come
+    the ids that each token was sampled from, and its log-prob among these.
     """
 
     output_token_logprobs: list[tuple[float, int, str | None]] | None = None
     finish_reason: Finish | None = None
     labels: msgspec.Raw = msgspec.field(name=LABELS, default=msgspec.Raw(b"[]"))
+    routed_experts: bytes | None = None
+    output_token_sampling_mask: list[list[int] | None] | None = None
+    output_token_sampling_logprobs: list[float] | None = None
 
 
 class Event(msgspec.Struct):

@@ -17,7 +17,7 @@ _PERIOD = 65521  # after which weights of the sum recur; a prime, so that rows o
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A sum of a tensor's bits, in which each place has a weight of its own, as a 64-bit integer on its device."""
+    """Return a sum of a tensor's bits, each place with its own weight, as a 64-bit integer on its device."""
     numbers = tensor.detach().contiguous().flatten()
     bits = numbers.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.itemsize])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
@@ -29,9 +29,23 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def numbers(checksums: Mapping[str, Tensor]) -> dict[str, int]:
-    """Checksums on the host, for which a device is waited for once."""
+    """Return checksums on the host, waiting for a device once."""
     values = torch.stack(list(checksums.values())).tolist() if checksums else []
     return dict(zip(checksums, values, strict=True))
+
+
+def note(model: Any) -> None:
+    """Have a model remember the checksums of its parameters, as it has them."""
+    model.noted = numbers({name: checksum(parameter) for name, parameter in model.named_parameters()})
+
+
+def compare_noted(model: Any) -> None:
+    """Raise ValueError if parameters have changed since `note`."""
+    before = model.noted
+    note(model)
+    if changed := [name for name, value in model.noted.items() if before.get(name) != value]:
+        names = ", ".join(changed[:3])
+        raise ValueError(f"{len(changed)} of {len(before)} tensors differ from the trainer's: {names}")
 
 
 def watch(model: Any) -> None:
@@ -39,23 +53,23 @@ def watch(model: Any) -> None:
     load = model.load_weights if not hasattr(model, "received") else model.load_weights.__wrapped__
     received: dict[str, Tensor] = {}
 
-    def noted(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def note(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             received[name] = checksum(tensor)
             yield name, tensor
 
     def load_weights(weights: Iterable[tuple[str, Tensor]], *arguments: Any, **options: Any) -> Any:
-        return load(noted(weights), *arguments, **options)
+        return load(note(weights), *arguments, **options)
 
     load_weights.__wrapped__ = load  # type: ignore[attr-defined]
     model.load_weights, model.received = load_weights, received
 
 
 def compare(model: Any, expected: Mapping[str, int]) -> None:
-    """Raises ValueError where a watched model was not given these tensors, or others."""
+    """Raise ValueError if a watched model did not receive exactly these tensors."""
     received = numbers(model.received)
     wrong = [name for name in expected if received.get(name) != expected[name]]
     wrong += [name for name in received if name not in expected]
     if wrong:
         names = ", ".join(wrong[:3])
-        raise ValueError(f"{len(wrong)} of {len(expected)} tensors came otherwise than they were sent: {names}")
+        raise ValueError(f"{len(wrong)} of {len(expected)} received tensors differ from the sent ones: {names}")

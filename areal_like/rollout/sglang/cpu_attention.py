@@ -1,8 +1,10 @@
 """SGLang's ``torch_native`` attention in a few calls for many sequences, where its own loop makes one call for each.
 
 With hundreds of short sequences that loop is most of a small model's time on a CPU. Here sequences of similar lengths
-are padded to one size and share a call. Whatever is not causal self-attention over the whole sequence (encoders, cross
-attention, sliding windows) is left to SGLang's loop, and so is a long prompt: alone it costs no less than in company.
+are padded to one size and share a call. Whatever is not causal self-attention (encoders, cross attention) is left to
+SGLang's loop, and so is a long prompt: alone it costs no less than in company.
+
+SGLang's models of mistral, qwen2, qwen3 and others do not pass on their sliding windows; here each layer gets its own.
 
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
@@ -15,9 +17,13 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.model_runner import ModelRunner
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from allocation.model_spec import from_config
 
 MOST_ELEMENTS = 2**19  # that one call for several sequences gathers: 2 MiB of float32 stay in a core's cache
 
@@ -39,6 +45,12 @@ class Chunk:
         """Whether the query sees the key: [sequence, 1, query, key]."""
         return (torch.arange(self.slots.shape[1]) <= self.positions[..., None])[:, None]
 
+    def seen(self, window: int | None) -> Tensor:
+        """Return the mask where a query sees itself and the `window` tokens before, None: all before."""
+        if window is None:
+            return self.mask
+        return self.mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
+
     def attend(self, query: Tensor, output: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> None:
         """Write the attention's `output` [token, head, size] for this chunk's rows of `query` [token, head, size]."""
         keys, values = (cache[self.slots].transpose(1, 2).to(query.dtype) for cache in (k_cache, v_cache))
@@ -46,7 +58,7 @@ class Chunk:
             query[self.queries].transpose(1, 2),
             keys,
             values,
-            attn_mask=self.mask,
+            attn_mask=self.seen(options["sliding_window_size"]),
             scale=options["scaling"],
             enable_gqa=options["enable_gqa"],
         )
@@ -54,7 +66,7 @@ class Chunk:
 
 
 def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_size: int) -> Iterator[tuple[int, ...]]:
-    """Groups of sequences whose (queries, keys) in `lengths` are within a factor of two; padded, at most MOST_ELEMENTS.
+    """Return groups of sequences, (queries, keys) within a factor of two; padded, they have at most MOST_ELEMENTS.
 
     `query_size` and `token_size` are the elements of one query and of one token's key and value.
     """
@@ -73,6 +85,13 @@ def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_siz
 class BatchedTorchNativeBackend(TorchNativeAttnBackend):
     """TorchNativeAttnBackend with the same results to rounding; arguments of the overridden methods are as there."""
 
+    def __init__(self, model_runner: ModelRunner) -> None:
+        super().__init__(model_runner)
+        model = from_config(model_runner.model_config.hf_text_config.to_dict())
+        for layer in model_runner.model.modules():
+            if isinstance(layer, RadixAttention) and layer.layer_id in model.sliding_layers:
+                layer.sliding_window_size = model.window - 1  # tokens before the query
+
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
         self.forward_metadata: list[Chunk] | None = None  # made by the first layer of the pass, the same for all
@@ -81,7 +100,7 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         self, query, output, k_cache, v_cache, table, requests, seq_lens, prefixes, extends, encoders=None, **options
     ):
         loop, caches = super()._run_sdpa_forward_extend, (k_cache, v_cache)
-        if not (options["causal"] and _covers_sequence(encoders, options)):
+        if not (options["causal"] and _is_self_attention(encoders, options)):
             return loop(query, output, *caches, table, requests, seq_lens, prefixes, extends, encoders, **options)
         for chunk in self._chunks(query, *caches, table, requests, seq_lens, extends):
             if len(chunk.sequences) > 1:
@@ -95,7 +114,7 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
     def _run_sdpa_forward_decode(
         self, query, output, k_cache, v_cache, table, requests, seq_lens, encoders=None, **options
     ):
-        if not _covers_sequence(encoders, options):
+        if not _is_self_attention(encoders, options):
             loop = super()._run_sdpa_forward_decode
             return loop(query, output, k_cache, v_cache, table, requests, seq_lens, encoders, **options)
         for chunk in self._chunks(query, k_cache, v_cache, table, requests, seq_lens, torch.ones_like(seq_lens)):
@@ -119,6 +138,6 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         return self.forward_metadata
 
 
-def _covers_sequence(encoders: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether every query sees the sequence's own tokens, all up to itself."""
-    return encoders is None and not options["is_cross_attn"] and options["sliding_window_size"] is None
+def _is_self_attention(encoders: Tensor | None, options: dict[str, Any]) -> bool:
+    """Return whether queries see tokens of their own sequence alone, up to themselves."""
+    return encoders is None and not options["is_cross_attn"]

@@ -1,6 +1,7 @@
 """HTTP requests to one server: time limits, failures by kind, streams."""
 
 import asyncio
+import errno
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -15,6 +16,9 @@ from areal_like.rollout.sglang import KEEP_ALIVE_S
 
 # A request to a dying server fails before the server's watcher reports the cause: the failure waits for that report.
 AFTERMATH_S = 3.0
+
+HOST_MARGIN = 1.5  # times the time after which a silent host is lost: until it has been reported
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
 
 _DATA = b"data: "  # the start of each event of a stream
 
@@ -56,7 +60,8 @@ class Connection:
     """HTTP requests to the server at `url`, which errors call `name`.
 
     Each request except a stream awaits `turn`, if given: requests to hundreds of servers would block the event loop.
-    A failed connection is raised after `aftermath_s` (default: AFTERMATH_S). `left` holds the reason why the server
+    A failed connection is raised after `aftermath_s` (default: AFTERMATH_S), or later if the host cannot be reached,
+    which is reported after `host_timeout_s`; at once when the server leaves. `left` holds the reason why the server
     left the run, once it has left.
     """
 
@@ -67,6 +72,7 @@ class Connection:
         session: aiohttp.ClientSession,
         turn: Callable[[], Awaitable[None]] | None = None,
         aftermath_s: float | None = None,
+        host_timeout_s: float = 0.0,
     ) -> None:
         self.name = name
         self.url = url
@@ -74,6 +80,7 @@ class Connection:
         self._session = session
         self._turn = turn
         self._aftermath_s = aftermath_s
+        self._host_timeout_s = host_timeout_s
         self._pending: set[asyncio.Timeout] = set()
 
     def leave(self, why: str) -> None:
@@ -86,7 +93,7 @@ class Connection:
     async def post(self, path: str, body: dict[str, Any], timeout_s: float | None) -> Any:
         """POST JSON, numpy arrays included; return the answer's JSON, or None if the answer is empty.
 
-        Without `timeout_s` there is no time limit. Raise Unavailable, or ServerError for an invalid request.
+        Without `timeout_s` the time is not limited. Raise Unavailable, or ServerError for an invalid request.
         """
         return await self._request("POST", path, body, timeout_s)
 
@@ -160,8 +167,14 @@ class Connection:
                 f"{where} gave an unusable answer, which is not JSON: {error}", "unusable", [self.name]
             ) from error
         except aiohttp.ClientError as error:
-            await asyncio.sleep(AFTERMATH_S if self._aftermath_s is None else self._aftermath_s)
+            await self._wait_for_cause(error)
             raise Unavailable(f"{where} failed: {error}", "connection", [self.name]) from error
+
+    async def _wait_for_cause(self, error: aiohttp.ClientError) -> None:
+        limit_s = AFTERMATH_S if self._aftermath_s is None else self._aftermath_s
+        if isinstance(error, aiohttp.ClientOSError) and error.errno in _UNREACHABLE:
+            limit_s = max(limit_s, HOST_MARGIN * self._host_timeout_s)
+        await asyncio.wait((self.left,), timeout=limit_s)
 
 
 def encode(body: dict[str, Any]) -> bytes:

@@ -22,12 +22,13 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier
+from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier, giving_up, scoring
 from areal_like.rollout.sglang.versions import run_scheduler
-from areal_like.runtime.gc_tuning import uncollected
+from areal_like.runtime.gc_tuning import pause_gc
 
 
 def prepare_imports(cuda: bool) -> None:
@@ -47,7 +48,7 @@ def _refusal(name: str) -> Callable[..., Never]:
         raise AttributeError(name)
 
     def refuse(*_: object, **__: object) -> Never:
-        raise NotImplementedError(f"SGLang called the CUDA kernel sgl_kernel.{name}, and there is no CUDA here")
+        raise NotImplementedError(f"SGLang called the CUDA kernel sgl_kernel.{name}, but CUDA is not available")
 
     return refuse
 
@@ -112,17 +113,19 @@ def end_at_once() -> None:
 
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
-    with uncollected():  # nor by SGLang after each weight update, which would take it 0.2 s
-        from sglang.srt.entrypoints.http_server import launch_server
+    with pause_gc():  # nor by SGLang after each weight update, which would take it 0.2 s
+        from sglang.srt.entrypoints.http_server import app, launch_server
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
         from sglang.srt.server_args import prepare_server_args
         from sglang.srt.utils import kill_process_tree
 
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     end_at_once()
+    arguments, temperature = scoring.split_temperature(arguments)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
+    giving_up.add_route(app)
     server = prepare_server_args(arguments)
     leave_out_other_models(server.get_model_config().hf_config.architectures)
     if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
@@ -140,6 +143,8 @@ def serve(arguments: list[str], cuda: bool) -> None:
         multiprocessing.set_start_method = lambda method, force=False: None  # SGLang would force spawn
     try:
         run = classifier.run_scheduler if server.is_embedding else run_scheduler
+        if temperature is not None:
+            run = partial(scoring.run_scheduler, temperature)
         launch_server(server, run_scheduler_process_func=run)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
@@ -147,7 +152,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
 
 if __name__ in ("__main__", "__mp_main__"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with uncollected():
+    with pause_gc():
         import torch
 
     prepare_imports(torch.cuda.is_available())

@@ -26,7 +26,7 @@ _ATEN = torch.ops.aten
 
 
 def views(flat: Tensor, layout: Layout) -> list[tuple[str, Tensor]]:
-    """The tensors that lie one after the other in `flat`."""
+    """Return the tensors that lie one after the other in `flat`."""
     tensors, place = [], 0
     for name, dtype, shape in layout:
         kind = getattr(torch, dtype)
@@ -43,7 +43,7 @@ def addresses(model: Any) -> list[int]:
 
 
 def _modules(model: Any) -> list[Any]:
-    """A model's modules, which are looked for once: parameters are replaced, modules are not."""
+    """Return a model's modules, found once: parameters are replaced, modules are not."""
     if "modules_found" not in model.__dict__:
         model.__dict__["modules_found"] = list(model.modules())
     return model.__dict__["modules_found"]
@@ -128,11 +128,11 @@ def _threads_noted(plan: _Plan) -> Iterator[None]:
     """Note that other threads do a part, of which `_Noting` sees nothing: it is of one thread."""
     submit = ThreadPoolExecutor.submit
 
-    def noted(self: ThreadPoolExecutor, *arguments: Any, **options: Any) -> Any:
+    def note(self: ThreadPoolExecutor, *arguments: Any, **options: Any) -> Any:
         plan.more = True
         return submit(self, *arguments, **options)
 
-    ThreadPoolExecutor.submit = noted  # type: ignore[assignment, method-assign]
+    ThreadPoolExecutor.submit = note  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -165,6 +165,6 @@ def _numbers(flat: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies that is not empty."""
+    """Return the addresses between which a tensor lies that is not empty."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize

@@ -58,10 +58,10 @@ def _drop_what_nobody_holds(tree: Any) -> None:
 
 
 def _hold(allocator: Any) -> Tensor:
-    """The slots that are not free, `[slots]`."""
+    """Return the slots that are not free, `[slots]`."""
     free = getattr(allocator, "free_pages", None)
     if type(allocator).__name__ not in ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator") or free is None:
-        raise NotImplementedError(f"requests cannot wait without GPU memory in a {type(allocator).__name__}; {_HELP}")
+        raise NotImplementedError(f"SGLang's allocator cannot release the memory of waiting requests; {_HELP}")
     size = allocator.page_size
     taken = torch.ones(allocator.size // size + 1, dtype=torch.bool, device=free.device)
     taken[0] = False  # the page that padding is written to
@@ -71,16 +71,16 @@ def _hold(allocator: Any) -> Tensor:
 
 
 def _buffers(allocator: Any) -> list[Tensor]:
-    """Keys and values of every layer, or the latent vectors that stand for both, `[slots, ...]`."""
+    """Return keys and values of every layer, or the latent vectors that stand for both, `[slots, ...]`."""
     cache = allocator.get_kvcache()
     found = [buffer for name in ("k_buffer", "v_buffer", "kv_buffer") for buffer in getattr(cache, name, None) or ()]
     if not found or any(len(buffer) != allocator.size + allocator.page_size for buffer in found):
-        raise NotImplementedError(f"requests cannot wait without GPU memory in a {type(cache).__name__}; {_HELP}")
+        raise NotImplementedError(f"SGLang's KV cache cannot release the memory of waiting requests; {_HELP}")
     return found
 
 
 def _to_host(tensor: Tensor, rows: int) -> Tensor:
-    """A copy on the host, in memory for `rows` rows; not there before the device is synchronized."""
+    """Return a copy on the host, in memory for `rows` rows; complete once the device is synchronized."""
     host = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=tensor.is_cuda)[: len(tensor)]
     return host.copy_(tensor, non_blocking=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def prefilling_once() -> type:
-    """SGLang's Scheduler, which has equal prompts wait for the first of them."""
+    """Return SGLang's Scheduler, with equal prompts waiting for the first of them."""
     from sglang.srt.managers.schedule_policy import match_prefix_for_req
     from sglang.srt.managers.scheduler import Scheduler
 
@@ -32,7 +32,7 @@ def prefilling_once() -> type:
             return self.device == "cpu" and shares
 
         def _in_cache(self, request: Any) -> bool:
-            """Whether all of its prompt is that a cache can have: the last token is always computed."""
+            """Return whether a cache has the prompt, except for its last token, which is always computed."""
             match_prefix_for_req(self.tree_cache, request, include_req=True)
             return request.num_matched_prefix_tokens >= len(request.origin_input_ids) - self.page_size
 
@@ -40,7 +40,7 @@ def prefilling_once() -> type:
 
 
 def followers(waiting: Sequence[Any], in_cache: Callable[[Any], bool]) -> list[Any]:
-    """The requests that should wait for a pass, as their prompt is that of one before them and not `in_cache` yet."""
+    """Return the requests that should wait for a pass: an earlier one has their prompt, not yet `in_cache`."""
     seen: set[tuple[Any, ...]] = set()
     later: dict[tuple[Any, ...], list[Any]] = {}
     for request in waiting:

@@ -12,15 +12,17 @@ import numpy as np
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
-from areal_like.config.schema import RewardModelConfig, RunConfig
+from areal_like.config.schema import RewardModelConfig, RunConfig, TeacherConfig
+from areal_like.rollout.sglang import scoring
+from areal_like.rollout.sglang.routes import OPTION
 
 if TYPE_CHECKING:
-    from allocation import ParallelSizes
+    from allocation.plan import ParallelSizes
 
 TABLE = Path(__file__).with_name("options.json")
 DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
-TOKENS_OF_CLASSIFIER_ON_CPU = 2**16
+TOKENS_OF_SCORER_ON_CPU = 2**16
 MOST_CAPTURED = 512  # sequences in a CUDA graph; of more, the work on the GPU hides how slowly a host launches it
 PARTS, PART = (8, 32), 256  # fewest and most parts of a sequence that triton attends to side by side, and their tokens
 EVALUATED = 256  # sequences that a server is taken to have at once when everything held out is generated
@@ -64,8 +66,10 @@ _OWNED = frozenset(  # the run's own
             "weight_version",
             "random_seed",
             "enable_deterministic_inference",
+            "enable_fp32_lm_head",
             "enable_memory_saver",
             "preferred_sampling_params",
+            "enable_return_routed_experts",
         ),
         *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
     }
@@ -75,12 +79,12 @@ _POSITIVE = frozenset(  # the server divides by these, or stops
     {"page_size", "max_total_tokens", "decode_log_interval"}
 )
 _WHY = {  # how a field begins, and why a server that gets new weights cannot have it
-    ("num_continuous_decode_steps", "triton_attention_reduce_in_fp32"): "SGLang 0.5.17 does nothing with it",
-    ("quantiz", "modelopt", "torchao", "rl_quant"): "new weights come unquantized",
-    ("kv_cache_dtype",): "log-probs from a rounded cache are not the trainer's",
-    ("speculative",): "the draft model gets no new weights",
-    ("enable_hierarchical_cache", "hicache"): "what it keeps outside the GPU was computed with older weights",
-    ("enable_lora", "lora"): "weights come with their adapters added (actor.use_lora)",
+    ("num_continuous_decode_steps", "triton_attention_reduce_in_fp32"): "SGLang 0.5.17 ignores it",
+    ("quantiz", "modelopt", "torchao", "rl_quant"): "weight updates are not quantized",
+    ("kv_cache_dtype",): "a rounded cache changes the log-probs",
+    ("speculative",): "weight updates do not reach the draft model",
+    ("enable_hierarchical_cache", "hicache"): "its cache outside the GPU was computed with older weights",
+    ("enable_lora", "lora"): "weight updates already contain the adapters (actor.use_lora)",
 }
 
 
@@ -102,7 +106,7 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
             )
         elif option.field not in ALLOWED:
             why = next((f": {why}" for starts, why in _WHY.items() if option.field.startswith(starts)), "")
-            message = f"{name} is not known to work with weight updates{why}"
+            message = f"{name} is not supported with weight updates{why}"
             yield OptionProblem("RUN-SGLANG-OPTION-UNSUPPORTED", name, message, f"leave out {name}")
         elif option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
             help = f"write sglang.extra_args.{name}=1 or more"
@@ -114,21 +118,24 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
 
 
 def tool_call_parsers() -> list[str]:
-    """Names of the parsers of model families' tool calls."""
+    """Return the names of the parsers of model families' tool calls."""
     return [name for name in read_options(TABLE)["tool_call_parser"].choices if name != "auto"]
 
 
 def is_on(options: Mapping[str, object], field: str) -> bool:
-    """Whether `sglang.extra_args` switch on a flag, in whichever spelling."""
+    """Return whether `sglang.extra_args` switch on a flag, in whichever spelling."""
     known = read_options(TABLE)
     named = (known.get(name.replace("-", "_")) for name, value in options.items() if value is True)
     return any(option is not None and option.field == field for option in named)
 
 
 def server_arguments(
-    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0
+    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0, *, routes: bool = False
 ) -> tuple[str, ...]:
-    """SGLang's arguments for server `index` of the run; each draws its own random numbers."""
+    """Return SGLang's arguments for server `index` of the run; each draws its own random numbers.
+
+    With `routes` it records the experts of every token.
+    """
     sglang, context_length = config.sglang, config.context_length
     # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
     fuses = any("flashinfer_allreduce_fusion" in name.replace("-", "_") for name in sglang.extra_args)
@@ -136,6 +143,7 @@ def server_arguments(
         "model-path": model,
         "load-format": "dummy" if config.actor.megatron.use_dist_checkpointing else None,  # the first update has them
         "dtype": config.actor.dtype,
+        "enable-fp32-lm-head": config.actor.fp32_head,
         "context-length": context_length,
         "tp-size": sizes.tp,
         "pp-size": sizes.pp,
@@ -149,6 +157,7 @@ def server_arguments(
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
+        OPTION: routes,
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }
     if device == "cpu":
@@ -180,7 +189,7 @@ def _graph_sizes(config: RunConfig, servers: int) -> int:
 
 
 def _parts(context_length: int) -> int:
-    """Parts of the longest sequence that triton's attention works on side by side.
+    """Return the parts of the longest sequence that triton's attention computes in parallel.
 
     SGLang's own number is 8: with 0.6B on an H200 a token waits 0.3 ms for every 1,000 tokens before it (1.9 ms without
     any), whether one sequence runs or two. The longest responses set the pace of a run.
@@ -191,7 +200,7 @@ def _parts(context_length: int) -> int:
 def classifier_arguments(
     config: RunConfig, model: RewardModelConfig, directory: Path, sizes: ParallelSizes, device: str
 ) -> tuple[str, ...]:
-    """SGLang's arguments for a server of the reward model."""
+    """Return SGLang's arguments for a server of the reward model."""
     options: dict[str, object] = {
         "model-path": directory,
         "is-embedding": True,
@@ -202,7 +211,32 @@ def classifier_arguments(
         "attention-backend": config.sglang.attention_backend,
         "enforce-disable-flashinfer-allreduce-fusion": True,
     }
-    return _command(options | (_ON_CPU | {"max-total-tokens": TOKENS_OF_CLASSIFIER_ON_CPU} if device == "cpu" else {}))
+    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+
+
+def teacher_arguments(
+    config: RunConfig, teacher: TeacherConfig, directory: Path, sizes: ParallelSizes, device: str
+) -> tuple[str, ...]:
+    """SGLang's arguments for a server of the teacher, which scores at the policy's temperature."""
+    options: dict[str, object] = {
+        "model-path": directory,
+        "dtype": teacher.dtype or config.actor.dtype,
+        "tp-size": sizes.tp,
+        "ep-size": sizes.ep,
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "disable-cuda-graph": True,  # which only generation would use
+        "grammar-backend": "none",
+        "sampling-backend": "pytorch",
+        "attention-backend": config.sglang.attention_backend,
+        "enforce-disable-flashinfer-allreduce-fusion": True,
+        scoring.FLAG.removeprefix("--"): config.gconfig.temperature,
+    }
+    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+
+
+def _scorer_on_cpu() -> dict[str, object]:
+    return _ON_CPU | {"max-total-tokens": TOKENS_OF_SCORER_ON_CPU}
 
 
 _ON_CPU: dict[str, object] = {

@@ -62,8 +62,8 @@ class SGLangServer:
         try:
             reserved = reserve_port(self._host, spec.port or 0)
         except OSError as error:
-            what = f"port {spec.port}" if spec.port else "a port"
-            raise ServerDied(f"{spec.name} cannot have {what} of {self._host}: {error.strerror}") from error
+            what = f"port {spec.port}" if spec.port else "any port"
+            raise ServerDied(f"{spec.name} cannot listen on {what} of {self._host}: {error.strerror}") from error
         with reserved:  # a port that was merely free would be another's by the time that SGLang listens
             return await self._serve(reserved.getsockname()[1])
 
@@ -82,7 +82,7 @@ class SGLangServer:
                     raise self._death("ended before it was ready")
                 if time.monotonic() > deadline:
                     await self.end()
-                    stage = reached(spec.log_file.read_text(errors="replace"))
+                    stage = last_stage(spec.log_file.read_text(errors="replace"))
                     raise self._death(
                         f"was not ready within {spec.startup_timeout_s:g} s (rollout.startup_timeout_s); it last {stage}"
                     )
@@ -106,7 +106,7 @@ class SGLangServer:
 
 
 async def _answers(session: aiohttp.ClientSession, url: str, left_s: float) -> bool:
-    """Whether this very server, which knows the token, computes. SGLang's /health_generate takes a second to say so."""
+    """Return whether this server, which knows the token, computes. SGLang's /health_generate takes a second."""
     limit = aiohttp.ClientTimeout(total=min(max(left_s, POLL_S), ANSWER_S))
     try:
         async with session.post(url, json=ONE_TOKEN, timeout=limit) as answer:
@@ -115,6 +115,6 @@ async def _answers(session: aiohttp.ClientSession, url: str, left_s: float) -> b
         return False
 
 
-def reached(log: str) -> str:
-    """The last of the STAGES that a log tells of."""
+def last_stage(log: str) -> str:
+    """Return the last of the STAGES in a log."""
     return next((what for words, what in reversed(STAGES.items()) if words in log), "started its process")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import COMPARE, EXPORT_LAYOUT, WATCH, Layout
-from areal_like.rollout.sglang.checksum import compare, watch
+from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, NOTE, WATCH, Layout
+from areal_like.rollout.sglang.checksum import compare, compare_noted, note, watch
+from areal_like.rollout.sglang.giving_up import is_marked, wait_for
 from areal_like.rollout.sglang.ipc import device_name, open_handle
 from areal_like.rollout.sglang.loading import addresses, load
 
@@ -21,8 +23,13 @@ _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, O
 def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tuple[bool, str]:
     """Have every rank of a server (`group`) load the bucket exported on its device.
 
-    WATCH and COMPARE instead of handles enclose an update over any transport whose checksums are compared.
+    WATCH and COMPARE instead of handles enclose an update over any transport whose checksums are compared, NOTE and
+    COMPARE_NOTED one that sends what the server should have.
     """
+    if NOTE in handles:
+        return _on_each(group, lambda: note(runner.model))
+    if COMPARE_NOTED in handles:
+        return _on_each(group, lambda: compare_noted(runner.model))
     if WATCH in handles:
         return _on_each(group, lambda: watch(runner.model))
     if COMPARE in handles:
@@ -76,7 +83,7 @@ def _load_buckets(runner: Any, request: Any) -> None:
     sender = runner.weight_updater._model_update_group[request.group_name]
     tensors = zip(request.names, request.dtypes, request.shapes, strict=True)
     layouts = [list(islice(tensors, count)) for count in json.loads(request.load_format)]
-    device = _device(runner)
+    device, wait = _device(runner), _waiting(sender, request.group_name)
 
     def begin(layout: Layout) -> tuple[Tensor, Any]:
         size = sum(torch.Size(shape).numel() * getattr(torch, dtype).itemsize for _, dtype, shape in layout)
@@ -89,7 +96,7 @@ def _load_buckets(runner: Any, request: Any) -> None:
         flat, work = coming.pop()
         if following:
             coming.append(begin(following))
-        work.wait()
+        wait(work)
         try:
             if failure is None:
                 load(runner.model, flat, layout, where)
@@ -98,6 +105,13 @@ def _load_buckets(runner: Any, request: Any) -> None:
     torch.get_device_module(device).synchronize()  # who answers has them
     if failure:
         raise failure
+
+
+def _waiting(sender: Any, name: str) -> Callable[[Any], None]:
+    """Return what waits for a broadcast: over gloo until the controller gives the group up."""
+    if torch.distributed.get_backend(sender) != "gloo":
+        return lambda work: work.wait()
+    return partial(wait_for, group=sender, is_given_up=partial(is_marked, name))
 
 
 def _device(runner: Any) -> torch.device:

@@ -1,16 +1,20 @@
 """The requests that SGLang 0.5.17 serves, as methods; no other folder names its endpoints."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+import numpy as np
 
-from areal_like.rollout.sglang import COMPARE, WATCH, Layout
+from areal_like.per_token import Routes, RouteShape
+from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, NOTE, WATCH, Layout
+from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
-from areal_like.types import Ints
+from areal_like.types import Floats, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads"
@@ -47,8 +51,8 @@ class Server:
     """One SGLang server; errors call it `name`.
 
     `rank` is its place in the layout. An elastic server, which may fail without ending the run, has None. `left` holds
-    the reason why it left the run. `turn` and `aftermath_s` are described at Connection. Every method raises
-    Unavailable, or ServerError for an invalid request.
+    the reason why it left the run. `turn`, `aftermath_s` and `host_timeout_s` are described at Connection. Every method
+    raises Unavailable, or ServerError for an invalid request.
     """
 
     def __init__(
@@ -59,11 +63,13 @@ class Server:
         rank: int | None = None,
         turn: Callable[[], Awaitable[None]] | None = None,
         aftermath_s: float | None = None,
+        host_timeout_s: float = 0.0,
     ) -> None:
         self.name = name
         self.url = url
         self.rank = rank
-        self.connection = Connection(name, url, session, turn, aftermath_s)
+        self.group: str | None = None  # the process group that its ranks have joined, or tried to join
+        self.connection = Connection(name, url, session, turn, aftermath_s, host_timeout_s)
 
     @property
     def left(self) -> asyncio.Future[str]:
@@ -95,7 +101,7 @@ class Server:
         await self.connection.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, timeout_s)
 
     async def resume_memory(self, part: Literal["kv_cache", "weights"], timeout_s: float) -> None:
-        """Allocate released GPU memory again; that of the weights is empty until the next update."""
+        """Allocate released GPU memory again; the weights are empty until the next update."""
         await self.connection.post("/resume_memory_occupation", {"tags": [part]}, timeout_s)
 
     async def join_group(self, group: WeightGroup, first_rank: int, timeout_s: float) -> None:
@@ -108,11 +114,17 @@ class Server:
             "backend": group.backend,
             "rank_offset": first_rank,
         }
+        self.group = group.name
         await self.connection.update("/init_weights_update_group", body, timeout_s)
 
     async def leave_group(self, name: str, timeout_s: float) -> None:
         """Have the server's ranks leave a group."""
+        self.group = None
         await self.connection.update("/destroy_weights_update_group", {"group_name": name}, timeout_s)
+
+    async def give_up_group(self, name: str, timeout_s: float) -> None:
+        """Have the server's ranks wait no longer for a broadcast in a group, whose update fails."""
+        await self.connection.update(GIVE_UP, {"group_name": name}, timeout_s)
 
     async def receive(self, request: Body, timeout_s: float) -> None:
         """Receive all buckets of a `broadcast_request`."""
@@ -141,6 +153,15 @@ class Server:
     async def compare_checksums(self, expected: str, timeout_s: float) -> None:
         """Compare the server's checksums with `expected`, a JSON object by tensor; raise ServerError if one differs."""
         body = {"zmq_handles": {COMPARE: expected}, "flush_cache": False}
+        await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+
+    async def note_weights(self, timeout_s: float) -> None:
+        """Have the server remember the checksums of its weights."""
+        await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {NOTE: ""}, "flush_cache": False}, timeout_s)
+
+    async def compare_noted(self, timeout_s: float) -> None:
+        """Raise ServerError, which names the tensors, if the weights have changed since `note_weights`."""
+        body = {"zmq_handles": {COMPARE_NOTED: ""}, "flush_cache": False}
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
     async def weight_version(self, timeout_s: float) -> str:
@@ -185,6 +206,45 @@ class Server:
             (value,) = answer["embedding"]
             return float(value)
 
+    async def token_logprobs(
+        self, tokens: Ints, timeout_s: float, *, start: int = 0, cache: str | None = None
+    ) -> Floats:
+        """Return the log-prob of each token after those before it, `[tokens]`; 0 up to token `start`.
+
+        Tokens up to `start` may come from the server's prefix cache; with `cache`, from what other requests of this
+        name computed and from nothing else.
+        """
+        return (await self.token_scores(tokens, timeout_s, start=start, cache=cache))[0]
+
+    async def token_scores(
+        self,
+        tokens: Ints,
+        timeout_s: float,
+        *,
+        start: int = 0,
+        cache: str | None = None,
+        shape: RouteShape | None = None,
+    ) -> tuple[Floats, Routes | None]:
+        """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with."""
+        sampling = {"max_new_tokens": 1, "temperature": 1.0}  # of the token that follows, which nothing uses
+        body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
+        if cache is not None:
+            body["extra_key"] = cache
+        if shape is not None:
+            body["return_routed_experts"] = True
+        answer = await self.connection.post(GENERATE, body, timeout_s)
+        with self.connection.reading(GENERATE):
+            info = answer["meta_info"]
+            scored = info["input_token_logprobs"]
+            named = [token for _, token, *_ in scored]  # the vocabulary's last token as 0, as SGLang 0.5.17 has it
+            sent = tokens[start:]
+            if len(named) != len(sent) or any(own not in (0, one) for own, one in zip(named, sent, strict=True)):
+                raise ValueError("the returned log-probs belong to tokens that were not sent")
+            logprobs = np.array([0.0] * (start + 1) + [logprob for logprob, *_ in scored[1:]], np.float32)
+            if shape is None:
+                return logprobs, None
+            return logprobs, shape.read(base64.b64decode(info["routed_experts"]), len(tokens))
+
     async def parse_tools(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str, timeout_s: float
     ) -> tuple[str, list[tuple[str, str]]]:
@@ -199,9 +259,24 @@ class Server:
 _CORE_LOADS = f"{LOADS}?include=core"
 
 
-def generation_request(rids: Sequence[str], inputs: Sequence[Ints], params: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a request that generates one response per input; each has an id of its own, for `Server.abort`."""
-    return encode({"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True})
+def generation_request(
+    rids: Sequence[str],
+    inputs: Sequence[Ints],
+    params: Sequence[Mapping[str, Any]],
+    routes_from: int | None = None,
+    masks: Sequence[bool] = (),
+) -> bytes:
+    """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
+
+    With `routes_from` the answers have the experts of every token from that one on; where `masks` is true they have the
+    ids that each token was sampled from.
+    """
+    body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
+    if routes_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
+    if any(masks):
+        body["return_sampling_mask"] = masks
+    return encode(body)
 
 
 def broadcast_request(group: str, buckets: Sequence[Layout], version: int) -> Body:

@@ -2,14 +2,15 @@
 
 SGLang can pause between two passes (`/pause_generation`), take new weights and go on with the same requests. Added:
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
-- prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights;
+- prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights, nor,
+  where a restarted trainer sends a version once more, of the weights that had its number before;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
 - on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
-on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `token_versions` reads those.
+on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `labels.token_versions` reads those.
 """
 
 from __future__ import annotations
@@ -17,52 +18,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-import orjson
-
-from areal_like.types import Ints
-
-LABELS = "token_weight_versions"
-
-
-class WrongLabels(ValueError):
-    """A server did not label each of an answer's tokens with a version."""
-
-
-def token_versions(labels: bytes, tokens: int) -> Ints:
-    """The version of each of an answer's `tokens`, `[tokens]`; `labels` are a JSON list.
-
-    Raises WrongLabels where they are not that many whole numbers, none smaller than the one before.
-    """
-    try:
-        first = labels[1:-1].partition(b",")[0]
-        if labels == b"[%b]" % b",".join([first] * tokens) and tokens:  # as long as no update came between
-            return np.full(tokens, int(first.strip(b'"')), np.int32)
-        versions = np.array([int(label) for label in orjson.loads(labels)], np.int32)
-    except (TypeError, ValueError, OverflowError):
-        said = labels[:80].decode(errors="replace")
-        raise WrongLabels(f"labelled tokens with {said}, which are not weight versions") from None
-    if len(versions) != tokens:
-        raise WrongLabels(f"labelled {len(versions)} tokens of {tokens} with their weight version")
-    if (versions[1:] < versions[:-1]).any():
-        raise WrongLabels("labelled tokens with an older weight version than tokens before them")
-    return versions
+from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.routes import record_compactly
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
-    """SGLang's scheduler process, with labels; for `launch_server(run_scheduler_process_func=...)`.
+    """Run SGLang's scheduler process with labels; for `launch_server(run_scheduler_process_func=...)`.
 
     It replaces SGLang's classes in the process that it runs in, be that forked or spawned.
     """
     from sglang.srt.managers import scheduler
 
+    if arguments[0].enable_return_routed_experts:
+        record_compactly(arguments[0])
     scheduler.Scheduler = labelling_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)
 
 
 def labelling_scheduler() -> type:
-    """SGLang's Scheduler, which knows the version that it runs: `version`."""
+    """Return SGLang's Scheduler, which knows the version that it runs: `version`."""
     import torch
 
     from areal_like.rollout.sglang.one_prefill import prefilling_once
@@ -71,6 +46,7 @@ def labelling_scheduler() -> type:
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
+            self.rewinds = 0  # times that a version followed a later one
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
             # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
@@ -89,6 +65,8 @@ def labelling_scheduler() -> type:
             self.cur_batch_for_debug = None  # the watchdog ends a server that is long in a batch
 
         def begin(self, version: str) -> None:
+            if self.version.isdigit() and version.isdigit() and int(version) < int(self.version):
+                self.rewinds += 1
             self.version = version
             for request in self.waiting_queue:
                 self._keep_apart(request)
@@ -101,13 +79,13 @@ def labelling_scheduler() -> type:
             """Have a request share prefixes within this version alone; it waits, so it holds none yet."""
             if not hasattr(request, "key_of_caller"):
                 request.key_of_caller = request.extra_key or ""
-            request.extra_key = f"{request.key_of_caller}@{self.version}"
+            request.extra_key = f"{request.key_of_caller}@{self.rewinds}.{self.version}"
 
     return LabellingScheduler
 
 
 def labelling_updater() -> type:
-    """SGLang's weight updater, which tells the scheduler of a new version once all of its weights are there."""
+    """Return SGLang's weight updater, which reports a version to the scheduler once all of its weights are loaded."""
     from sglang.srt.managers import io_struct
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 

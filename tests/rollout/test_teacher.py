@@ -1,0 +1,242 @@
+"""A teacher scores the sampled tokens at the policy's temperature; what it cannot score is not trained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+from limits import HUNG_S
+
+from allocation import ParallelSizes
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.config.load import load
+from areal_like.config.schema import InitModelConfig, TeacherConfig
+from areal_like.demo.init_model import write_init_model
+from areal_like.errors import RunError
+from areal_like.rollout.sglang.options import teacher_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.scoring import split_temperature
+from areal_like.rollout.teacher import Teacher
+from areal_like.types import FinishReason, Prompt, Trajectory
+
+PROMPT = Prompt(0, [7, 8])
+ITEM = Trajectory(
+    sample_id=0,
+    group_id=0,
+    tokens=np.array([7, 8, 1, 2, 9, 3], np.int32),  # a tool's output is between two turns
+    logprobs=np.array([0, 0, -1, -1, 0, -1], np.float32),
+    versions=np.array([-1, -1, 0, 0, -1, 0], np.int32),
+    finish_reason=FinishReason.STOP,
+    reward=1.0,
+)
+
+
+async def workflow(prompt: Prompt, group_id: int) -> list[Trajectory]:
+    return [ITEM]
+
+
+def by_token(tokens: list[int]) -> list[list[Any]]:
+    """Log-probs that tell which token they are of; SGLang gives none for the first one."""
+    return [[None if not place else -token / 10, token, None] for place, token in enumerate(tokens)]
+
+
+async def taught(
+    handler: Callable[[web.Request], Any],
+    config: TeacherConfig | None = None,
+    hint: Callable[[Prompt], list[int]] | None = None,
+    said: Callable[[str], None] = print,
+) -> tuple[Trajectory, dict[str, float]]:
+    """The trajectory with what `handler` answers for the teacher's server."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with Teacher(config or TeacherConfig(path="model"), [url], "token", hint, said) as teacher:
+            (item,) = await teacher.with_scores(workflow)(PROMPT, 0)
+            return item, teacher.statistics()
+    finally:
+        await runner.cleanup()
+
+
+def test_each_generated_token_has_the_teachers_log_prob() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(body := await request.json())
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+
+    item, missing = asyncio.run(taught(handler))
+    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    assert item.reward == 1 and not missing
+    assert bodies[0]["input_ids"] == ITEM.tokens.tolist() and bodies[0]["sampling_params"]["temperature"] == 1
+
+
+def test_the_last_token_of_the_vocabulary_is_scored() -> None:
+    """SGLang 0.5.17 names it 0 (`_process_input_token_logprobs`)."""
+
+    async def handler(request: web.Request) -> web.Response:
+        scored = by_token((await request.json())["input_ids"])
+        scored[-1][1] = 0
+        return web.json_response({"meta_info": {"input_token_logprobs": scored}})
+
+    item, missing = asyncio.run(taught(handler))
+    assert item.reward == 1 and not missing
+
+
+def test_a_hint_is_read_by_the_teacher_alone() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(body := await request.json())
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+
+    item, _ = asyncio.run(taught(handler, hint=lambda prompt: [7, 5, 5, 8]))
+    assert bodies[0]["input_ids"] == [7, 5, 5, 8, 1, 2, 9, 3]
+    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    assert item.tokens.tolist() == ITEM.tokens.tolist()
+
+
+def test_an_openai_server_echoes_the_prompt_with_log_probs() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append((request.path, body := await request.json()))
+        scored = [logprob for logprob, *_ in by_token(body["prompt"])]
+        return web.json_response({"choices": [{"logprobs": {"token_logprobs": [*scored, -5.0]}}]})
+
+    config = TeacherConfig(url="http://unused", api="openai", model="big")
+    item, _ = asyncio.run(taught(handler, config))
+    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    path, body = bodies[-1]
+    assert path == "/v1/completions"
+    assert [body["prompt"] for _, body in bodies] == [[0, 1], ITEM.tokens.tolist()]
+    assert body == {
+        "model": "big",
+        "prompt": ITEM.tokens.tolist(),
+        "max_tokens": 1,
+        "echo": True,
+        "logprobs": 1,
+        "temperature": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault", "words"),
+    [
+        (web.Response(status=400, text="too long"), "refused", "answered 400: too long"),
+        ({"meta_info": {"input_token_logprobs": by_token([7, 8, 1, 2, 9, 4])}}, "unusable", "unusable answer"),
+        (None, "late", "did not answer within 0.5 s"),
+    ],
+)
+def test_a_response_that_cannot_be_scored_is_not_trained(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, fault: str, words: str
+) -> None:
+    monkeypatch.setattr("areal_like.rollout.teacher.PAUSE_S", 0.01)
+    said: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        if answer is None:
+            await asyncio.sleep(5)
+        if isinstance(answer, web.Response):
+            return web.Response(status=answer.status, text=answer.text)
+        return web.json_response(answer)
+
+    config = TeacherConfig(path="model", timeout_s=HUNG_S if answer is not None else 0.5)
+    item, missing = asyncio.run(taught(handler, config, said=said.append))
+    assert item.reward is None and missing == {f"teacher/missing/{fault}": 1}
+    assert len(said) == 1 and words in said[0]
+
+
+def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal_like.rollout.teacher.PAUSE_S", 0.01)
+    statuses = iter([503, 503, 200])
+
+    async def handler(request: web.Request) -> web.Response:
+        if (status := next(statuses)) != 200:
+            return web.Response(status=status)
+        body = await request.json()
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+
+    item, missing = asyncio.run(taught(handler))
+    assert item.reward == 1 and not missing
+
+
+def test_the_launcher_takes_the_temperature_out_of_sglangs_arguments() -> None:
+    assert split_temperature(["--model-path", "a"]) == (["--model-path", "a"], None)
+    assert split_temperature(["--a", "--score-temperature", "0.7", "--b"]) == (["--a", "--b"], 0.7)
+
+
+@pytest.mark.long
+def test_a_real_server_scores_as_transformers_does_at_the_policys_temperature(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
+    directory = tmp_path / "model"
+    write_init_model(InitModelConfig(tokenizer="bytes", hidden_size=64), directory, seed=0, dtype="float32")
+    overrides = [f"teacher.path={directory}", "teacher.dtype=float32", "algorithm=distill", "gconfig.temperature=0.7"]
+    config = load(write(), overrides).config
+    assert config.teacher
+    arguments = teacher_arguments(config, config.teacher, directory, ParallelSizes(), "cpu")
+
+    async def run() -> Trajectory:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(run_lifetime(secrets.token_hex(6)))
+            spec = ServerSpec("teacher", arguments, tmp_path / "log", "token", None, 600)
+            server = SGLangServer(spec, "127.0.0.1")
+            url = await server.start()
+            stack.push_async_callback(server.end)
+            async with Teacher(config.teacher, [url], "token") as teacher:
+                (item,) = await teacher.with_scores(workflow)(PROMPT, 0)
+                return item
+
+    item = asyncio.run(run())
+    assert item.teacher_logprobs is not None
+    np.testing.assert_allclose(item.teacher_logprobs, expected(directory, 0.7), atol=1e-5)
+    assert not np.allclose(item.teacher_logprobs, expected(directory, 1.0), atol=1e-3)
+
+
+def expected(directory: Path, temperature: float) -> np.ndarray:
+    """What transformers gives the generated tokens."""
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokens = torch.tensor(ITEM.tokens[None].astype(np.int64))
+    with torch.no_grad():
+        logprobs = (model(tokens).logits[0, :-1] / temperature).log_softmax(-1)
+    own = logprobs.gather(-1, tokens[0, 1:, None])[:, 0].numpy()
+    return np.where(ITEM.generated, np.concatenate([[0], own]), 0)
+
+
+@pytest.mark.parametrize("api", ["sglang", "openai"])
+def test_a_server_elsewhere_that_does_not_score_ends_the_run_at_the_start(api: Any) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"message": "no model is called big"}, status=404)
+
+    config = TeacherConfig(url="http://unused", api=api, model="big")
+    with pytest.raises(RunError, match=r"teacher\.url=http://unused .*no model is called big") as error:
+        asyncio.run(taught(handler, config))
+    assert "teacher.model or teacher.token_variable" in str(error.value)
+
+
+def test_a_server_elsewhere_scores_two_tokens_at_the_start() -> None:
+    asked: list[int] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        tokens = (await request.json())["input_ids"]
+        asked.append(len(tokens))
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(tokens)}})
+
+    asyncio.run(taught(handler, TeacherConfig(url="http://unused")))
+    assert asked == [2, len(ITEM.tokens)]
