@@ -15,7 +15,7 @@ RARELY = (20_000, 10, 30_000)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """Collect nothing while the body imports, and never look through what there is then."""
     gc.disable()
     try:

@@ -42,7 +42,7 @@ def load_object(reference: str) -> Any:
 
 
 @contextmanager
-def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def register(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Have `load_object` find these objects under references, which this yields by key; a text is one already."""
     references = {}
     for key, value in objects.items():
@@ -71,7 +71,7 @@ class Portable:
     by_value: bytes | None
 
     @classmethod
-    def of(cls, reference: str) -> "Portable":
+    def pack(cls, reference: str) -> "Portable":
         """Raises UserCodeError for an object that cannot be sent."""
         if reference not in _given:
             return cls(absolute(reference), None)

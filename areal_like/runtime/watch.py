@@ -36,7 +36,7 @@ async def watch(workers: Workers) -> None:
         for worker in list(workers.all):
             if not worker.ready:
                 if now - worker.began > START_S and not worker.over:
-                    workers.ended(worker, None, f"not ready after {START_S:g} s")
+                    workers.note_end(worker, None, f"not ready after {START_S:g} s")
                 continue
             note_beats(worker, passed)
             await _judge(workers, worker, descendants=ticks % 10 == 0)
@@ -71,7 +71,7 @@ def _judge_memory(workers: Workers, worker: Worker, pid: int, limit_mb: int, *, 
 async def _find_blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> None:
     """Find out whose code it is, have the stacks written, and replace the worker."""
     guilty, suspects = await whose(worker, stale)
-    where = await dumped(worker, guilty, workers.log)
+    where = await dump_stacks(worker, guilty, workers.log)
     message = f"it blocked its event loop for more than {workers.limits.blocked_s:g} s (episode.blocked_s){where}"
     workers.fault(worker, "blocked", message, guilty, suspects)
 
@@ -150,7 +150,7 @@ def kill_large_descendants(pid: int, limit_mb: int) -> str:
     return ", ".join(killed)
 
 
-async def dumped(worker: Worker, calls: Iterable[int], log: Path) -> str:
+async def dump_stacks(worker: Worker, calls: Iterable[int], log: Path) -> str:
     """Have the stacks of all threads written to the log; returns the line where one of the calls stands, or ""."""
     before = log.stat().st_size if log.exists() else 0
     worker.signal(DUMP)

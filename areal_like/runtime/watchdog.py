@@ -29,7 +29,7 @@ _LIBRARIES = ("/lib/python", "<")
 
 
 @asynccontextmanager
-async def watched(log: Path, blocked_s: float = BLOCKED_S, signal_s: float = SIGNAL_S) -> AsyncIterator[None]:
+async def watch_loop(log: Path, blocked_s: float = BLOCKED_S, signal_s: float = SIGNAL_S) -> AsyncIterator[None]:
     """Have the running loop watched while the body runs; stacks go to `log`."""
     root = Path(__file__).parents[2]
     program = f"import sys; sys.path.insert(0, {str(root)!r}); from areal_like.runtime.watchdog import main; main()"

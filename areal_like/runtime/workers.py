@@ -88,7 +88,7 @@ class Workers:
         await self.changed.wait()
 
     def raise_failure(self) -> None:
-        """Raise why there are no workers, if there are none."""
+        """Raise the reason if workers are missing."""
         if self.failure is not None:
             raise self.failure
 
@@ -152,9 +152,9 @@ class Workers:
             with suppress(ProcessLookupError):
                 worker.handle = os.pidfd_open(message["pid"])
         else:
-            self.ended(worker, message["status"], message.get("why", ""))
+            self.note_end(worker, message["status"], message.get("why", ""))
 
-    def ended(self, worker: Worker, status: int | None, why: str) -> None:
+    def note_end(self, worker: Worker, status: int | None, why: str) -> None:
         """A worker has ended by itself."""
         if self._closing or worker.over:
             self.end(worker)

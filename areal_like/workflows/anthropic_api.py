@@ -4,19 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from areal_like.types import FinishReason
-from areal_like.workflows.session import Refused, Turn
-
-
-class _Text(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-# a text stands for one block of it
-type _Texts = Annotated[list[_Text], BeforeValidator(lambda given: _blocks(given))]
+from areal_like.workflows.openai_requests import BLOCKS, Text, Texts, check_fields
+from areal_like.workflows.replies import MODEL, error_content
+from areal_like.workflows.session import Refused, Session, Turn
 
 
 class _ToolUse(BaseModel):
@@ -29,15 +22,15 @@ class _ToolUse(BaseModel):
 class _ToolResult(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: _Texts | None = None
+    content: Texts | None = None
 
 
-type _Block = Annotated[_Text | _ToolUse | _ToolResult, Field(discriminator="type")]
+type _Block = Annotated[Text | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
 class _Message(BaseModel):
     role: Literal["user", "assistant"]
-    content: Annotated[list[_Block], BeforeValidator(lambda given: _blocks(given))]
+    content: Annotated[list[_Block], BLOCKS]
 
 
 class _Tool(BaseModel):
@@ -54,7 +47,7 @@ class _Asked(BaseModel, extra="forbid"):
     """A request; fields that chat completions have too are only passed on."""
 
     messages: list[_Message] = []
-    system: _Texts | None = None
+    system: Texts | None = None
     tools: list[_Tool] | None = None
     tool_choice: _Typed | None = None
     stop_sequences: Any = None
@@ -73,12 +66,9 @@ _SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 
 def as_chat_completion(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
-    try:
-        asked = _Asked.model_validate(fields)
-    except ValidationError as error:
-        raise _refusal(error) from error
+    asked = check_fields(_Asked, fields)
     if asked.thinking and asked.thinking.type != "disabled":
-        raise Refused("thinking: a model thinks as its chat template has it; leave it out", "thinking")
+        raise Refused("thinking: the chat template decides whether a model thinks; leave it out", "thinking")
     chat = {name: fields[name] for name in _SAME if name in fields}
     system = _join(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
@@ -97,52 +87,97 @@ def as_chat_completion(fields: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def message_of(turn: Turn, identity: str, model: str) -> dict[str, Any]:
-    """A turn as Anthropic's message."""
-    said, total, generated = turn.messages[-1], len(turn.tokens), len(turn.response.tokens)
-    content: list[dict[str, Any]] = [{"type": "text", "text": said["content"]}] if said["content"] else []
-    for call in said.get("tool_calls") or ():
+class AnthropicMessage:
+    """Answer to one request, number `number` of its session, with these fields; also the Dialect of its events."""
+
+    def __init__(self, session: Session, fields: Mapping[str, Any], number: int) -> None:
+        self._head = {
+            "id": f"msg_{number}",
+            "type": "message",
+            "role": "assistant",
+            "model": fields.get("model") or MODEL,
+        }
+        self._has_text = False  # an open block of it
+
+    def whole(self, turn: Turn) -> dict[str, Any]:
+        """Return the message of a turn."""
+        text = turn.messages[-1]["content"]
+        content = [{"type": "text", "text": text}] if text else []
+        return {**self._head, "content": [*content, *_tool_uses(turn)], **_ending(turn), "usage": _usage(turn)}
+
+    def start(self, prompt_tokens: int) -> bytes:
+        """See Dialect."""
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        empty: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        return _events({"type": "message_start", "message": empty})
+
+    def text(self, delta: str) -> bytes:
+        """See Dialect."""
+        begun = b"" if self._has_text else _block_start(0, {"type": "text", "text": ""})
+        self._has_text = True
+        return begun + _block_delta(0, {"type": "text_delta", "text": delta})
+
+    def finish(self, turn: Turn, rest: str) -> bytes:
+        """See Dialect."""
+        events = [self.text(rest)] if rest else []
+        first = 0
+        if self._has_text:
+            first = 1
+            events.append(_block_stop(0))
+        for index, use in enumerate(_tool_uses(turn), first):
+            given = orjson.dumps(use["input"]).decode()
+            events += [
+                _block_start(index, {**use, "input": {}}),
+                _block_delta(index, {"type": "input_json_delta", "partial_json": given}),
+                _block_stop(index),
+            ]
+        end = {"type": "message_delta", "delta": _ending(turn), "usage": _usage(turn)}
+        return b"".join(events) + _events(end, {"type": "message_stop"})
+
+    def fail(self, message: str) -> bytes:
+        """See Dialect."""
+        return _events(error_content(500, message))
+
+
+def _tool_uses(turn: Turn) -> list[dict[str, Any]]:
+    uses = []
+    for call in turn.messages[-1].get("tool_calls") or ():
         arguments = call["function"]["arguments"]
         given = arguments if isinstance(arguments, dict) else {"arguments": arguments}
-        content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
-    cut = turn.response.finish_reason is FinishReason.LENGTH
-    return {
-        "id": identity,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": content,
-        "stop_reason": "tool_use" if said.get("tool_calls") else "max_tokens" if cut else "end_turn",
-        "stop_sequence": None,
-        "usage": {"input_tokens": total - generated, "output_tokens": generated},
-    }
+        uses.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
+    return uses
 
 
-def events(message: Mapping[str, Any]) -> bytes:
-    """A message as the stream of events that a client expects, each block in one piece."""
-    return b"".join(b"event: %s\ndata: %s\n\n" % (e["type"].encode(), orjson.dumps(e)) for e in _events(message))
+def _ending(turn: Turn) -> dict[str, Any]:
+    cut = "max_tokens" if turn.response.finish_reason is FinishReason.LENGTH else "end_turn"
+    return {"stop_reason": "tool_use" if turn.messages[-1].get("tool_calls") else cut, "stop_sequence": None}
 
 
-def _events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
-    for index, block in enumerate(message["content"]):
-        is_text = block["type"] == "text"
-        empty = {**block, "text": ""} if is_text else {**block, "input": {}}
-        delta = (
-            {"type": "text_delta", "text": block["text"]}
-            if is_text
-            else {"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()}
-        )
-        yield {"type": "content_block_start", "index": index, "content_block": empty}
-        yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    stop = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield {"type": "message_delta", "delta": stop, "usage": message["usage"]}
-    yield {"type": "message_stop"}
+def _usage(turn: Turn) -> dict[str, int]:
+    generated = len(turn.response.tokens)
+    return {"input_tokens": len(turn.tokens) - generated, "output_tokens": generated}
 
 
-def _blocks(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+def _block_start(index: int, block: Mapping[str, Any]) -> bytes:
+    return _events({"type": "content_block_start", "index": index, "content_block": block})
+
+
+def _block_delta(index: int, delta: Mapping[str, Any]) -> bytes:
+    return _events({"type": "content_block_delta", "index": index, "delta": delta})
+
+
+def _block_stop(index: int) -> bytes:
+    return _events({"type": "content_block_stop", "index": index})
+
+
+def _events(*contents: Mapping[str, Any]) -> bytes:
+    return b"".join(b"event: %s\ndata: %s\n\n" % (each["type"].encode(), orjson.dumps(each)) for each in contents)
 
 
 def _messages(message: _Message) -> Iterator[dict[str, Any]]:
@@ -150,7 +185,7 @@ def _messages(message: _Message) -> Iterator[dict[str, Any]]:
     blocks = message.content
     calls = [block for block in blocks if isinstance(block, _ToolUse)]
     results = [block for block in blocks if isinstance(block, _ToolResult)]
-    texts = [block for block in blocks if isinstance(block, _Text)]
+    texts = [block for block in blocks if isinstance(block, Text)]
     for result in results:
         yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _join(result.content or [])}
     if calls or texts or not results:
@@ -165,16 +200,5 @@ def _call(call: _ToolUse) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _join(texts: list[_Text]) -> str:
+def _join(texts: list[Text]) -> str:
     return "".join(block.text for block in texts)
-
-
-def _refusal(error: ValidationError) -> Refused:
-    """The first of the problems, with the place that it is at."""
-    problem = error.errors(include_url=False)[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).removeprefix(".")
-    if problem["type"] == "extra_forbidden":
-        return Refused(f"{where} is not supported: leave it out", where, "unsupported_parameter")
-    if problem["type"] == "union_tag_invalid":
-        return Refused(f"{where} is {problem['ctx']['tag']}: the run generates from text alone", where)
-    return Refused(f"{where}: {problem['msg']}", where, "invalid_value")

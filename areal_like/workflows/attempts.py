@@ -7,9 +7,12 @@ equal request is a further sample, except that an answer which is known to be un
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from areal_like.workflows.progress import Progress
 
 
 class Answer(Protocol):
@@ -37,22 +40,33 @@ def sending(headers: Mapping[str, str]) -> Sending:
 
 @dataclass(eq=False)
 class Attempt[Turn: Answer]:
-    """A request that is or was answered; `readers` connections wait for it, the last of which aborts it by leaving."""
+    """A request that is or was answered; `readers` connections wait for it, the last of which aborts it by leaving.
 
+    `number` is its place among the attempts of its session. `progress` has the tokens so far, if they are streamed.
+    """
+
+    number: int
     request: object
     sent: Sending
     task: asyncio.Task[Turn]
+    progress: Progress | None = None
     readers: int = 0
 
-    async def turn(self) -> Turn:
-        """Return the turn once it is complete; raises what its generation raises."""
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count as a reader while the body runs."""
         self.readers += 1
         try:
-            return await asyncio.shield(self.task)
+            yield
         finally:
             self.readers -= 1
             if not self.readers:
                 self.task.cancel()
+
+    async def turn(self) -> Turn:
+        """Return the turn once it is complete; raises what its generation raises."""
+        with self.reading():
+            return await asyncio.shield(self.task)
 
     @property
     def is_unread(self) -> bool:
@@ -71,14 +85,16 @@ class Attempts[Turn: Answer]:
 
     _all: list[Attempt[Turn]] = field(default_factory=list)
 
-    def begin(self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn]) -> Attempt[Turn]:
+    def begin(
+        self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn], progress: Progress | None = None
+    ) -> Attempt[Turn]:
         """Start to answer a request."""
-        attempt = Attempt(request, sent, asyncio.ensure_future(answering))
+        attempt = Attempt(len(self._all), request, sent, asyncio.ensure_future(answering), progress)
         attempt.task.add_done_callback(_retrieve)
         self._all.append(attempt)
         return attempt
 
-    def repeated(self, request: object, sent: Sending) -> Attempt[Turn] | None:
+    def find_repeated(self, request: object, sent: Sending) -> Attempt[Turn] | None:
         """Return the attempt whose answer a request gets, None where it gets one of its own."""
         if not (sent.key or sent.retries or any(attempt.is_unread for attempt in self._all)):
             return None

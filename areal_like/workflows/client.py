@@ -4,7 +4,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from areal_like.workflows.openai_api import Reply
+from areal_like.workflows.replies import Reply
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -45,7 +45,7 @@ class Clients:
         except APIError:
             return
 
-    def of(self, key: str) -> "AsyncOpenAI":
+    def with_key(self, key: str) -> "AsyncOpenAI":
         """Return a client with this API key."""
         client = copy.copy(self._original)
         client.api_key = key

@@ -47,22 +47,22 @@ def parsed_arguments(text: str) -> Any:
 
 
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
-    """The prompt of a conversation of which nothing has been generated here; raises TokenizerError."""
+    """Return the tokens of a conversation that starts here; raises TokenizerError."""
     return tokenizer.encode_chat(messages, _tools(context), **context.arguments)
 
 
 def following(
     tokenizer: Tokenizer, earlier: Sequence[int], messages: Sequence[Message], answered: int, context: Context
 ) -> tuple[list[int], Continuity]:
-    """Return the tokens after `earlier`, which end with the generated message `messages[answered]`.
+    """Return the part of a prompt that follows `earlier`, and how the whole prompt relates to the chat template.
 
-    Returns the new part of the prompt alone, and how all of it relates to the template. Raises TokenizerError where the
-    template refuses the conversation.
+    `earlier` are the tokens of the conversation up to `messages[answered]`, a generated message, inclusive. Raises
+    TokenizerError if the template rejects the conversation.
     """
     marked = [*messages[:answered], {"role": "assistant", "content": _MARK}, *messages[answered + 1 :]]
     text = tokenizer.render_chat(marked, _tools(context), **context.arguments)
     if text.count(_MARK) != 1:
-        raise TokenizerError("the chat template does not give an assistant's message as it is")
+        raise TokenizerError("the chat template changes the text of an assistant's message")
     new = tokenizer.encode_text(text.partition(_MARK)[2])
     if earlier[-1] in tokenizer.eos_token_ids:
         new = _without_first_end(tokenizer, new)

@@ -1,46 +1,121 @@
-"""The episodes' API on loopback, for agents that run in processes of their own."""
+"""The episodes' API on a port, for agents that run in processes of their own, in containers or on other hosts."""
 
 import asyncio
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from areal_like.workflows.openai_api import UNKNOWN_KEY, OpenSessions, Reply, failed
+from areal_like.config.schema import EpisodeConfig
+from areal_like.errors import RunError
+from areal_like.workflows.openai_api import OpenSessions
+from areal_like.workflows.replies import UNKNOWN_KEY, Reply, error_reply
+from areal_like.workflows.session import Session
+from areal_like.workflows.streams import EVENT_STREAM, Stream
 
-MOST_BODY = 32 << 20  # bytes; a conversation of a million tokens has some 5 MB
-_UNREAD_BODY = (401, 413)
+LOOPBACK = "127.0.0.1"
+BODY_LIMIT_S = 60.0  # a client that stops in the middle of a request keeps its connection for so long
+RATE_WINDOW_S = 10.0
+_UNREAD_BODY = (401, 408, 413, 429)
 _START_LIMIT_S = 60.0
 
 
+@dataclass(frozen=True)
+class EndpointSettings:
+    """Where the endpoint listens, and what a request may cost; `rate` is requests per second of an episode."""
+
+    host: str = LOOPBACK
+    certificate: str | None = None
+    key: str | None = None
+    max_mb: int = 32  # a conversation of a million tokens has some 5 MB
+    max_connections: int = 4096
+    rate: float | None = None
+
+    @classmethod
+    def from_config(cls, episode: EpisodeConfig) -> "EndpointSettings":
+        """Return the settings of a run."""
+        host = own_address() if episode.endpoint_host == "auto" else episode.endpoint_host or LOOPBACK
+        limits = episode.endpoint_max_mb, episode.endpoint_max_connections, episode.endpoint_rate
+        return cls(host, episode.endpoint_certificate, episode.endpoint_key, *limits)
+
+
+def own_address() -> str:
+    """Return the address by which other hosts reach this one.
+
+    It is that of a Ray cluster of several hosts, else the default route's. Raises RunError on a host without a route.
+    """
+    import ray
+
+    if ray.is_initialized() and not ip_address(address := ray.util.get_node_ip_address()).is_loopback:
+        return str(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the address is for documentation (RFC 5737)
+        except OSError as error:
+            why = f"This host has no route to others ({error.strerror}), so episode.endpoint_host=auto has no address."
+            raise RunError(f"{why} Set episode.endpoint_host to an address of this host.") from error
+        return str(probe.getsockname()[0])
+
+
 class Endpoint(AbstractContextManager["Endpoint"]):
-    """An HTTP server on a free port of loopback, in a thread of its own; `with Endpoint(sessions) as endpoint` ends it.
+    """An HTTP server on a free port, in a thread of its own; `with Endpoint(sessions) as endpoint` ends it.
 
     An agent reaches the episode whose key it was given, until the episode ends. `base_url` ends with `/v1`.
     """
 
     base_url: str
 
-    def __init__(self, sessions: OpenSessions) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: OpenSessions, settings: EndpointSettings | None = None) -> None:
+        self._sessions, self._settings = sessions, settings or EndpointSettings()
+        self._asked: WeakKeyDictionary[Session, deque[float]] = WeakKeyDictionary()
 
     def __enter__(self) -> "Endpoint":
         import uvicorn
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.base_url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
+        own = self._settings
+        family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
+        self._socket = socket.socket(family)
+        try:
+            self._socket.bind((own.host, 0))
+        except OSError as error:
+            self._socket.close()
+            where = f"The endpoint of episodes cannot listen on {own.host} (episode.endpoint_host): {error.strerror}."
+            raise RunError(f"{where} Name an address of this host, or `auto`.") from error
+        address = f"[{own.host}]" if family == socket.AF_INET6 else own.host
+        scheme = "https" if own.certificate else "http"
+        self.base_url = f"{scheme}://{address}:{self._socket.getsockname()[1]}/v1"
         app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST"])])
-        settings = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            limit_concurrency=own.max_connections,
+            ssl_certfile=own.certificate,
+            ssl_keyfile=own.key,
+        )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="endpoint", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_LIMIT_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not self._server.started:
+            self._server.should_exit = True
+            self._socket.close()
+            raise RunError(
+                f"The endpoint of episodes did not start on {own.host} within {_START_LIMIT_S:.0f} s. "
+                "Check episode.endpoint_certificate and episode.endpoint_key, and the error above."
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,51 +126,124 @@ class Endpoint(AbstractContextManager["Endpoint"]):
     async def _handle(self, request: Any) -> Any:
         from starlette.responses import Response
 
-        reply = await self._reply(request)
-        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else None  # what follows is not a request
+        leaving = _Leaving(request)
+        reply = await self._reply(request, leaving)
+        if isinstance(reply, Stream):
+            return _Streamed(reply, leaving)
+        leaving.end()
+        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else {}  # what follows is not a request
+        if reply.status == 429:
+            headers["Retry-After"] = "1"
         return Response(reply.content, reply.status, headers, reply.content_type)
 
-    async def _reply(self, request: Any) -> Reply:
+    async def _reply(self, request: Any, leaving: "_Leaving") -> Reply | Stream:
         """Answer a request: its key is looked at before its body is read, and the body is of limited size."""
         from starlette.requests import ClientDisconnect
 
-        if self._sessions.find(request.headers) is None:
+        most = self._settings.max_mb
+        if (session := self._sessions.find(request.headers)) is None:
             return UNKNOWN_KEY
+        if self._is_too_fast(session):
+            problem = f"the episode sends more than {self._settings.rate:g} requests per second (episode.endpoint_rate)"
+            return error_reply(429, problem, code="rate_limit_exceeded")
         try:
-            body = await _body(request)
+            async with asyncio.timeout(BODY_LIMIT_S):
+                body = await _read_body(request, most << 20)
         except ClientDisconnect:
-            return failed(400, "the connection closed before the request was complete")
+            return error_reply(400, "the connection closed before the request was complete")
+        except TimeoutError:
+            return error_reply(408, f"the request was not complete after {BODY_LIMIT_S:g} s")
         if body is None:
-            return failed(413, f"the request has more than {MOST_BODY >> 20} MB, the most that one may have")
+            return error_reply(413, f"the request has more than {most} MB (episode.endpoint_max_mb)")
         answering = asyncio.ensure_future(
-            self._sessions.answer(request.method, request.url.path, request.headers, body)
+            self._sessions.respond(request.method, request.url.path, request.headers, body)
         )
-        leaving = asyncio.ensure_future(_watch_left(request))
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering, leaving.start()), return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and not answering.cancelled():
                 reply = answering.result()
-                reply.delivered(not leaving.done())
+                if isinstance(reply, Reply):
+                    reply.note_delivery(not leaving.has_left)
                 return reply
-            return failed(409, "the episode is over")
+            return error_reply(409, "the episode is over")
         finally:
             answering.cancel()
-            leaving.cancel()
+
+    def _is_too_fast(self, session: Session) -> bool:
+        """Note a request of an episode; return whether it had too many before it."""
+        if (rate := self._settings.rate) is None:
+            return False
+        now, times = time.monotonic(), self._asked.setdefault(session, deque())
+        while times and times[0] < now - RATE_WINDOW_S:
+            times.popleft()
+        if len(times) >= max(1, rate * RATE_WINDOW_S):
+            return True
+        times.append(now)
+        return False
 
 
-async def _body(request: Any) -> bytes | None:
+async def _read_body(request: Any, most: int) -> bytes | None:
     """The body of a request, None where it is too large; what was not read of it then stays with the client."""
     body = bytearray()
-    if int(request.headers.get("content-length", 0)) > MOST_BODY:
+    if int(request.headers.get("content-length", 0)) > most:
         return None
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BODY:
+        if len(body) > most:
             return None
     return bytes(body)
 
 
-async def _watch_left(request: Any) -> None:
-    """Wait until the client has closed its connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+class _Leaving:
+    """Notices that a client has closed its connection, once its request is read."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._watching: asyncio.Future[None] | None = None
+
+    def start(self) -> asyncio.Future[None]:
+        """Return a future that is done when the client has left."""
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+        return self._watching
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left."""
+        return self._watching is not None and self._watching.done()
+
+    def end(self) -> None:
+        """Stop watching."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+
+
+class _Streamed:
+    """An ASGI application that sends a stream, and ends it when the client leaves."""
+
+    def __init__(self, stream: Stream, leaving: _Leaving) -> None:
+        self._stream, self._leaving = stream, leaving
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait((sending, self._leaving.start()), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            self._leaving.end()
+            self._stream.close()
+
+    async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for events in self._stream.events():
+            if self._stream.has_ended:
+                self._stream.note_delivery(not self._leaving.has_left)
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

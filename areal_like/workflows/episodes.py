@@ -17,6 +17,7 @@ import numpy as np
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
+from areal_like.rollout.sample import OnTokens
 from areal_like.runtime.frames import NotPlain, plain
 from areal_like.runtime.processes import CancelledWithin, TimeLimit, UserProcesses, in_loop
 from areal_like.runtime.remote import Attempt, EndedWorker
@@ -24,10 +25,13 @@ from areal_like.runtime.user_code import Portable
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
-from areal_like.workflows.playing import Episode, Group, sent
+from areal_like.workflows.playing import Episode, Group, pack_call
 from areal_like.workflows.provenance import NotGenerated, Responses
 from areal_like.workflows.rewarded import EpisodeError, reward_of
+from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Session
+
+LIMITS = frozenset({"time limit", "limit of turns", "limit of tokens"})  # causes of an episode that was cut short
 
 type Made = list[tuple[int, Response]]
 """The responses that were generated for a group, each with the number of its session."""
@@ -49,6 +53,9 @@ class EpisodeContext:
     base_url: str | None  # where other processes reach them, if anywhere
     prefill_once: bool
     vocab_size: int | None = None  # of the model, where its files are here
+    grades: bool = False  # whether an episode that meets a limit is scored as a response is
+    sandbox: Recipe | None = None
+    call_starts: Sequence[str] | None = None  # texts that tool calls begin with, where they are known
     number: int = field(default_factory=itertools.count().__next__)
 
 
@@ -59,7 +66,7 @@ class Prefills:
         self._pool, self._group_id = pool, group_id
         self._begun: dict[bytes, asyncio.Task[None]] = {}
 
-    async def of(self, tokens: Sequence[int], sampling: Sampling) -> None:
+    async def cache(self, tokens: Sequence[int], sampling: Sampling) -> None:
         """Return when these tokens are cached; they are sent once, for one token that nobody needs.
 
         At once where they are so few that to wait would cost more (LONG_PROMPT).
@@ -68,7 +75,9 @@ class Prefills:
             return
         key = np.array(tokens, np.int32).tobytes()
         if key not in self._begun:
-            self._begun[key] = asyncio.create_task(self._prefill(tokens, replace(sampling, max_new_tokens=1)))
+            self._begun[key] = asyncio.create_task(
+                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None))
+            )
         await asyncio.shield(self._begun[key])
 
     async def _prefill(self, tokens: Sequence[int], shortest: Sampling) -> None:
@@ -142,18 +151,29 @@ class _Group:
                 self._forget(number)
                 sessions[:] = [self._session(number)]
                 key = keys.enter_context(scene.sessions.open(sessions[0]))
-                episode = Episode(self._workflow.function, dict(self._prompt.row), key, scene.base_url)
-                return Attempt(sent(episode), self._answer_http)
+                episode = Episode(self._workflow.function, dict(self._prompt.row), key, scene.base_url, scene.sandbox)
+                return Attempt(pack_call(episode), self._answer)
 
             try:
                 reward = await self._run(begin, sessions)
                 if not sessions[0].read:
-                    raise EpisodeError("nothing generated", "it returned a reward without a completion of the client")
+                    raise EpisodeError("nothing generated", "it returned a reward without receiving a completion")
+                _check_turns(reward, len(sessions[0].read))
                 scene.outcomes.add(None)
             except EpisodeError as error:
-                scene.outcomes.add(error.cause, str(error))
+                reward = await self._grade(error, sessions)
         trajectories = [item for session in sessions for item in session.trajectories(self._prompt, self._id, reward)]
         return [replace(item, sample=number) for item in trajectories]
+
+    async def _grade(self, error: EpisodeError, sessions: Sequence[Session]) -> Reward:
+        """Return the reward of an episode that failed: of its last answer if it met a limit, else a missing one."""
+        scene, read = self._scene, [turn for session in sessions for turn in session.read]
+        if not (scene.grades and read and error.cause in LIMITS):
+            scene.outcomes.add(error.cause, str(error))
+            return Reward(None)
+        (reward,) = await scene.score(self._prompt, [read[-1].response.tokens])
+        scene.outcomes.add_graded(error.cause)
+        return reward
 
     async def play(self) -> list[Trajectory]:
         """The trajectories of a workflow of the whole group."""
@@ -167,8 +187,8 @@ class _Group:
                 sessions.clear()
                 function, sampling = self._workflow.function, self._workflow.sampling
                 prompt = replace(self._prompt, row=dict(self._prompt.row))
-                about = (n, self._id, scene.number, sampling, version, scene.vocab_size, scene.base_url)
-                return Attempt(sent(Group(function, prompt, *about)), _Answers(self, sessions, keys))
+                about = (n, self._id, scene.number, sampling, version, scene.vocab_size, scene.base_url, scene.sandbox)
+                return Attempt(pack_call(Group(function, prompt, *about)), _Answers(self, sessions, keys))
 
             try:
                 returned = await self._run(begin, sessions)
@@ -190,11 +210,11 @@ class _Group:
             limit = f"it took longer than {scene.timeout_s:g} s (episode.timeout_s)"
             raise EpisodeError("time limit", limit) from None
         except CancelledWithin:
-            raise EpisodeError("raised", "CancelledError: it cancelled itself, or awaited what was cancelled") from None
+            raise EpisodeError("raised", "CancelledError: it cancelled itself or awaited a cancelled task") from None
         except EndedWorker as ended:
             raise EpisodeError(ended.cause, str(ended)) from None
         except NotPlain as error:
-            raise EpisodeError("not trajectories", f"it returned what is not one: {error}") from error
+            raise EpisodeError("not trajectories", f"it returned an unsupported value: {error}") from error
         finally:
             for session in sessions:
                 scene.outcomes.add_turns(session)
@@ -215,8 +235,11 @@ class _Group:
         if old:
             self._home.call_soon_threadsafe(self._scene.pool.cancel, old)
 
-    async def _answer_http(self, _: str, question: bytes) -> bytes:
-        """Answer a request of a client in a worker."""
+    async def _answer(self, method: str, question: bytes) -> bytes:
+        """Answer a worker: a request of a client, or what a sandbox has cost."""
+        if method == "sandbox":
+            self._home.call_soon_threadsafe(self._scene.outcomes.add_sandbox, plain(question))
+            return b""
         reply = await self._scene.sessions.answer(*plain(question))
         return pickle.dumps((reply.status, reply.content, reply.content_type))
 
@@ -224,16 +247,28 @@ class _Group:
         """Session `number` on the server of its group, whose episodes share what they begin with."""
         scene, workflow, home, requests = self._scene, self._workflow, self._home, itertools.count()
 
-        async def generate(tokens: Sequence[int], sampling: Sampling, seed: int | None) -> Response:
+        async def generate(
+            tokens: Sequence[int], sampling: Sampling, seed: int | None, routes_from: int, on_tokens: OnTokens | None
+        ) -> Response:
             if self._prefills and not session.turns:
-                await self._prefills.of(tokens, sampling)
-            response = await scene.pool.sample(tokens, sampling, seed=seed, priority=self._id, session=self._id)
+                await self._prefills.cache(tokens, sampling)
+            response = await scene.pool.sample(
+                tokens,
+                sampling,
+                seed=seed,
+                priority=self._id,
+                session=self._id,
+                routes_from=routes_from,
+                on_tokens=on_tokens,
+            )
             self._made.append((number, response))
             return response
 
         session = Session(
             scene.tokenizer,
-            lambda tokens, sampling: in_loop(home, generate(tokens, sampling, self._seed(number, next(requests)))),
+            lambda tokens, sampling, *, routes_from, on_tokens: in_loop(
+                home, generate(tokens, sampling, self._seed(number, next(requests)), routes_from, on_tokens)
+            ),
             workflow.sampling,
             scene.limits,
             trained=workflow.trained,
@@ -241,6 +276,7 @@ class _Group:
         if scene.parse_tools is not None:
             parse = scene.parse_tools
             session.parse_tools = lambda text, tools: in_loop(home, parse(text, tools))
+            session.call_starts = scene.call_starts
         return session
 
     def _seed(self, number: int, request: int) -> int | None:
@@ -259,8 +295,8 @@ class _Answers:
 
     async def __call__(self, method: str, question: bytes) -> bytes:
         """See Attempt.answer."""
-        if method == "http":
-            return await self._group._answer_http(method, question)
+        if method in ("http", "sandbox"):
+            return await self._group._answer(method, question)
         return await getattr(self, f"_{method}")(question)
 
     async def _tokenizer(self, _: bytes) -> bytes:
@@ -268,7 +304,7 @@ class _Answers:
 
     async def _sample(self, question: bytes) -> bytes:
         tokens, most = plain(question)
-        return pickle.dumps(await self._open().generate(tokens, most))
+        return pickle.dumps(replace(await self._open().generate(tokens, most), routes=None, kept=None))
 
     async def _score(self, question: bytes) -> bytes:
         group = self._group
@@ -282,11 +318,19 @@ class _Answers:
 
     async def _trajectories(self, question: bytes) -> bytes:
         session = self._by_key[question.decode()]
-        return pickle.dumps(session.trajectories(self._group._prompt, self._group._id, Reward(None)))
+        found = session.trajectories(self._group._prompt, self._group._id, Reward(None))
+        return pickle.dumps([replace(item, routes=None, kept=None) for item in found])  # see Responses.claim
 
     def _open(self) -> Session:
         self._sessions.append(self._group._session(len(self._sessions)))
         return self._sessions[-1]
+
+
+def _check_turns(reward: Reward, answers: int) -> None:
+    """Raise EpisodeError if there are rewards of turns, but not one for each answer."""
+    if reward.turns and len(reward.turns) != answers:
+        problem = f"it returned {len(reward.turns)} rewards under 'turns' for {answers} answers"
+        raise EpisodeError("not a reward", problem)
 
 
 def _trajectories(
@@ -304,7 +348,7 @@ def _trajectories(
             problem = f"it returned a trajectory of {size} tokens, more than {max_tokens} (episode.max_tokens)"
             raise EpisodeError("limit of tokens", problem)
         if not item.generated.any():
-            raise EpisodeError("nothing generated", f"nothing in trajectory {number} was generated")
+            raise EpisodeError("nothing generated", f"trajectory {number} has no generated token")
         if item.generated[0]:  # no log-prob is known of it, and what follows would be trained on without its prompt
             problem = (
                 f"trajectory {number} begins with a generated token, not with the prompt that it was generated for"
@@ -335,13 +379,13 @@ def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Traje
         OverflowError,
         RuntimeError,
     ) as error:  # the last is torch's, of what needs gradients
-        raise EpisodeError("not trajectories", f"trajectory {number} is not one: {error}") from error
+        raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
     shapes = tokens.shape, logprobs.shape, versions.shape
     if set(shapes) != {(tokens.size,)}:
         problem = "trajectory {} has tokens, logprobs and versions of shapes {}, {} and {}, not [tokens] each"
         raise EpisodeError("not trajectories", problem.format(number, *shapes))
     most = np.iinfo(np.int32).max if vocab_size is None else vocab_size
     if wrong := ids[(ids < 0) | (ids >= most)].tolist():
-        problem = f"trajectory {number} has the token id {wrong[0]}, and the model knows 0 to {most - 1}"
+        problem = f"trajectory {number} has the token id {wrong[0]}; the model has ids 0 to {most - 1}"
         raise EpisodeError("not trajectories", problem)
     return replace(item, tokens=tokens, logprobs=logprobs, versions=versions, finish_reason=ending, reward_parts=parts)

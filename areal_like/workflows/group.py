@@ -5,7 +5,7 @@ It is in the worker process that plays the group, and asks the main process for 
 
 import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.sample import Response, Sampling
 from areal_like.runtime.worker import Ask, AskNow
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.joining import Part, joined
+from areal_like.workflows.joining import Part, join_parts
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -51,10 +51,11 @@ class Rollout:
     _ask_now: AskNow
     _client: Callable[[str], "AsyncOpenAI"]
     _vocab_size: int | None = None  # of the model, where its files are here
+    _sandbox: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
     async def score(self, responses: Sequence[Sequence[int] | Ints]) -> Sequence[Reward]:
         """Return the run's reward for responses to the prompt, which are token ids."""
-        return await self._asked("score", [np.asarray(each, np.int32) for each in responses])
+        return await self._ask_pickled("score", [np.asarray(each, np.int32) for each in responses])
 
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
@@ -65,9 +66,9 @@ class Rollout:
         """
         ids = np.asarray(tokens, np.int32)
         if not len(ids) or ids.min() < 0 or ids.max() >= (self._vocab_size or np.inf):
-            known = f" below {self._vocab_size}" if self._vocab_size else ""
-            raise ValueError(f"a prompt is at least one token id{known}, none of them negative: {ids}")
-        return await self._asked("sample", (ids, max_new_tokens))
+            known = f" and below {self._vocab_size}" if self._vocab_size else ""
+            raise ValueError(f"a prompt needs at least one token id, each at least 0{known}, not {ids}")
+        return await self._ask_pickled("sample", (ids, max_new_tokens))
 
     def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
         """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.
@@ -76,8 +77,8 @@ class Rollout:
         """
         kept = [part for part in parts if not isinstance(part, Response) or len(part.tokens)]
         if not any(isinstance(part, Response) for part in kept):
-            raise ValueError("a trajectory needs something that was generated: a Response of rollout.sample")
-        return joined(self.prompt, self.group_id, kept, reward if isinstance(reward, Reward) else Reward(reward))
+            raise ValueError("a trajectory needs at least one response of rollout.sample")
+        return join_parts(self.prompt, self.group_id, kept, reward if isinstance(reward, Reward) else Reward(reward))
 
     def given(self, prompt: Sequence[int], response: Sequence[int], reward: float | Reward | None) -> Trajectory:
         """A response that is data, for losses that imitate or prefer (`algorithm: sft`, `dpo`); both are token ids.
@@ -91,11 +92,20 @@ class Rollout:
         known.finish_reason = FinishReason.STOP
         return self.trajectory([tokens[: len(prompt)], known], reward)
 
+    def sandbox(self) -> AbstractAsyncContextManager[Any]:
+        """Return a context with a Sandbox of its own, which ends with it.
+
+        Raises ValueError without `episode.sandbox`.
+        """
+        if self._sandbox is None:
+            raise ValueError("the run has no sandboxes: set episode.sandbox, such as episode.sandbox={}")
+        return self._sandbox()
+
     @asynccontextmanager
     async def recorded(self) -> AsyncIterator[Recorded]:
         """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
         key = (await self._ask("recorded", b"")).decode()
         yield Recorded(self._client(key), self._ask_now)
 
-    async def _asked(self, method: str, question: Any) -> Any:
+    async def _ask_pickled(self, method: str, question: Any) -> Any:
         return pickle.loads(await self._ask(method, pickle.dumps(question)))  # noqa: S301  # of the main process

@@ -1,25 +1,32 @@
 """What was generated and what was given, in order, as one trajectory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from areal_like.rollout.pool import Response
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
+from areal_like.per_token import Routes, add_rows, join_kept, unknown_routes
+from areal_like.rollout.sample import Response
+from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
 
 type Part = Response | Sequence[int] | Ints
 """A Response was generated; token ids were not: a prompt, or the output of a tool."""
 
 
-def given(tokens: Sequence[int] | Ints) -> Response:
+def as_response(tokens: Sequence[int] | Ints) -> Response:
     """Token ids that no model generated, as a part that several trajectories begin with."""
     ids = np.asarray(tokens, np.int32)
     return Response(ids, np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32))
 
 
-def joined(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
+def not_trained(response: Response) -> Response:
+    """Return a response as tokens that another trajectory is trained on; its routes are those of these tokens."""
+    return replace(as_response(response.tokens), routes=response.routes)
+
+
+def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
     """The parts back to back, with at least one Response among them; the last one says why it ended."""
-    wholes = [part if isinstance(part, Response) else given(part) for part in parts]
+    wholes = [part if isinstance(part, Response) else as_response(part) for part in parts]
     last = next(part for part in reversed(parts) if isinstance(part, Response))
     return Trajectory(
         sample_id=prompt.sample_id,
@@ -31,4 +38,27 @@ def joined(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward,
         reward=reward.value,
         reward_parts=reward.parts,
         sample=sample,
+        routes=_join_routes(wholes),
+        kept=join_kept([(len(part.tokens), part.kept) for part in wholes]),
+        temperatures=join_temperatures([(len(part.tokens), part.temperature) for part in wholes]),
     )
+
+
+def join_temperatures(parts: Sequence[tuple[int, float]]) -> Floats | None:
+    """Return the temperatures of parts, each with its number of tokens, per token; None where all are the run's."""
+    if not any(temperature for _, temperature in parts):
+        return None
+    return np.repeat(np.array([temperature for _, temperature in parts], np.float32), [tokens for tokens, _ in parts])
+
+
+def _join_routes(parts: Sequence[Response]) -> Routes | None:
+    """Return the routes of parts back to back: a response has those of the tokens before it too, unless known."""
+    rows = [part.routes for part in parts if part.routes is not None]
+    if not rows:
+        return None
+    routes, end, filled = unknown_routes(sum(len(part.tokens) for part in parts), rows[0]), 0, 0
+    for part in parts:
+        end += len(part.tokens)
+        if part.routes is not None:
+            filled = add_rows(routes, part.routes, end - 1, filled)
+    return routes

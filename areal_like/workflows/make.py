@@ -15,15 +15,18 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.sglang.http import Unavailable
+from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import Limits as ProcessLimits
 from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.conversation import parsed_arguments
-from areal_like.workflows.endpoint import Endpoint
+from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.episodes import EpisodeContext, UserWorkflow
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import ENTRY
+from areal_like.workflows.sandbox.backends import Recipe
+from areal_like.workflows.sandbox.handle import PARAMETER, takes_sandbox
 from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn
 
@@ -35,7 +38,7 @@ MOST_PARSERS = 2  # servers that are asked to read a text
 
 
 class WorkflowError(Exception):
-    """An object is no workflow; the message says what would be one."""
+    """An object is not a workflow; the message describes one."""
 
 
 def level_of(function: Any) -> Level:
@@ -49,10 +52,15 @@ def level_of(function: Any) -> Level:
         parameter
         for parameter in inspect.signature(function).parameters.values()
         if parameter.default is parameter.empty
+        and parameter.name != PARAMETER
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     for level, names in FORMS.items():
         if len(parameters) == len(names):
+            if level == "group" and takes_sandbox(function):
+                raise WorkflowError(
+                    "a group has no parameter `sandbox`: write `async with rollout.sandbox() as sandbox`"
+                )
             return level
     given = ", ".join(parameter.name for parameter in parameters) or "none"
     raise WorkflowError(f"it takes {len(parameters)} parameters ({given}): write {wanted}")
@@ -84,13 +92,16 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             score,
             processes,
             Outcomes(batch, episode.max_failed_share, say),
-            Limits(episode.max_turns, config.longest_sequence),
+            Limits(episode.max_turns, config.longest_sequence, own_sampling=config.teacher is None),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
             OpenSessions(),
             None,
             config.rollout.prefill_once,
             vocab_size,
+            episode.on_timeout == "grade",
+            Recipe.pack(episode.sandbox) if episode.sandbox else None,
+            CALL_STARTS.get(episode.tool_call_parser or ""),
         )
 
     async def __aenter__(self) -> Self:
@@ -101,7 +112,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             )
             url = None
             if self._config.episode.endpoint:
-                endpoint = Endpoint(self._scene.sessions)
+                endpoint = Endpoint(self._scene.sessions, EndpointSettings.from_config(self._config.episode))
                 url = (await asyncio.to_thread(self._open.enter_context, endpoint)).base_url
             self._scene = replace(self._scene, processes=processes, base_url=url)
         return self
@@ -131,7 +142,9 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         if name == SINGLE_TURN:
             return SingleTurn(scene.pool, scene.score, sampling, n_samples, seed)
         function = load_object(name)
-        return UserWorkflow(Portable.of(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained)
+        return UserWorkflow(
+            Portable.pack(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained
+        )
 
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
@@ -141,7 +154,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
 def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:
     """The processes that play the run's own workflows, whose output goes to `log`."""
     episode = config.episode
-    functions = [Portable.of(reference) for reference in config.workflows.values()]
+    functions = [Portable.pack(reference) for reference in config.workflows.values()]
     blocked_s = min(episode.blocked_s, episode.timeout_s)  # while a loop stands still, the time of no episode passes
     limits = ProcessLimits(episode.workers, episode.loops, blocked_s, episode.memory_mb)
     return UserProcesses(ENTRY, pickle.dumps(functions), limits, say, log)
@@ -164,7 +177,7 @@ def _parser(pool: ServerPool, name: str) -> ParseTools:
             except Unavailable:  # it is down, or its parser fails of this text
                 continue
             except ServerError as error:
-                raise Refused(f"tools: the server cannot read calls of them: {error}", "tools") from error
+                raise Refused(f"tools: the server cannot parse tool calls: {error}", "tools") from error
             return remaining, [(called, parsed_arguments(parameters)) for called, parameters in found]
         return text, []
 

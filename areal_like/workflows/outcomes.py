@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from areal_like.errors import RunError
 from areal_like.workflows.session import Session
 
+SECONDS = ("start_s", "wait_s")  # of a sandbox's usage
+
 
 class EpisodesFailed(RunError):
     """More episodes of a batch failed than `episode.max_failed_share` allows."""
@@ -14,7 +16,7 @@ class EpisodesFailed(RunError):
         counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
         super().__init__(
             f"{failed} of the last {total} episodes of the workflow failed ({counts}), more than "
-            f"episode.max_failed_share allows; the last one: {example}"
+            f"episode.max_failed_share allows; the last failure: {example}"
         )
 
 
@@ -27,6 +29,7 @@ class Outcomes:
         self._seen: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._turns: Counter[str] = Counter()
+        self._sandboxes: Counter[str] = Counter()
 
     def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
         """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
@@ -42,20 +45,34 @@ class Outcomes:
         if full and causes.total() > self._max_failed_share * len(self._last):
             raise EpisodesFailed(causes.total(), len(self._last), causes, message)
 
+    def add_graded(self, limit: str) -> None:
+        """Count an episode that met a limit and was graded."""
+        self._last.append(None)
+        self._counts[f"graded {limit}"] += 1
+
     def add_turns(self, session: Session) -> None:
         """Count how the prompts of an episode's turns relate to those before, and what came of the other requests."""
         self._turns.update({str(continuity): n for continuity, n in session.continuities.items()})
         others = {"orphaned": len(session.orphans), "aborted": session.attempts.aborted, "repeated": session.repeated}
         self._turns.update({name: n for name, n in others.items() if n})
 
+    def add_sandbox(self, usage: Mapping[str, float]) -> None:
+        """Count what an episode has done in its sandbox; see Sandbox.usage."""
+        self._sandboxes.update(usage)
+
     def counts(self) -> dict[str, float]:
         """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`.
 
         Among the turns also `orphaned`, whose answers nobody read, and requests that were `aborted` because the client
-        left, or `repeated`, which got the answer of an earlier attempt.
+        left, or `repeated`, which got the answer of an earlier attempt. `sandbox/...` counts the starts of sandboxes
+        and their commands; seconds are a mean per start.
         """
         episodes = {f"episodes/{cause.replace(' ', '_')}": float(n) for cause, n in self._counts.items()}
         turns = {f"turns/{kind}": float(n) for kind, n in self._turns.items()}
-        self._counts.clear()
-        self._turns.clear()
-        return episodes | turns
+        starts = max(1, self._sandboxes["starts"])
+        sandboxes = {
+            f"sandbox/{name}": n / starts if name in SECONDS else float(n) for name, n in self._sandboxes.items()
+        }
+        for counter in (self._counts, self._turns, self._sandboxes):
+            counter.clear()
+        return episodes | turns | sandboxes

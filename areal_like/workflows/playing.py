@@ -6,9 +6,10 @@ The functions `request_of_...` make a call in the main process; `player` plays i
 import asyncio
 import pickle
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,11 @@ from areal_like.runtime.worker import Ask, AskNow, Handler
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
-from areal_like.workflows.openai_api import Reply, failed
+from areal_like.workflows.replies import Reply, error_reply
 from areal_like.workflows.rewarded import EpisodeError, reward_of
+from areal_like.workflows.sandbox.backends import Pools, Recipe
+from areal_like.workflows.sandbox.handle import PARAMETER, Sandbox, takes_sandbox
+from areal_like.workflows.sandbox.protocol import SandboxError
 
 ENTRY = f"{__name__}:player"
 
@@ -35,6 +39,7 @@ class Episode:
     row: Mapping[str, Any]
     key: str
     base_url: str | None
+    sandbox: Recipe | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,10 @@ class Group:
     version: int
     vocab_size: int | None
     base_url: str | None
+    sandbox: Recipe | None = None
 
 
-def sent(request: Episode | Group) -> bytes:
+def pack_call(request: Episode | Group) -> bytes:
     """Return a call as bytes; a row's values of the user's own classes travel by value."""
     try:
         return pickle.dumps(request)
@@ -84,6 +90,7 @@ class _Player:
         self._asks: dict[str, Ask] = {}
         self._clients: dict[str | None, Clients] = {}
         self._tokenizers: dict[int, Tokenizer] = {}
+        self._pools = Pools()
 
     async def __call__(self, body: bytes, ask: Ask, ask_now: AskNow) -> bytes:
         """See Handler. What it gives is the outcome, or cause and message of a failure."""
@@ -99,6 +106,8 @@ class _Player:
             raise
         except EpisodeError as error:
             return pickle.dumps((False, error.cause, str(error)))
+        except SandboxError as error:
+            return pickle.dumps((False, "sandbox", str(error)))
         except BaseException as error:  # noqa: BLE001 - a user's code fails in any way it likes
             return pickle.dumps((False, "raised", where_it_failed(error, file)))
 
@@ -110,11 +119,25 @@ class _Player:
 
     async def _episode(self, function: Any, request: Episode, ask: Ask, _: AskNow) -> Any:
         self._asks[request.key] = ask
+        client = self.clients(request.base_url).with_key(request.key)
         try:
-            reward = reward_of(await function(dict(request.row), self.clients(request.base_url).of(request.key)))
+            if not (request.sandbox and takes_sandbox(function)):
+                return reward_of(await function(dict(request.row), client))
+            async with self._sandbox(request.sandbox, ask) as sandbox:
+                return reward_of(await function(dict(request.row), client, **{PARAMETER: sandbox}))
         finally:
             del self._asks[request.key]
-        return reward
+
+    @asynccontextmanager
+    async def _sandbox(self, recipe: Recipe, ask: Ask) -> AsyncIterator[Sandbox]:
+        """A sandbox that ends with the block; its use is reported."""
+        sandbox = Sandbox(self._pools.find(recipe), recipe.settings)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+            with suppress(Unanswered):  # the episode was cancelled
+                await ask("sandbox", pickle.dumps(dict(sandbox.usage)))
 
     async def _group(self, function: Any, request: Group, ask: Ask, ask_now: AskNow) -> Any:
         if request.tokenizer not in self._tokenizers:
@@ -125,11 +148,13 @@ class _Player:
         def client(key: str) -> Any:
             self._asks[key] = ask
             keys.append(key)
-            return self.clients(request.base_url).of(key)
+            return self.clients(request.base_url).with_key(key)
 
         prompt = replace(request.prompt, tokens=list(request.prompt.tokens), row=dict(request.prompt.row))
         about = (request.group_id, tokenizer, request.sampling, request.version)
-        rollout = Rollout(prompt, *about, ask, ask_now, client, request.vocab_size)
+        recipe = request.sandbox
+        sandbox = partial(self._sandbox, recipe, ask) if recipe else None
+        rollout = Rollout(prompt, *about, ask, ask_now, client, request.vocab_size, sandbox)
         try:
             return _plain(await function(prompt, request.n, rollout))
         finally:
@@ -139,26 +164,28 @@ class _Player:
     async def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         key = headers.get("authorization", "").removeprefix("Bearer ")
         if (ask := self._asks.get(key)) is None:
-            return failed(401, "the API key is that of no episode: it is over, or never was")
+            return error_reply(401, "the API key does not belong to a running episode")
         try:
             return Reply(*pickle.loads(await ask("http", pickle.dumps((method, path, dict(headers), body)))))  # noqa: S301
         except Unanswered as error:
-            return failed(500, str(error))
+            return error_reply(500, str(error))
 
 
 def _plain(returned: Any) -> list[Trajectory]:
     """Return the trajectories of a group as arrays; raise EpisodeError for anything else."""
     if not isinstance(returned, list) or not all(isinstance(item, Trajectory) for item in returned):
-        raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of Trajectory")
+        raise EpisodeError("not trajectories", f"it returned {str(returned)[:80]!r}, not a list of trajectories")
     return [_arrays(number, item) for number, item in enumerate(returned)]
 
 
 def _arrays(number: int, item: Trajectory) -> Trajectory:
     worth = reward_of(item.reward)
+    if worth.turns:
+        raise EpisodeError("not a reward", f"trajectory {number} has rewards of turns, which only an episode can have")
     try:
         tokens, logprobs, versions = map(np.asarray, (item.tokens, item.logprobs, item.versions))
         parts = {str(name): float(part) for name, part in {**dict(item.reward_parts), **worth.parts}.items()}
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last is torch's
-        raise EpisodeError("not trajectories", f"trajectory {number} is not one: {error}") from error
+        raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
     ending = str(item.finish_reason)
     return Trajectory(0, 0, tokens, logprobs, versions, ending, worth.value, parts)  # type: ignore[arg-type]

@@ -1,10 +1,14 @@
 """What an episode returned, as a reward, and how an episode fails."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from areal_like.rewards.functions import VALUE, as_reward
 from areal_like.runtime.user_code import UserCodeError
 from areal_like.types import Reward
+
+TURNS = "turns"  # key of a dict with a list of rewards of turns; their sum is recorded under this name
 
 
 class EpisodeError(Exception):
@@ -22,8 +26,16 @@ def reward_of(returned: Any) -> Reward:
     try:
         if isinstance(returned, Reward):  # as the run's own score gives them
             return Reward(reward_of(returned.value).value, as_reward({**returned.parts, VALUE: 0}, "it").parts)
+        if isinstance(returned, Mapping) and isinstance(returned.get(TURNS), list | tuple):
+            return _with_turns(returned)
         return as_reward(returned, "it")
     except TypeError as error:
-        raise EpisodeError("not a reward", f"the parts of a reward are a dict of numbers: {error}") from error
+        raise EpisodeError("not a reward", f"the parts of a reward must be a dict of numbers: {error}") from error
     except UserCodeError as error:
         raise EpisodeError("not a reward", f"{error}, nor None") from error
+
+
+def _with_turns(returned: Mapping[Any, Any]) -> Reward:
+    turns = tuple(float(as_reward(reward, "it").value or 0) for reward in returned[TURNS])
+    own = as_reward({key: value for key, value in returned.items() if key != TURNS}, "it")
+    return replace(own, parts={**own.parts, TURNS: sum(turns)}, turns=turns)

@@ -4,22 +4,33 @@ import asyncio
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from areal_like.config.schema import MOST_KEPT
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import RunError
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.attempts import ONCE, Attempts, Sending
+from areal_like.rollout.sample import OnTokens, Response, Sampling
+from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
-from areal_like.workflows.joining import Part, joined
+from areal_like.workflows.joining import Part, join_parts, not_trained
+from areal_like.workflows.progress import Progress
 
-type Sample = Callable[[Sequence[int], Sampling], Awaitable[Response]]
-"""One response to a prompt's tokens."""
+
+class Sample(Protocol):
+    """One response to a prompt's tokens, with the routes, if any are wanted, of tokens from `routes_from` on.
+
+    `on_tokens` receives the response's tokens as they arrive.
+    """
+
+    def __call__(
+        self, tokens: Sequence[int], sampling: Sampling, *, routes_from: int, on_tokens: OnTokens | None
+    ) -> Awaitable[Response]: ...
+
 
 type ParseTools = Callable[[str, Sequence[dict[str, Any]]], Coroutine[Any, Any, tuple[str, list[tuple[str, Any]]]]]
 """From a response's text and the tools to what is left of the text, and name and arguments of each call."""
@@ -35,12 +46,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The next turn of a conversation, as a workflow asks for it; `max_tokens` None is as many as the run allows."""
+    """The next turn of a conversation, as a workflow asks for it.
+
+    `max_tokens` None is as many as the run allows; temperature, `top_p` and `top_k` None are the run's.
+    """
 
     messages: Sequence[Message]
     context: Context = field(default_factory=Context)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
 
 
 @dataclass(eq=False)
@@ -79,19 +96,29 @@ class Turn:
         parts = [part for turn in self.path for part in (turn.new, turn.response.tokens)]
         return np.concatenate(parts).astype(np.int32)
 
+    @property
+    def tokens_routed(self) -> int:
+        """How many of `tokens`, from the first one on, have routes in this turn or one before."""
+        return len(self.tokens) - 1 if self.response.routes is not None and len(self.response.tokens) else 0
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one episode: turns, and tokens of the longest trajectory, tool output included."""
+    """Limits of one episode: turns, and tokens of the longest trajectory, tool output included.
+
+    `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's.
+    """
 
     max_turns: int
     max_tokens: int
+    own_sampling: bool = True
 
 
 @dataclass(eq=False)
 class Session:
     """Everything generated in one episode. `sampling` is how every turn of it is sampled, and `trained` whether it will
-    be trained on. Without `parse_tools` requests with tools are refused.
+    be trained on. Without `parse_tools` requests with tools are refused. `call_starts` are the texts that tool calls
+    begin with; without them no text of an answer with tools is streamed before the answer is complete.
     """
 
     tokenizer: Tokenizer
@@ -99,6 +126,7 @@ class Session:
     sampling: Sampling
     limits: Limits
     parse_tools: ParseTools | None = None
+    call_starts: Sequence[str] | None = None
     trained: bool = True
     turns: list[Turn] = field(default_factory=list)
     exceeded: str = ""  # the limit that a turn was refused for
@@ -113,22 +141,35 @@ class Session:
 
         Raises Refused for a request beyond the limits or that the chat template refuses.
         """
-        if (earlier := self.attempts.repeated(request, sent)) is not None:
+        return await self.begin(request, sent).turn()
+
+    def begin(self, request: Request, sent: Sending = ONCE, *, streamed: bool = False) -> Attempt[Turn]:
+        """Start to generate the next message of a conversation, or return the earlier attempt that has it.
+
+        A streamed attempt has its tokens as they arrive. Raises Refused for a request beyond the limit of turns.
+        """
+        if (earlier := self.attempts.find_repeated(request, sent)) is not None:
             self.repeated += 1
-            return await earlier.turn()
+            return earlier
         turns = self._asked - self.attempts.aborted
         if turns >= self.limits.max_turns:
             raise self._exceeds("turns", f"the episode has had {turns} turns (episode.max_turns)")
         self._asked += 1
-        return await self.attempts.begin(request, sent, self._complete(request, self._asked)).turn()
+        progress = Progress() if streamed else None
+        return self.attempts.begin(request, sent, self._complete(request, self._asked, progress), progress)
 
-    async def _complete(self, request: Request, number: int) -> Turn:
+    async def _complete(self, request: Request, number: int, progress: Progress | None) -> Turn:
         parent, new, continuity, why = self._place(request)
         if parent:
             parent.delivered = True  # who goes on from an answer has read it
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(new, np.int32)])
-        response = self._until(await self.generate(tokens, request.max_tokens), request.stop)
+        routed = parent.tokens_routed if parent else 0
+        on_tokens = None
+        if progress is not None:
+            progress.prompt_tokens, on_tokens = len(tokens), progress.add
+        made = await self.generate(tokens, request.max_tokens, routed, self._sampling(request), on_tokens)
+        response = self._until(made, request.stop)
         try:
             answer = await self._answer(request, response, number)
         except asyncio.CancelledError:
@@ -140,8 +181,30 @@ class Session:
         self.turns.append(turn)
         return turn
 
-    async def generate(self, tokens: Ints, max_tokens: int | None = None) -> Response:
+    def _sampling(self, request: Request) -> Sampling:
+        """Return how a request's turn is sampled; evaluations and a run's limits leave it no choice.
+
+        Where it is cut without a `top_k` that servers return the ids of, the largest such one is taken.
+        """
+        if not self.trained:
+            return self.sampling
+        own = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
+        sampling = replace(self.sampling, **{name: value for name, value in own.items() if value is not None})
+        limited = 0 < sampling.top_k <= MOST_KEPT
+        return replace(sampling, top_k=MOST_KEPT) if sampling.is_cut and not limited else sampling
+
+    async def generate(
+        self,
+        tokens: Ints,
+        max_tokens: int | None = None,
+        routed: int = 0,
+        sampling: Sampling | None = None,
+        on_tokens: OnTokens | None = None,
+    ) -> Response:
         """A response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
+
+        The routes of the first `routed` tokens are known, if routes are wanted at all. `on_tokens` receives the tokens
+        as they arrive.
 
         Raises Refused for a prompt that leaves no room for one, and what the servers fail of, which `failure` keeps.
         """
@@ -151,26 +214,32 @@ class Session:
             raise self._exceeds("tokens", f"{problem} (episode.max_tokens)", "context_length_exceeded")
         most = min(room, self.sampling.max_new_tokens, max_tokens or room)
         try:
-            return await self.sample(tokens.tolist(), replace(self.sampling, max_new_tokens=most))
+            wanted = replace(sampling or self.sampling, max_new_tokens=most)
+            response = await self.sample(tokens.tolist(), wanted, routes_from=routed, on_tokens=on_tokens)
         except RunError as failure:
             self.failure = failure
             raise
+        if wanted.temperature != self.sampling.temperature:
+            response.temperature = wanted.temperature
+        return response
 
     def trajectories(self, prompt: Prompt, group_id: int, reward: Reward) -> list[Trajectory]:
         """A trajectory for each turn that none goes on from, all with the same reward; orphans are left out.
 
         Every generated token is trained on once: where several go on from the same turn, it counts as generated in the
-        first, and is part of the prompt of the others.
+        first, and is part of the prompt of the others. Rewards of turns are those of `read`, in this order.
         """
         turns = self.read  # another thread may still be at it, where the episode ran out of time
         parents = {id(turn.parent) for turn in turns}
+        worth = {id(turn): value for turn, value in zip(turns, reward.turns, strict=False)}
         known: set[int] = set()
         result = []
         for leaf in (turn for turn in turns if id(turn) not in parents):
             parts: list[Part] = []
             for turn in leaf.path:
-                parts += [turn.new, turn.response.tokens if id(turn) in known else turn.response]
-            result.append(joined(prompt, group_id, parts, reward))
+                parts += [turn.new, not_trained(turn.response) if id(turn) in known else turn.response]
+            item = join_parts(prompt, group_id, parts, reward)
+            result.append(replace(item, turn_rewards=_turn_rewards(leaf.path, worth)) if worth else item)
             known |= {id(turn) for turn in leaf.path}
         return result
 
@@ -232,21 +301,21 @@ class Session:
         if best is not None:
             return best, ""
         if most_common == len(asked):
-            return None, "these messages were asked about before"
-        return None, f"message {most_common} is another than before, or tools or template arguments are"
+            return None, "these messages were sent before"
+        return None, f"message {most_common} differs from earlier requests, or the tools or template arguments do"
 
     def _until(self, response: Response, stop: Sequence[str]) -> Response:
         """A response up to the token that completes one of the texts; servers know tokens only, and go on."""
         tokens = response.tokens.tolist()
 
-        def stopped(size: int) -> bool:  # a special token may be such a text, or lie within one
+        def has_stop(size: int) -> bool:  # a special token may be such a text, or lie within one
             texts = (self.tokenizer.decode(tokens[:size], special=special) for special in (True, False))
             return any(_place_of_first(text, stop) is not None for text in texts)
 
-        if not stop or not stopped(len(tokens)):
+        if not stop or not has_stop(len(tokens)):
             return response
-        n = bisect.bisect_left(range(len(tokens)), True, key=stopped)
-        cut = Response(response.tokens[:n], response.logprobs[:n], response.versions[:n])
+        n = bisect.bisect_left(range(len(tokens)), True, key=has_stop)
+        cut = response.cut(n)
         cut.finish_reason = FinishReason.STOP
         return cut
 
@@ -269,6 +338,15 @@ class Session:
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message
+
+
+def _turn_rewards(path: Sequence[Turn], worth: Mapping[int, float]) -> Floats:
+    """Return the reward of each turn at its last token, `[tokens]` of the trajectory."""
+    result = np.zeros(len(path[-1].tokens), np.float32)
+    ends = np.cumsum([len(turn.new) + len(turn.response.tokens) for turn in path])
+    for turn, end in zip(path, ends, strict=True):
+        result[end - 1] += worth.get(id(turn), 0.0) if len(turn.response.tokens) else 0.0
+    return result
 
 
 def _place_of_first(text: str, words: Sequence[str]) -> int | None:

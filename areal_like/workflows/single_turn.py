@@ -9,7 +9,7 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score
 from areal_like.rollout.turns import Turns
 from areal_like.types import Prompt, Trajectory
-from areal_like.workflows.joining import given, joined
+from areal_like.workflows.joining import as_response, join_parts
 
 TRAJECTORIES = 4  # that are made in one turn of the event loop; the memory for one of 16k tokens takes up to 1 ms
 
@@ -32,10 +32,10 @@ class SingleTurn:
         responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id)
         try:
             rewards = await self.score(prompt, [response.tokens for response in responses])
-            start, trajectories = given(tokens), list[Trajectory]()
+            start, trajectories = as_response(tokens), list[Trajectory]()
             for sample, (response, reward) in enumerate(zip(responses, rewards, strict=True)):
                 await self.turn()
-                trajectories.append(joined(prompt, group_id, [start, response], reward, sample))
+                trajectories.append(join_parts(prompt, group_id, [start, response], reward, sample))
             return trajectories
         except asyncio.CancelledError:
             self.pool.cancel(responses)

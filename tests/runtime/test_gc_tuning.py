@@ -7,7 +7,7 @@ import gc
 from contextlib import suppress
 from importlib import import_module
 
-from areal_like.runtime.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, release, uncollected
+from areal_like.runtime.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, pause_gc, release
 
 MANY = 100_000
 
@@ -34,7 +34,7 @@ def test_what_comes_while_as_much_goes_is_looked_through_before_it_is_many():
 def test_what_is_imported_is_neither_collected_nor_looked_through_later():
     before = gc.get_freeze_count()
     try:
-        with uncollected():
+        with pause_gc():
             assert not gc.isenabled()
         assert gc.isenabled()
         assert gc.get_freeze_count() > before
@@ -44,7 +44,7 @@ def test_what_is_imported_is_neither_collected_nor_looked_through_later():
 
 def test_what_cannot_be_imported_leaves_the_collector_on():
     try:
-        with suppress(ModuleNotFoundError), uncollected():
+        with suppress(ModuleNotFoundError), pause_gc():
             import_module("no_such_module")
         assert gc.isenabled()
     finally:

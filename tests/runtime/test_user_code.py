@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.runtime.user_code import Portable, UserCodeError, absolute, given, load_object
+from areal_like.runtime.user_code import Portable, UserCodeError, absolute, load_object, register
 
 
 def write(path: Path, text: str) -> str:
@@ -68,7 +68,7 @@ def test_objects_are_found_under_their_names_while_they_are_given():
         return 2
 
     other.__name__ = "score"
-    with given({"reward.function": score, "workflow": other, "algorithm": "grpo"}) as names:
+    with register({"reward.function": score, "workflow": other, "algorithm": "grpo"}) as names:
         assert names == {
             "reward.function": "given:reward.score",
             "workflow": "given:workflow.score",
@@ -81,8 +81,8 @@ def test_objects_are_found_under_their_names_while_they_are_given():
 
 def test_a_function_of_no_importable_module_reaches_another_process(tmp_path):
     factor = 3
-    with given({"reward.function": lambda x: factor * x}) as names:
-        portable = Portable.of(names["reward.function"])
+    with register({"reward.function": lambda x: factor * x}) as names:
+        portable = Portable.pack(names["reward.function"])
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).load()(4))"
     sent = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(portable), capture_output=True, check=True)
     assert sent.stdout == b"12\n"
@@ -90,19 +90,19 @@ def test_a_function_of_no_importable_module_reaches_another_process(tmp_path):
 
 def test_what_travels_by_value_is_made_once_in_a_process():
     """A judge that holds much is asked for its parameters and for its judgements: two of it would be held."""
-    with given({"reward.function": lambda response, row: 1.0}) as names:
-        portable, again = (Portable.of(names["reward.function"]) for _ in range(2))
+    with register({"reward.function": lambda response, row: 1.0}) as names:
+        portable, again = (Portable.pack(names["reward.function"]) for _ in range(2))
     assert portable.load() is again.load()
 
 
 def test_what_has_a_name_travels_by_it(tmp_path):
     write(tmp_path / "named.py", "def one(): return 1\n")
-    portable = Portable.of(f"{tmp_path}/named.py:one")
+    portable = Portable.pack(f"{tmp_path}/named.py:one")
     assert portable.by_value is None
     assert portable.load()() == 1
 
 
 def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
-    with given({"reward.function": lambda: lock}) as names, pytest.raises(UserCodeError, match="cannot be sent"):
-        Portable.of(names["reward.function"])
+    with register({"reward.function": lambda: lock}) as names, pytest.raises(UserCodeError, match="cannot be sent"):
+        Portable.pack(names["reward.function"])

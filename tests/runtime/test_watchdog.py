@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, re, signal, sys, time
 from pathlib import Path
-from areal_like.runtime.watchdog import watched
+from areal_like.runtime.watchdog import watch_loop
 
 def stubborn():
     while True:
@@ -28,7 +28,7 @@ def stubborn():
             pass
 
 async def main():
-    async with watched(Path(sys.argv[1]), blocked_s=1, signal_s=1.5):
+    async with watch_loop(Path(sys.argv[1]), blocked_s=1, signal_s=1.5):
         await asyncio.sleep(0.5)
         print("begins", flush=True)
         {code}

@@ -36,7 +36,7 @@ def test_an_agent_in_another_process_is_recorded():
         sessions = OpenSessions()
         with Endpoint(sessions) as endpoint:
             with sessions.open(recorded) as key:
-                client = Clients(sessions.answer, endpoint.base_url).of(key)
+                client = Clients(sessions.answer, endpoint.base_url).with_key(key)
                 url = str(client.base_url)
                 environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": client.api_key, "PATH": "/usr/bin:/bin"}
                 agent = await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ def test_an_agent_in_another_process_is_recorded():
     assert said == "th"
     assert (late.status_code, late.json()["error"]["message"]) == (
         401,
-        "the API key is that of no episode: it is over, or never was",
+        "the API key does not belong to a running episode",
     )
     (item,) = recorded.trajectories(Prompt(0, []), 0, Reward(1.0))
     assert item.tokens.tolist() == [*model.asked[1], *model.answered[1].tokens.tolist()]
@@ -110,8 +110,8 @@ def test_messages_of_anthropic_are_the_same_conversation():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: a model thinks as its chat template"),
-        ({"temperature": 0.1}, "temperature: 0.1 is not the run's 0.7"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: the chat template decides"),
+        ({"temperature": 0}, "temperature: 0.0 cannot be trained on"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is image: the run generates from text"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages.0..role: Input should be 'user' or 'assistant'"),
         ({"tools": [{"name": "add"}]}, "input_schema"),

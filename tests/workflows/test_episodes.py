@@ -18,7 +18,7 @@ from areal_like.errors import ServerError
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.user_code import given
+from areal_like.runtime.user_code import register
 from areal_like.types import Prompt, Reward
 from areal_like.workflows import make
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
@@ -104,6 +104,69 @@ def test_an_episode_is_a_coroutine_with_a_row_and_a_client(play):
     assert set(pool.sessions) == {10}  # a group's episodes share a server, and the prompt in its cache
     assert pool.prefilled == [] and pool.asked[0] == pool.asked[1]  # too few tokens to wait for
     assert (said, counts) == ([], {"done": 2})
+
+
+def test_turns_have_rewards_of_their_own(play):
+    """The second conversation, as of another agent, has the third answer."""
+    source = f"""
+async def run(row, client):
+    first = await {ASK}
+    answer = {{"role": "assistant", "content": first.choices[0].message.content}}
+    asked = [{{"role": "user", "content": row["question"]}}, answer, {{"role": "user", "content": "Sure?"}}]
+    await client.chat.completions.create(model="policy", messages=asked)
+    await client.chat.completions.create(model="policy", messages=[{{"role": "user", "content": "judge"}}])
+    return {{"reward": 1, "turns": [0.5, 0.25, -1], "tools": 2}}
+"""
+    (group,), said, counts = play(source, "episode.max_tokens=200", n=1)
+    assert (said, counts) == ([], {"done": 1})
+    talk, judge = group
+    assert talk.reward == judge.reward == 1 and talk.reward_parts == {"tools": 2, "turns": -0.25}
+    ends = np.flatnonzero(talk.generated & ~np.append(talk.generated[1:], False))
+    assert talk.turn_rewards[ends].tolist() == [0.5, 0.25] and np.count_nonzero(talk.turn_rewards) == 2
+    assert judge.turn_rewards[-1] == -1 and np.count_nonzero(judge.turn_rewards) == 1
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [("[1, 2]", "2 rewards under 'turns' for 1 answers"), ("[None]", "None"), ("['a']", "'a'")],
+)
+def test_rewards_of_turns_are_one_number_for_each_answer(play, turns, words):
+    source = f"async def run(row, client):\n    await {ASK}\n    return {{'reward': 1, 'turns': {turns}}}"
+    (group,), (said,), counts = play(source)
+    assert counts == {"not_a_reward": 2} and words in said
+    assert [item.reward for item in group] == [None, None]
+
+
+def test_a_group_has_no_rewards_of_turns(play):
+    source = """
+async def run(prompt, n, rollout):
+    response = await rollout.sample(prompt.tokens)
+    return [rollout.trajectory([prompt.tokens, response], {"reward": 1, "turns": [1]})]
+"""
+    _, (said,), counts = play(source)
+    assert counts == {"not_a_reward": 2} and "which only an episode can have" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "limit", "cause"),
+    [
+        ("await asyncio.sleep(99999)", "episode.timeout_s=2", "time_limit"),
+        (f"await {ASK}", "episode.max_turns=1", "limit_of_turns"),
+    ],
+)
+def test_an_episode_that_meets_a_limit_is_graded_by_its_last_answer_where_asked(play, body, limit, cause):
+    """The score of these tests is the number of tokens."""
+    source = f"async def run(row, client):\n    await {ASK}\n    {body}"
+    (group,), said, counts = play(source, limit, "episode.on_timeout=grade", "episode.max_failed_share=0")
+    assert [item.reward for item in group] == [float(item.generated.sum()) for item in group]
+    assert (said, counts) == ([], {f"graded_{cause}": 2})
+
+
+@pytest.mark.parametrize("body", ["raise OSError('the database is away')", "import os; os._exit(3)"])
+def test_what_fails_otherwise_is_missing_and_never_graded(play, body):
+    source = f"async def run(row, client):\n    await {ASK}\n    {body}"
+    (group,), _, counts = play(source, "episode.on_timeout=grade")
+    assert [item.reward for item in group] == [None] * len(group) and not [name for name in counts if "graded" in name]
 
 
 def test_a_long_opening_is_prefilled_once_for_a_group(play):
@@ -357,7 +420,10 @@ def test_what_a_group_samples_fits_the_servers_context(play):
     assert (group, counts) == ([], {"limit_of_tokens": 2}) and "30 tokens leaves no room among 30 (episode.max" in said
     for wrong in ("[]", "[-1, 2]", "[1000]"):
         (group,), (said,), counts = play(f"async def run(prompt, n, rollout):\n    await rollout.sample({wrong})")
-        assert (group, counts) == ([], {"raised": 2}) and "at least one token id below 1000, none of them neg" in said
+        assert (group, counts) == (
+            [],
+            {"raised": 2},
+        ) and "at least one token id, each at least 0 and below 1000" in said
 
 
 def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(play):
@@ -381,16 +447,16 @@ def test_a_groups_rewards_are_numbers_and_its_trajectories_fit_a_micro_batch(pla
     [
         ("logprobs=np.zeros(2, np.float32), versions=np.array([0, 0])", r"shapes \(3,\), \(2,\) and \(2,\)"),
         ("tokens=np.zeros((3, 1), int)", r"shapes \(3, 1\)"),
-        ("tokens=[1, 2, 10**6]", "token id 1000000, and the model knows 0 to 999"),
+        ("tokens=[1, 2, 10**6]", "token id 1000000; the model has ids 0 to 999"),
         ("tokens=[1, 2, -5]", "token id -5"),
         ("tokens=np.array([1, 2, 10**12])", "token id 1000000000000"),
-        ("tokens=[1.5, 2, 3]", "trajectory 0 is not one"),
-        ("tokens='abc'", "trajectory 0 is not one"),
-        ("versions=None", "trajectory 0 is not one"),
+        ("tokens=[1.5, 2, 3]", "trajectory 0 is invalid"),
+        ("tokens='abc'", "trajectory 0 is invalid"),
+        ("versions=None", "trajectory 0 is invalid"),
         ("versions=np.zeros(3, int)", "trajectory 0 begins with a generated token, not with the prompt"),
-        ("logprobs=[0, 'x', 0]", "trajectory 0 is not one"),
+        ("logprobs=[0, 'x', 0]", "trajectory 0 is invalid"),
         ("finish_reason='tired'", "'tired' is not a valid FinishReason"),
-        ("reward_parts=None", "trajectory 0 is not one"),
+        ("reward_parts=None", "trajectory 0 is invalid"),
     ],
 )
 def test_a_trajectory_made_by_hand_is_one_or_its_group_has_failed(play, changes, words):
@@ -466,7 +532,7 @@ def test_generated_tokens_of_a_group_are_those_that_the_servers_recorded(play, b
 def test_a_response_is_trained_on_once(play, body):
     (group,), (said,), counts = play(TWO.format(body=body))
     assert (group, counts) == ([], {"not_trajectories": 2})
-    assert re.search(r"trajectory \d: the response at token \d is in the group's trajectories already", said)
+    assert re.search(r"trajectory \d: the response at token \d is already in the group's trajectories", said)
 
 
 def test_conversations_of_one_recorded_client_are_one_sample(play):
@@ -596,6 +662,6 @@ def test_an_object_given_from_python_is_one_in_each_process(write, processes):
             workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 9)
             return [item.reward for item in await workflow(Prompt(0, [7], row=ROW), 1)]
 
-    with given({"workflow": Counting()}) as references:
+    with register({"workflow": Counting()}) as references:
         rewards = asyncio.run(main(references["workflow"]))
     assert len(rewards) == 9 and 9 / 2 <= max(value or 0 for value in rewards) <= 9

@@ -44,7 +44,7 @@ HOSTILE = {
     "exits in a thread": ("await asyncio.to_thread(os._exit, 3)", "died"),
     "crashes": ("ctypes.string_at(0)", "died"),
     "closes all": ("os.closerange(3, 4096); await asyncio.sleep(99999)", "died"),
-    "takes memory": ('kept = [b"x" * (50 << 20) for _ in range(200)]', "memory"),
+    "takes memory": ('kept = [(b"x" * (50 << 20), await asyncio.sleep(0)) for _ in range(200)]', "memory"),
     "takes memory in a thread": ('await asyncio.to_thread(lambda: [b"x" * (50 << 20) for _ in range(200)])', "memory"),
     "endless loop in a thread": ("await asyncio.to_thread(spin)", "time_limit"),
     "fork that goes on": ("os.fork() and await_nothing(); await asyncio.sleep(0)", "done"),
@@ -181,11 +181,11 @@ import asyncio, os, pickle, signal, sys
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import Attempt, Limits
 from areal_like.runtime.user_code import Portable
-from areal_like.workflows.playing import ENTRY, Episode, sent
+from areal_like.workflows.playing import ENTRY, Episode, pack_call
 
 async def main():
     async with UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print) as processes:
-        call = sent(Episode(Portable(sys.argv[1], None), {}, "key", None))
+        call = pack_call(Episode(Portable(sys.argv[1], None), {}, "key", None))
         print(await processes.call(lambda: Attempt(call, None), 60.0))
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,10 +22,11 @@ from unreliable_proxy import Fault, UnreliableProxy
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.attempts import Sending
-from areal_like.workflows.endpoint import MOST_BODY, Endpoint
+from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Request, Session, Turn
 
+_MOST = EndpointSettings().max_mb << 20
 GIVES_UP_S = 1.0  # of a client whose answer is held back; it has no other effect on what is trained
 TRIES = 50
 OWN = tokenizer("plain")
@@ -308,19 +309,19 @@ def asked_by_hand(url: str, *lines: str, body: Iterable[bytes] = ()) -> str:
 def test_a_key_is_looked_at_before_the_body_is_read():
     with served(Numbered()) as (_, url, _key):
         answer = asked_by_hand(url, "x-api-key: wrong", "Content-Length: 200000000")
-    assert answer.startswith("HTTP/1.1 401") and "the API key is that of no episode" in answer
+    assert answer.startswith("HTTP/1.1 401") and "the API key does not belong to a running episode" in answer
 
 
 def test_a_request_has_a_size_limit():
     model = Numbered()
     with served(model) as (_, url, key):
-        answer = asked_by_hand(url, f"x-api-key: {key}", f"Content-Length: {MOST_BODY + 1}")
+        answer = asked_by_hand(url, f"x-api-key: {key}", f"Content-Length: {_MOST + 1}")
         assert answer.startswith("HTTP/1.1 413") and "more than 32 MB" in answer
         part = b"%x\r\n%b\r\n" % (1 << 20, b" " * (1 << 20))
-        parts = [part] * (MOST_BODY // len(part) + 2)  # of a body that does not say how long it is
+        parts = [part] * (_MOST // len(part) + 2)  # of a body that does not say how long it is
         with suppress(ConnectionError):  # the rest of the body is sent to a closed connection
             assert asked_by_hand(url, f"x-api-key: {key}", "Transfer-Encoding: chunked", body=parts)[9:12] == "413"
         assert model.asked == []
-        body = {"messages": [{"role": "user", "content": "x" * (MOST_BODY // 2)}], "temperature": 5}
+        body = {"messages": [{"role": "user", "content": "x" * (_MOST // 2)}], "temperature": 5}
         reply = httpx.post(f"{url}/chat/completions", json=body, headers={"x-api-key": key}, timeout=HUNG_S)
         assert reply.status_code == 400  # it was read

@@ -92,7 +92,7 @@ def test_an_agent_that_asks_again_has_one_trajectory(agent, write, tmp_path, pro
 
     async def main() -> tuple[list[list[Trajectory]], dict[str, float], ServerPool]:
         async with serving(server) as urls, ServerPool(urls, "token", 600, prefill_once=False) as pool:
-            async with pool.interrupted(0, Deadline(60)):
+            async with pool.interrupt(0, Deadline(60)):
                 server.version = "0"
             async with Workflows(config, pool, no_score, OWN, print, 1000, processes) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=OWN.eos_token_ids), SAMPLES)

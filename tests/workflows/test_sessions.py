@@ -31,7 +31,7 @@ def talk(recorded: Session, body: Callable[[openai.AsyncOpenAI], Coroutine[Any, 
     async def run() -> Any:
         sessions = OpenSessions()
         with sessions.open(recorded) as key:
-            return await body(Clients(sessions.answer).of(key))
+            return await body(Clients(sessions.answer).with_key(key))
 
     return asyncio.run(run())
 
@@ -157,8 +157,8 @@ def test_other_conversations_and_changed_messages_are_other_trajectories():
     talk(recorded, converse)
     assert [turn.continuity for turn in recorded.turns[2:]] == [Continuity.BRANCH] * 2
     assert [turn.why.partition(",")[0] for turn in recorded.turns[2:]] == [
-        "message 0 is another than before",
-        "message 1 is another than before",
+        "message 0 differs from earlier requests",
+        "message 1 differs from earlier requests",
     ]
     assert [item.tokens.tolist() for item in trajectories(recorded)] == [
         [*model.asked[n], *model.answered[n].tokens.tolist()] for n in (1, 2, 3)
@@ -183,7 +183,7 @@ def test_what_several_turns_go_on_from_is_trained_on_once():
     assert one.tokens[:shared].tolist() == other.tokens[:shared].tolist()
     assert one.generated[:shared].any() and not other.generated[:shared].any()
     assert again.tokens[: len(model.asked[0])].tolist() == model.asked[0]
-    assert recorded.turns[3].why == "these messages were asked about before"
+    assert recorded.turns[3].why == "these messages were sent before"
     assert_exact(recorded, model)
 
 
@@ -254,11 +254,10 @@ def test_an_answer_can_be_streamed_and_has_logprobs():
         )
         return [chunk async for chunk in stream]
 
-    (chunk,) = talk(recorded, converse)
-    assert chunk.choices[0].delta.content == "ab 1" and chunk.choices[0].finish_reason == "stop"
-    assert [part.token for part in chunk.choices[0].logprobs.content] == ["ab", " 1", END]
-    assert np.allclose([part.logprob for part in chunk.choices[0].logprobs.content], model.answered[0].logprobs)
-    assert chunk.usage.completion_tokens == 3
+    *texts, last = [chunk.choices[0] for chunk in talk(recorded, converse)]
+    assert "".join(choice.delta.content for choice in texts) == "ab 1" and last.finish_reason == "stop"
+    assert [part.token for part in last.logprobs.content] == ["ab", " 1", END]
+    assert np.allclose([part.logprob for part in last.logprobs.content], model.answered[0].logprobs)
 
 
 IMAGE = [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}]}]
@@ -268,21 +267,28 @@ IMAGE = [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "i
     ("request_fields", "param", "words"),
     [
         ({"n": 2}, "n", "several requests"),
-        ({"temperature": 0.0}, "temperature", "0.7 .gconfig.temperature"),
-        ({"top_p": 0.9}, "top_p", "cannot be trained on"),
+        ({"temperature": 0.0}, "temperature", "0.0 cannot be trained on: sampling is greedy"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p", "cannot be trained on"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "cannot be trained on"),
         ({"presence_penalty": 1.0}, "presence_penalty", "cannot be trained on"),
         ({"response_format": {"type": "json_object"}}, "response_format", "cannot be trained on"),
         ({"seed": 3}, "seed", "not supported"),
         ({"messages": IMAGE}, r"messages[0].content[1]", "image_url: the run generates from text"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0]", "role"),
-        ({"messages": []}, "messages", "at least one"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role", "'system', 'developer'"),
+        ({"messages": []}, "messages", "at least 1 item"),
         ({"tools": TOOLS}, "tools", "episode.tool_call_parser"),
-        ({"extra_body": {"tools": [{"type": "function", "function": None}]}}, "tools", "not a function tool"),
+        (
+            {"extra_body": {"tools": [{"type": "function", "function": None}]}},
+            "tools[0].function",
+            "should be an object",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "write auto or none"),
-        ({"max_tokens": 0}, "max_tokens", "not a number of tokens"),
-        ({"stop": 5}, "stop", "neither a text"),
-        ({"extra_body": {"top_k": 5}}, "top_k", "cannot be trained on"),
+        ({"max_tokens": 0}, "max_tokens", "greater than 0"),
+        ({"stop": 5}, "stop", "valid list"),
+        ({"extra_body": {"top_k": 1}}, "top_k", "sampling is greedy"),
+        ({"extra_body": {"top_k": 5000}}, "top_k", "less than or equal to 1024"),
         ({"extra_body": {"best_of": 2}}, "best_of", "leave it out"),
     ],
 )

@@ -41,10 +41,10 @@ async def no_reward(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_groups_that_end_together_never_block_for_long(monkeypatch: pytest.MonkeyPatch, broken_off: bool):
     made: list[Trajectory] = []
-    joined = single_turn.joined
+    join_parts = single_turn.join_parts
 
     def counted(*args: Any) -> Trajectory:
-        made.append(joined(*args))
+        made.append(join_parts(*args))
         return made[-1]
 
     async def run() -> None:
@@ -64,5 +64,5 @@ def test_groups_that_end_together_never_block_for_long(monkeypatch: pytest.Monke
             assert [item.tokens.tolist() for item in trajectories] == [[1, 2, sample] for sample in range(SAMPLES)]
             assert {item.group_id for item in trajectories} == {group_id}
 
-    monkeypatch.setattr(single_turn, "joined", counted)
+    monkeypatch.setattr(single_turn, "join_parts", counted)
     asyncio.run(asyncio.wait_for(run(), HUNG_S))

@@ -96,4 +96,15 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
     fields = [line for line in lines if not line.lower().startswith(b"connection:")]
     size = next((int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length:")), 0)
     closing = b"\r\n".join([fields[0], b"connection: close", *fields[1:]])
+    if any(line.lower() == b"transfer-encoding: chunked" for line in lines):
+        return closing + await _chunks(reader)
     return closing + await reader.readexactly(size)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    """A chunked body, as it was sent."""
+    body = b""
+    while not body.endswith(b"\r\n0\r\n\r\n"):
+        line = await reader.readuntil(b"\r\n")
+        body += line + await reader.readexactly(int(line, 16) + 2)
+    return body

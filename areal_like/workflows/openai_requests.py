@@ -1,0 +1,190 @@
+"""The fields of a chat completion's request (https://platform.openai.com/docs/api-reference/chat/create).
+
+Fields that are not listed here are refused by name, and so are values that would shift the distribution of tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from areal_like.config.schema import MOST_KEPT
+from areal_like.config.schema.section import LEAST_TEMPERATURE
+from areal_like.workflows.conversation import Context, Message, parsed_arguments
+from areal_like.workflows.session import Refused, Request, Session
+
+_ONE_MESSAGE = "a request generates one message; send several requests"
+_SHIFTED = "the log-probs would not match the distribution that tokens are sampled from"
+_OF_THE_REQUEST = {
+    *("self", "messages", "conversations", "tools", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "return_assistant_tokens_mask"),
+}
+
+
+def _only(wanted: Any, why: str) -> AfterValidator:
+    """Return the validator of a field that may have one value alone."""
+
+    def check(value: Any) -> Any:
+        if value not in (None, wanted):
+            raise ValueError(f"{value!r} cannot be trained on: {why}; leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_sampling(value: Any, asked: Any) -> Any:
+    """Return a sampling setting that tokens can be trained with."""
+    session, name = asked.context, asked.field_name
+    own = getattr(session.sampling, name)
+    if not session.trained or value in (None, own):
+        return value
+    if not session.limits.own_sampling:
+        raise ValueError(f"{value!r} differs from gconfig.{name}={own:g}, with which the teacher scores; leave it out")
+    if (name == "temperature" and value < LEAST_TEMPERATURE) or (name == "top_k" and value == 1):
+        raise ValueError(f"{value!r} cannot be trained on: sampling is greedy, and every log-prob is 0; leave it out")
+    return value
+
+
+def _tools(value: list[Any] | None, asked: Any) -> list[Any] | None:
+    if value and asked.context.parse_tools is None:
+        raise ValueError("set episode.tool_call_parser to SGLang's name for the model family, such as qwen25")
+    return value
+
+
+def _tool_choice(value: Any) -> Any:
+    if value not in (None, "auto", "none"):
+        raise ValueError(f"{value!r} constrains what is sampled, which cannot be trained on; write auto or none")
+    return value
+
+
+def _template_arguments(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if own := [name for name in value or () if name in _OF_THE_REQUEST]:
+        raise ValueError(f"{own[0]} cannot be passed to the chat template: it follows from the request")
+    return value
+
+
+class Text(BaseModel):
+    """A block of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _as_blocks(given: Any) -> Any:
+    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+
+
+BLOCKS = BeforeValidator(_as_blocks)  # a text stands for one block of it
+type Texts = Annotated[list[Text], BLOCKS]
+
+
+class _Function(BaseModel):
+    name: str
+
+
+class _Called(_Function):
+    arguments: str = "{}"
+
+
+class _Call(BaseModel):
+    function: _Called
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Texts | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    function: _Function
+
+
+_SAMPLED = AfterValidator(_check_sampling)
+_Flag = Annotated[bool | None, Field(strict=True)]
+_Count = Annotated[int | None, Field(strict=True, gt=0)]
+_Stop = Annotated[str, Field(min_length=1)]
+
+
+class _Fields(BaseModel, extra="forbid"):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    max_tokens: _Count = None
+    max_completion_tokens: _Count = None
+    temperature: Annotated[float | None, Field(strict=True, ge=0, allow_inf_nan=False), _SAMPLED] = None
+    top_p: Annotated[float | None, Field(strict=True, gt=0, le=1), _SAMPLED] = None
+    top_k: Annotated[int | None, Field(strict=True, ge=-1, le=MOST_KEPT), _SAMPLED] = None
+    min_p: Annotated[Any, _only(0, _SHIFTED)] = None
+    frequency_penalty: Annotated[Any, _only(0, _SHIFTED)] = None
+    presence_penalty: Annotated[Any, _only(0, _SHIFTED)] = None
+    repetition_penalty: Annotated[Any, _only(1, _SHIFTED)] = None
+    logit_bias: Annotated[Any, _only({}, _SHIFTED)] = None
+    response_format: Annotated[Any, _only({"type": "text"}, _SHIFTED)] = None
+    n: Annotated[Any, _only(1, _ONE_MESSAGE)] = None
+    top_logprobs: Annotated[Any, _only(0, "the servers return only the log-prob of the sampled token")] = None
+    modalities: Annotated[Any, _only(["text"], "the run generates text")] = None
+    parallel_tool_calls: Annotated[Any, _only(True, "the number of tool calls would be constrained")] = None
+    stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] | None = None
+    tools: Annotated[list[_Tool] | None, AfterValidator(_tools)] = None
+    tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
+    logprobs: _Flag = None
+    stream: _Flag = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_template_arguments)] = None
+    # the rest changes nothing in the answer
+    model: Any = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    safety_identifier: Any = None
+
+
+def read_request(fields: Mapping[str, Any], session: Session) -> Request:
+    """Return the request that a body describes; raise Refused for what cannot be trained on or is not understood."""
+    asked = check_fields(_Fields, {name: value for name, value in fields.items() if value is not None}, session)
+    tools = None if asked.tool_choice == "none" else fields.get("tools") or None
+    messages = [_message(*pair) for pair in zip(fields["messages"], asked.messages, strict=True)]
+    context = Context(tools, asked.chat_template_kwargs or {})
+    most, stop = asked.max_completion_tokens or asked.max_tokens, tuple(asked.stop or ())
+    return Request(messages, context, most, stop, asked.temperature, asked.top_p, asked.top_k)
+
+
+def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], session: Session | None = None) -> M:
+    """Return a request's fields as their model; raise Refused, which names the place of the first problem."""
+    try:
+        return model.model_validate(fields, context=session)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    where, kind, context = _spell(problem["loc"]), problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        raise Refused(f"{where} is not supported: leave it out", where, "unsupported_parameter")
+    if kind == "union_tag_invalid":
+        raise Refused(f"{where} is {context['tag']}: the run generates from text alone", where)
+    if kind == "literal_error" and context["expected"] == "'text'":
+        where = where.removesuffix(".type")
+        raise Refused(f"{where} is {problem['input']}: the run generates from text alone", where)
+    if kind == "value_error":
+        raise Refused(f"{where}: {context['error']}", where)
+    words = "Input should be an object" if kind in ("model_type", "dict_type") else problem["msg"]
+    raise Refused(f"{where}: {words}", where, "invalid_value")
+
+
+def _spell(place: Any) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+def _message(given: Mapping[str, Any], asked: _Message) -> Message:
+    """Return a message for chat templates, the arguments of its tool calls as objects."""
+    kept = {name: value for name, value in given.items() if value is not None}
+    kept["role"] = "system" if asked.role == "developer" else asked.role
+    kept["content"] = "".join(block.text for block in asked.content or ())
+    if asked.tool_calls is not None:
+        functions = [
+            {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}
+            for call in asked.tool_calls
+        ]
+        kept["tool_calls"] = [
+            {**call, "function": function} for call, function in zip(kept["tool_calls"], functions, strict=True)
+        ]
+    return kept

@@ -1,0 +1,44 @@
+"""HTTP responses to the requests of agents."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from areal_like.workflows.session import Turn
+
+MODEL = "policy"  # the name of the model for clients that do not choose one
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP response, and the turn that it has the answer of."""
+
+    status: int
+    content: bytes
+    content_type: str = "application/json"
+    turn: Turn | None = None
+
+    def note_delivery(self, is_sent: bool) -> None:
+        """Note whether a client was there when this was sent; one of several that wait for a turn is enough."""
+        if self.turn is not None:
+            self.turn.delivered = is_sent or bool(self.turn.delivered)
+
+
+def json_reply(status: int, content: dict[str, Any], turn: Turn | None = None) -> Reply:
+    """Return a response of JSON, which may be the answer of a turn."""
+    return Reply(status, orjson.dumps(content), turn=turn)
+
+
+def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
+    """An error, as OpenAI and Anthropic write it."""
+    return json_reply(status, error_content(status, message, param, code))
+
+
+def error_content(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return the JSON of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+UNKNOWN_KEY = error_reply(401, "the API key does not belong to a running episode")

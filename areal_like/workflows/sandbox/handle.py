@@ -1,0 +1,134 @@
+"""The sandbox as a workflow sees it: `async def run(row, client, sandbox)`."""
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from areal_like.config.schema import SandboxConfig
+from areal_like.workflows.sandbox.pool import Pool, Started
+from areal_like.workflows.sandbox.protocol import Limit, Outcome, SandboxError
+
+PARAMETER = "sandbox"
+SHELL = ("/bin/sh", "-c")
+FILE_S = 60.0  # to move a file
+_WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+_READ = 'cat < "$1"'
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended.
+
+    `status` is its exit code, or 128 + N where signal N ended it. `limit` is the limit that it met: `time`, `memory`,
+    `processes`, `disk` or `output`; None for none.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+    limit: Limit | None
+    seconds: float
+
+
+class Sandbox:
+    """A sandbox of one episode; it is started, or taken from the warm ones, with the first command.
+
+    `usage` counts commands, the limits that they met, and seconds: of the start, and of the wait for it.
+    """
+
+    def __init__(self, pool: Pool, settings: SandboxConfig) -> None:
+        self._pool, self._settings = pool, settings
+        self._started: Started | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._running: set[asyncio.Task[Outcome]] = set()
+        self._closed = False
+        self.usage: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def run(
+        self, command: str | Sequence[str], *, timeout_s: float | None = None, stdin: str | bytes = b""
+    ) -> Result:
+        """Run a command of the shell, or a program with arguments, in the sandbox's working directory.
+
+        Files stay for the next command; processes that it has started end with it. `timeout_s` is
+        `episode.sandbox.timeout_s` by default. Raises SandboxError if no sandbox starts, or it has ended.
+        """
+        words = [*SHELL, command] if isinstance(command, str) else [str(word) for word in command]
+        if words and "/" not in words[0]:
+            words = [*SHELL, 'exec "$@"', "sh", *words]
+        limit_s = self._settings.timeout_s if timeout_s is None else timeout_s
+        outcome = await self._run(words, _bytes(stdin), limit_s, self._settings.output_kb << 10)
+        self.usage["commands"] += 1
+        if outcome.limit:
+            self.usage[f"limit_{outcome.limit}"] += 1
+        out, err = (each.decode(errors="replace") for each in (outcome.stdout, outcome.stderr))
+        return Result(outcome.status, out, err, outcome.limit, outcome.seconds)
+
+    async def write(self, path: str, content: str | bytes) -> None:
+        """Write a file; a relative path begins in the working directory. Raises OSError."""
+        outcome = await self._run([*SHELL, _WRITE, "sh", path], _bytes(content), FILE_S, 1 << 12)
+        _check(outcome, path)
+
+    async def read(self, path: str) -> bytes:
+        """Return a file's content; it has at most the size of the disk. Raises OSError."""
+        outcome = await self._run([*SHELL, _READ, "sh", path], b"", FILE_S, self._settings.disk_mb << 20)
+        _check(outcome, path)
+        return outcome.stdout
+
+    async def close(self) -> None:
+        """End everything in it."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        if self._started is not None:
+            started, self._started = self._started, None
+            with suppress(SandboxError):  # it had ended by itself
+                await started.box.close()
+
+    async def _run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
+        """Run it to its end also where the caller is cancelled, for the next one comes after it."""
+        if not command or any("\0" in word for word in command):
+            raise ValueError(f"a command has words, none of them with a NUL: {command!r}")
+        body = self._exchange(command, stdin, timeout_s, output_bytes)
+        task = asyncio.get_running_loop().create_task(body)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _exchange(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
+        async with self._one_at_a_time:
+            if self._closed:
+                raise SandboxError("the episode of this sandbox is over")
+            if self._started is None:
+                self._started = await self._pool.take()
+                self.usage += Counter({"starts": 1})
+                for name in ("start_s", "wait_s"):
+                    self.usage[name] += getattr(self._started, name)
+            return await self._started.box.run(command, stdin, timeout_s, output_bytes)
+
+
+def takes_sandbox(function: Any) -> bool:
+    """Whether a workflow's function has a parameter for a sandbox."""
+    return PARAMETER in inspect.signature(function).parameters
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _check(outcome: Outcome, path: str) -> None:
+    if outcome.status or outcome.limit:
+        why = outcome.stderr.decode(errors="replace").strip() or f"status {outcome.status}"
+        raise OSError(f"{path} in the sandbox: {why}" + (f" (limit: {outcome.limit})" if outcome.limit else ""))

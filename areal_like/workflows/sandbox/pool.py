@@ -1,0 +1,66 @@
+"""Sandboxes that are started before an episode needs one. Each is used by one episode only."""
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from areal_like.workflows.sandbox.protocol import Backend, Box, SandboxError
+
+MOST_AT_ONCE = 4  # sandboxes that start
+
+
+@dataclass(frozen=True)
+class Started:
+    """A sandbox, how long its start has taken, and for how long somebody has waited for it, in seconds."""
+
+    box: Box
+    start_s: float
+    wait_s: float = 0.0
+
+
+class Pool:
+    """The sandboxes of one event loop; `warm` of them are started in advance, from the first that is taken."""
+
+    def __init__(self, backend: Backend, warm: int) -> None:
+        self._backend, self._warm = backend, warm
+        self._ready: deque[asyncio.Task[Started]] = deque()
+        self._starts = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def take(self) -> Started:
+        """Return a fresh sandbox, which the caller closes; it is replaced in the background. Raises SandboxError."""
+        began = time.monotonic()
+        chosen = self._ready.popleft() if self._ready else self._begin()
+        while len(self._ready) < self._warm:
+            self._ready.append(self._begin())
+        try:
+            started = await asyncio.shield(chosen)
+        except asyncio.CancelledError:
+            self._ready.appendleft(chosen)
+            raise
+        except SandboxError:  # of one that was started a while ago, perhaps: what is started now counts
+            started = await self._begin()
+        return replace(started, wait_s=time.monotonic() - began)
+
+    async def close(self) -> None:
+        """End those that nobody has taken."""
+        starting, self._ready = list(self._ready), deque()
+        for task in starting:
+            task.cancel()
+        for started in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(started, Started):
+                await started.box.close()
+
+    def _begin(self) -> asyncio.Task[Started]:
+        """Start one in a context of its own: it belongs to no episode yet."""
+        return asyncio.get_running_loop().create_task(self._start(), context=contextvars.Context())
+
+    async def _start(self) -> Started:
+        async with self._starts:
+            began = time.monotonic()
+            try:
+                box = await self._backend.start()
+            except (OSError, ValueError) as error:
+                raise SandboxError(f"{type(error).__name__}: {error}") from error
+            return Started(box, time.monotonic() - began)

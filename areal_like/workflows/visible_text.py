@@ -1,0 +1,123 @@
+"""Text of tokens that arrive one by one, as far as later tokens cannot change it.
+
+Held back are incomplete characters, and what may be the beginning of a text that ends the visible part: a stop text or
+a tool call. What is shown therefore begins the final text, except where a tokenizer decodes differently in pieces.
+"""
+
+from collections.abc import Sequence
+
+from areal_like.data.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"
+_MOST_TOKENS = 4  # that a character has: its bytes in UTF-8
+
+
+class Decoding:
+    """Decodes tokens one by one; special tokens are left out unless they are wanted."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._context: list[int] = []  # the tokens of the last text: some tokenizers trim the first token of a text
+        self._pending: list[int] = []
+
+    def add(self, token: int) -> str:
+        """Return the text that has become complete with a token."""
+        self._pending.append(token)
+        text = self._decode(self._pending)
+        complete = len(self._pending)
+        if text.endswith(_INCOMPLETE):
+            complete = self._last_boundary(text)
+            text = self._decode(self._pending[:complete])
+        if complete and (text or not self._context):
+            self._context = self._pending[:complete]
+        del self._pending[:complete]
+        return text
+
+    def _last_boundary(self, text: str) -> int:
+        """Return the number of pending tokens before the last ones, of which a character may still be incomplete."""
+        for size in range(len(self._pending) - _MOST_TOKENS, 0, -1):
+            rest = self._tokenizer.decode(self._pending[size:], special=self._special)
+            if self._decode(self._pending[:size]) + rest == text:
+                return size
+        return 0
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        before = self._tokenizer.decode(self._context, special=self._special)
+        return self._tokenizer.decode([*self._context, *tokens], special=self._special)[len(before) :]
+
+
+class VisibleText:
+    """Text of an answer up to the first of some `ends`.
+
+    With `special`, special tokens are part of the text. With `trimmed`, blanks at its beginning are left out and those
+    at its end are held back, since parsers of tool calls remove them. With `hidden`, no text is visible.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, ends: Sequence[str], *, special: bool, trimmed: bool, hidden: bool = False
+    ) -> None:
+        self._ends, self._trimmed = ends, trimmed
+        self._own = Decoding(tokenizer, special=special)
+        self._other = Decoding(tokenizer, special=not special)  # an end may be a special token, or lie around one
+        self._own_tail = self._other_tail = ""
+        self._parts: list[str] = []
+        self._held = ""
+        self._is_over = hidden
+        self._end_tokens = frozenset(tokenizer.eos_token_ids)
+        self._last: int | None = None  # an end token that may be the answer's last one, which is not part of the text
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Return what becomes visible with further tokens."""
+        return "".join(map(self._add, tokens))
+
+    def rest(self, text: str) -> str:
+        """Return what follows in the final text; empty where it does not begin with what was shown."""
+        for whole in (text, text.lstrip()) if self._trimmed else (text,):
+            if whole.startswith(self.text):
+                return whole[len(self.text) :]
+        return ""
+
+    @property
+    def text(self) -> str:
+        """Everything that is visible."""
+        return "".join(self._parts)
+
+    def _add(self, token: int) -> str:
+        if self._is_over:
+            return ""
+        tokens = [] if self._last is None else [self._last]
+        self._last = token if token in self._end_tokens else None
+        if self._last is None:
+            tokens.append(token)
+        return "".join(map(self._show, tokens))
+
+    def _show(self, token: int) -> str:
+        if self._is_over:
+            return ""
+        new = self._own.add(token)
+        self._held += new
+        if self._ends and self._meets_end(new, self._other.add(token)):
+            return ""
+        return self._release()
+
+    def _meets_end(self, own: str, other: str) -> bool:
+        """Note an end in either text; return whether one has begun."""
+        self._own_tail, self._other_tail = self._own_tail + own, self._other_tail + other
+        tails = self._own_tail, self._other_tail
+        self._is_over = any(end in tail for end in self._ends for tail in tails)
+        size = max(map(len, self._ends))
+        self._own_tail, self._other_tail = (tail[-size:] for tail in tails)
+        return self._is_over or any(
+            tail.endswith(end[:n]) for end in self._ends for n in range(1, len(end)) for tail in tails
+        )
+
+    def _release(self) -> str:
+        text = self._held
+        if self._trimmed:
+            text = text.rstrip() if self._parts else text.strip()
+            self._held = self._held[len(self._held.rstrip()) :] if text else self._held
+        else:
+            self._held = ""
+        if text:
+            self._parts.append(text)
+        return text
