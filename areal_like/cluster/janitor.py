@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from areal_like.cluster.containers import remove_containers
 from areal_like.cluster.lineage import Identity, Lineage, identity
 from areal_like.cluster.shared_memory import SharedMemoryWatch
 
@@ -60,6 +61,7 @@ def main() -> None:
         lineage.until = int(ended)
     look()
     run.end()
+    remove_containers(Path(directories[0]), run_id)
     shared_memory.remove()
     if not _lives(owner):  # one that lives may go on with its own; one that was killed with its tracker leaves them
         owners.remove()

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -18,7 +18,7 @@ from areal_like.errors import ClusterError
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-    from allocation import Device, Plan
+    from allocation.plan import Device, Plan
 
 GPU_IDS_S = 60.0  # that nodes have at least for saying which GPUs were granted, however late that was
 SOON_S, SELDOM_S = 5.0, 10.0  # when a long wait is told, and the time between two questions from then on
@@ -103,7 +103,7 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
     exact = names_gpus(plan)
     slots: dict[Device, Slot] = {}
     for bundle, part in enumerate(node_devices(plan)):
-        node = _node_of(group, bundle)
+        node = node_of(group, bundle)
         if node is None:
             raise ClusterError("a node was lost as soon as it had been granted")
         node_id, host = node
@@ -112,7 +112,7 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
     return slots
 
 
-def _node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
+def node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
     """Id and address of the living node that has a bundle, None while none has."""
     import ray
     from ray.util.placement_group import placement_group_table
@@ -130,6 +130,19 @@ async def node_lives(node_id: str) -> bool:
     return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
 
 
+async def node_urls(key: Literal["NodeID", "NodeManagerAddress"] = "NodeManagerAddress") -> dict[str, str]:
+    """Return the URL of the Ray process (raylet) of every living node, by the node's address or id."""
+    import ray
+
+    nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+    return {node[key]: url(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
+
+
+def url(host: str, port: int) -> str:
+    """Return the URL of a port, also for an IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_gpus: bool) -> dict[Device, Slot]:
     """Wait until Ray has put what it had reserved on a lost node onto another one; the slots of `devices` there.
 
@@ -137,7 +150,7 @@ async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_g
     """
     lost = placement.slots[devices[0]]
     with ray_errors():
-        while (node := await asyncio.to_thread(_node_of, placement.group, lost.bundle)) is None:
+        while (node := await asyncio.to_thread(node_of, placement.group, lost.bundle)) is None:
             await asyncio.sleep(SOON_S)
         part = sorted(device for device, slot in placement.slots.items() if slot.bundle == lost.bundle)
         gpus: Sequence[str | None] = [None] * len(part)

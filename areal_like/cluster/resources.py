@@ -21,7 +21,7 @@ from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
 
 if TYPE_CHECKING:
-    from allocation import Device, Plan
+    from allocation.plan import Device, Plan
 
 ASK_LIMIT_S = 120.0  # for Ray's import, its connection and the answer
 

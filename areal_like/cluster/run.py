@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
-from areal_like.cluster.placement import Placement, moved_slots, node_lives, place
+from areal_like.cluster.nodes import check_nodes
+from areal_like.cluster.placement import Placement, moved_slots, node_lives, node_of, node_urls, place, ray_errors
 from areal_like.cluster.ray_cluster import ray_cluster
 from areal_like.cluster.shared_files import check_shared
 from areal_like.cluster.workers import Member, WorkerGroup, worker_class
@@ -22,7 +23,7 @@ from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError
 
 if TYPE_CHECKING:
-    from allocation import Device, Plan
+    from allocation.plan import Device, Plan
 
 
 @dataclass
@@ -42,10 +43,11 @@ class Cluster:
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
     caretakers: bool = False
+    moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles that Ray has moved
 
     def node_id(self, bundle: int) -> str:
         """The id of the run's processes on the node of a bundle."""
-        return f"{self.run_id}-{bundle}" if self.caretakers else self.run_id
+        return self.moved.get(bundle, f"{self.run_id}-{bundle}") if self.caretakers else self.run_id
 
     async def start_group(
         self,
@@ -80,6 +82,43 @@ class Cluster:
     async def lives(self, devices: Sequence[Device]) -> bool:
         """Whether Ray has not lost the node on which devices were."""
         return await node_lives(self.placement.slots[devices[0]].node_id)
+
+    async def beats(self, groups: Sequence[WorkerGroup]) -> dict[str, str]:
+        """Return a URL for each host of the groups that takes connections as long as the host is in the cluster."""
+        hosts = {member.host for group in groups for member in group.members}
+        return {host: url for host, url in (await node_urls()).items() if host in hosts}
+
+    async def locate(self, device: Device) -> tuple[str, str] | None:
+        """Return id and URL of the node on which Ray has a device now, None where there is none."""
+        with ray_errors():
+            node = await asyncio.to_thread(node_of, self.placement.group, self.placement.slots[device].bundle)
+            urls = await node_urls("NodeID")
+        return (node[0], urls[node[0]]) if node and node[0] in urls else None
+
+    async def follow(self, devices: Sequence[Device], *, uses_gpus: bool) -> None:
+        """Use the node onto which Ray has moved devices of a lost one, for processes that start from now on.
+
+        Raises ClusterError where it does not see the run's files.
+        """
+        slots = await moved_slots(self.placement, devices, uses_gpus=uses_gpus)
+        await check_shared(replace(self.placement, slots=slots), self.log_dir)
+        self.placement = replace(self.placement, slots={**self.placement.slots, **slots})
+        bundle = slots[devices[0]].bundle
+        self.moved[bundle] = f"{self.run_id}-{bundle}-{secrets.token_hex(2)}"
+        arguments = {"run_id": self.node_id(bundle), "shared_dir": self.shared_dir}
+        await self.start_group(
+            "node",
+            Caretaker,
+            [devices[:1]],
+            lambda rank, host: arguments,
+            call_timeout_s=JANITOR_LIMIT_S,
+            first_rank=bundle,
+        )
+
+    def using(self, devices: Mapping[Device, Device]) -> Cluster:
+        """Return the same cluster for a plan whose devices are others: each on the slot of one of this plan's."""
+        slots = {device: self.placement.slots[own] for device, own in devices.items()}
+        return replace(self, placement=replace(self.placement, slots=slots))
 
     @asynccontextmanager
     async def enlarge(
@@ -155,12 +194,21 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    scheduler: SchedulerConfig, plan: Plan, *, uses_gpus: bool, log_dir: Path, shared_dir: Path, lock: int | None = None
+    scheduler: SchedulerConfig,
+    plan: Plan,
+    *,
+    uses_gpus: bool,
+    log_dir: Path,
+    shared_dir: Path,
+    lock: int | None = None,
+    files: Mapping[str, Path] | None = None,
+    warn: Callable[[str], object] = lambda text: None,
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
-    The descriptor `lock` stays open until that is done.
+    The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` is told of
+    differences between nodes.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if the cluster is missing or too small, or a node that does not see `log_dir`.
     """
@@ -175,6 +223,7 @@ async def run_cluster(
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
             if not local:
                 await check_shared(placement, log_dir)
+                await check_nodes(placement, files or {}, warn)
             cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir)
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):

@@ -68,6 +68,13 @@ class AsyncWorker(Worker):
         return await result if inspect.isawaitable(result) else result
 
 
+def is_cancelled() -> bool:
+    """Return whether the controller has given up the call that this process executes (`call_all` with `cancels`)."""
+    import ray
+
+    return ray.is_initialized() and ray.get_runtime_context().is_canceled()
+
+
 def worker_class(cls: type) -> type[Worker]:
     """The kind of worker that the methods of `cls` need."""
     has_coroutines = any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(cls))
@@ -103,14 +110,24 @@ class WorkerGroup:
         """A group of one of the members, the first one being 0."""
         return WorkerGroup(self.role, self.members[rank : rank + 1], self._timeout_s)
 
-    async def call_all(self, method: str, *args: Any, phase: str, timeout: float | None = None) -> list[Any]:
-        """Call a method on every member with the same arguments, which are sent once; results in rank order."""
+    async def call_all(
+        self, method: str, *args: Any, phase: str, timeout: float | None = None, cancels: bool = False
+    ) -> list[Any]:
+        """Call a method on every member with the same arguments, which are sent once; results in rank order.
+
+        With `cancels` a cancelled call does not start where it waits, and `is_cancelled` where it runs.
+        """
         import ray
 
         with self._sending(self.members[0], phase):
             shared = [await asyncio.to_thread(ray.put, argument) for argument in args]  # a batch may take seconds
             calls = {member: member.actor.call.remote(method, *shared) for member in self.members}
-        return await self._results(calls, phase, timeout)
+        try:
+            return await self._results(calls, phase, timeout)
+        except asyncio.CancelledError:
+            for call in calls.values() if cancels else ():
+                ray.cancel(call)
+            raise
 
     async def call_one(self, rank: int, method: str, *args: Any, phase: str, timeout: float | None = None) -> Any:
         """Call a method on one member, the first one being 0."""

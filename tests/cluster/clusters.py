@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -64,15 +62,3 @@ def existing_cluster(n_nodes: int, n_gpus: int, n_cpus: int = 4, **env: str) -> 
     finally:
         head.communicate()
     assert head.returncode == 0
-
-
-def writing(logs: Path) -> list[psutil.Process]:
-    """Living processes whose output goes to a run's logs: ranks, servers and the actors around them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(logs)):
-                found.append(process)
-        except OSError:  # ended meanwhile, or another user's
-            continue
-    return found

@@ -44,7 +44,9 @@ async def look(cluster: Cluster, role: str, devices: list[tuple[Device, ...]]) -
     return await group.call_all("look", phase="start-up")
 
 
-async def start(plan: Plan, address: str, log_dir: Path, uses_gpus: bool, timeout_s: float) -> dict[str, Any]:
+async def start(
+    plan: Plan, address: str, log_dir: Path, uses_gpus: bool, timeout_s: float, files: dict[str, Path] | None
+) -> dict[str, Any]:
     """What each member of each role saw: a process for every server and for every trainer rank."""
     kind = "local" if address == "local" else "ray"
     scheduler = SchedulerConfig(type=kind, address=address, startup_timeout_s=timeout_s)  # type: ignore[arg-type]
@@ -52,12 +54,19 @@ async def start(plan: Plan, address: str, log_dir: Path, uses_gpus: bool, timeou
         engine.role: [server.devices for server in engine.servers] or [(device,) for device in engine.devices]
         for engine in plan.engines
     }
+    warnings: list[str] = []
     try:
         async with run_cluster(
-            scheduler, plan, uses_gpus=uses_gpus, log_dir=log_dir, shared_dir=log_dir / "shared"
+            scheduler,
+            plan,
+            uses_gpus=uses_gpus,
+            log_dir=log_dir,
+            shared_dir=log_dir / "shared",
+            files=files,
+            warn=warnings.append,
         ) as cluster:
             seen = await asyncio.gather(*(look(cluster, role, devices) for role, devices in members.items()))
-            return dict(zip(members, seen, strict=True))
+            return dict(zip(members, seen, strict=True)) | ({"warnings": warnings} if files else {})
     except ClusterError as error:
         return {"error": str(error)}
 
@@ -67,5 +76,6 @@ if __name__ == "__main__":
     for line in sys.stdin:
         asked = json.loads(line)
         plan = Plan.from_json(asked["plan"])
-        seen = asyncio.run(start(plan, address, Path(log_dir), asked["uses_gpus"], asked["timeout_s"]))
+        files = {key: Path(path) for key, path in asked.get("files", {}).items()}
+        seen = asyncio.run(start(plan, address, Path(log_dir), asked["uses_gpus"], asked["timeout_s"], files))
         print(json.dumps(seen), flush=True)

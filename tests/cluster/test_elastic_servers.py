@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from clusters import existing_cluster, writing
-from running import ENDLESS, run
+from clusters import existing_cluster
+from running import ENDLESS, run, writing
 
 from areal_like.metrics.event_file import read_events
 

@@ -1,0 +1,41 @@
+"""Containers of a run's sandboxes, to which no tree of processes leads: they are found by their label.
+
+A file in the run's temporary directory names each program that has started some (docker, podman).
+"""
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+_FILE = "containers."
+LIMIT_S = 60.0  # for one program to remove them
+
+
+def label(run_id: str) -> str:
+    """Return the label of a run's containers."""
+    return f"areal-like.run={run_id}"
+
+
+def note_containers(directory: Path, program: str) -> None:
+    """Have the janitor of the run with this temporary directory remove what `program`, a path, starts for the run."""
+    with suppress(FileNotFoundError):  # the run has ended
+        (directory / f"{_FILE}{program.replace('/', '%')}").touch()
+
+
+def remove_containers(directory: Path, run_id: str) -> None:
+    """Remove the containers of a run, also running ones."""
+    for file in directory.glob(f"{_FILE}*"):
+        program = file.name.removeprefix(_FILE).replace("%", "/")
+        found = _output([program, "ps", "--all", "--quiet", "--filter", f"label={label(run_id)}"]).split()
+        if found:
+            _output([program, "rm", "--force", "--volumes", *found])
+
+
+def _output(command: list[str]) -> str:
+    """Return what a program says; nothing where it fails, for the rest of the run has to be removed too."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        return done.stdout
+    return ""

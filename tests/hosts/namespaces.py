@@ -1,0 +1,158 @@
+"""Hosts on one machine, made of Linux namespaces: own addresses, processes, names, /tmp and /dev/shm.
+
+A host is the tree of one init process, and the network between hosts is a bridge in a namespace of its own. Nothing has
+a name on the machine itself, so that everything is gone with its processes, however a test ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+NETWORK = "10.78.0"
+TOOLS = ("ip", "nsenter", "unshare", "mount")
+# the first process of a host: shares directories below /tmp, and waits for orphans
+_INIT = """
+import os, pathlib, subprocess, sys, time
+name, hosts, *shared = sys.argv[1:]
+mount = lambda *words: subprocess.run(("mount", *words), check=True)
+mount("--make-rprivate", "/")
+descriptors = [(path, os.open(path, os.O_PATH)) for path in shared]
+for path in ("/tmp", "/dev/shm"):
+    mount("-t", "tmpfs", "tmpfs", path)
+for path, descriptor in descriptors:
+    os.makedirs(path, exist_ok=True)
+    subprocess.run(("mount", "--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", path), check=True,
+                   pass_fds=(descriptor,))
+pathlib.Path("/tmp/home").mkdir()
+pathlib.Path("/tmp/hosts").write_text(hosts)
+mount("--bind", "/tmp/hosts", "/etc/hosts")
+subprocess.run(("hostname", name), check=True)
+print("ready", flush=True)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        time.sleep(0.2)
+"""
+
+
+def reason_to_skip() -> str | None:
+    """Return why no hosts can be made here, or None where they can."""
+    if os.geteuid():
+        return "hosts are made of network namespaces, which need root"
+    if lacking := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"hosts are made of network namespaces, and {', '.join(lacking)} is not installed"
+    probe = ("unshare", "--net", "--mount", "--pid", "--fork", "ip", "link", "add", "br0", "type", "bridge")
+    made = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return f"this system makes no network namespaces: {made.stderr.strip()}" if made.returncode else None
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host; `init` is its first process as the machine sees it."""
+
+    number: int
+    init: psutil.Process
+    switch: int
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number}"
+
+    @property
+    def entering(self) -> list[str]:
+        """What a command on this host begins with."""
+        return ["nsenter", "--all", f"--wdns={Path.cwd()}", f"--target={self.init.pid}", "env", "HOME=/tmp/home"]
+
+    def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[Any]:
+        """Start a command on this host."""
+        return subprocess.Popen([*self.entering, *map(str, command)], **options)
+
+    def cut(self) -> None:
+        """Unplug the network cable."""
+        self._set("down")
+
+    def mend(self) -> None:
+        """Plug the network cable in again."""
+        self._set("up")
+
+    def kill(self) -> None:
+        """Switch the host off: all of its processes are gone at once."""
+        self.init.kill()
+
+    def runs(self, process: psutil.Process) -> bool:
+        """Whether a process is on this host."""
+        return os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink(f"/proc/{self.init.pid}/ns/net")
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes on this host but its first one."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(OSError):  # it has just ended
+                if process.pid != self.init.pid and self.runs(process):
+                    found.append(process)
+        return found
+
+    def _set(self, state: str) -> None:
+        _tell(self.switch, "link", "set", f"port{self.number}", state)
+
+
+@contextmanager
+def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
+    """Make hosts that all see the working directory and the directories `shared`, and nothing else of /tmp."""
+    shared = tuple({*shared, *(here for here in [Path.cwd()] if here.is_relative_to("/tmp"))})
+    started: list[subprocess.Popen[Any]] = []
+    try:
+        switch = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        started.append(switch)
+        while os.readlink(f"/proc/{switch.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            pass  # for some milliseconds
+        _tell(switch.pid, "link", "add", "br0", "type", "bridge")
+        _tell(switch.pid, "link", "set", "br0", "up")
+        made = []
+        for number in range(1, count + 1):
+            holder, init = _start_host(number, count, shared)
+            started.append(holder)
+            made.append(Host(number, init, switch.pid))
+            _plug_in(made[-1])
+        yield made
+    finally:
+        for process in reversed(started):
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+            process.kill()
+            process.wait()
+
+
+def _start_host(number: int, count: int, shared: Sequence[Path]) -> tuple[subprocess.Popen[str], psutil.Process]:
+    names = "127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{each} h{each}\n" for each in range(1, count + 1))
+    apart = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
+    program = (sys.executable, "-S", "-c", _INIT, f"h{number}", names, *map(str, shared))
+    holder = subprocess.Popen(["unshare", *apart, *program], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout and holder.stdout.readline() == "ready\n", f"host {number} did not start"
+    (init,) = psutil.Process(holder.pid).children()
+    return holder, init
+
+
+def _plug_in(host: Host) -> None:
+    port = f"port{host.number}"
+    _tell(host.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.init.pid))
+    _tell(host.switch, "link", "set", port, "master", "br0", "up")
+    _tell(host.init.pid, "address", "add", f"{host.address}/24", "dev", "eth0")
+    for interface in ("eth0", "lo"):
+        _tell(host.init.pid, "link", "set", interface, "up")
+
+
+def _tell(pid: int, *words: str) -> None:
+    """Have `ip` act in the network namespace of a process."""
+    subprocess.run(["nsenter", f"--target={pid}", "--net", "ip", *words], check=True)
