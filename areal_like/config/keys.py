@@ -1,10 +1,17 @@
 """The schema as dotted keys: what each one holds, for overrides, suggestions and the reference."""
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from areal_like.config.schema import RunConfig, Section
+
+KeyOf = Callable[[str], str]  # from a setting of a role, such as `megatron.bridge_type`, to its dotted key
+
+
+def actor_key(setting: str) -> str:
+    """Return the dotted key of the actor's setting."""
+    return f"actor.{setting}"
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

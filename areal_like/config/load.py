@@ -1,4 +1,4 @@
-"""YAML and `key=value` overrides in, a `RunConfig` out, with everything that is wrong with them at once."""
+"""Loading a configuration from YAML and `key=value` overrides, with every error reported in one pass."""
 
 import re
 import time
@@ -22,9 +22,9 @@ from areal_like.config.validate import first_causes, unknown_key, validate, wron
 
 COMMAND_LINE = "command line"
 PYTHON = "given from Python"
-THE_TIME = "the time of the start"
-_MASKED = f"the value is masked ({MASK}): the files of a run hold no secrets"
-_UNMASKED = "write the value, or take it from the environment: ${oc.env:NAME}"
+THE_TIME = "the start time"
+_MASKED = f"the value is masked ({MASK}), because the files of a run hold no secrets"
+_UNMASKED = "write the value, or read it from the environment: ${oc.env:NAME}"
 _ALTERNATIVES = (
     ("actor.path", "actor.init_model"),
     ("allocation_mode", "actor.backend"),
@@ -117,12 +117,12 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or error
-        raise _error("CONFIG-YAML", place, f"not YAML: {problem}", "correct this line") from error
+        raise _error("CONFIG-YAML", place, f"the file is not valid YAML: {problem}", "correct this line") from error
     except OmegaConfBaseException as error:
         raise _error("CONFIG-CONTENT", name, f"not a configuration: {_first_line(error)}", "correct it") from error
     if not isinstance(tree, DictConfig):
         help = "begin with a line such as `experiment_name: demo`"
-        raise _error("CONFIG-MAPPING", name, "not a mapping of keys to values", help)
+        raise _error("CONFIG-MAPPING", name, "the file is not a mapping of keys to values", help)
     return _with_text_keys(OmegaConf.to_container(tree)), dict(_lines(node, "", name))
 
 
@@ -174,7 +174,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
     key, equals, value = text.partition("=")
     if not key or not equals:
         places[text] = COMMAND_LINE
-        return finding("CONFIG-OVERRIDE", text, "not an override", f"write {key or 'key'}=value")
+        return finding("CONFIG-OVERRIDE", text, "this is not an override", f"write {key or 'key'}=value")
     for replaced in [place for place in places if is_below([place], key)]:
         del places[replaced]
     places[key] = COMMAND_LINE

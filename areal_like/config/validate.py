@@ -1,4 +1,4 @@
-"""What is wrong with the keys and types of a configuration, in a user's words."""
+"""Checks of the keys and types of a configuration, reported in terms of its keys."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ _UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY")
 _REPLACED = {  # keys of earlier versions, what has their place, and what to write there
     "rollout.partial_rollout": (
         "weight_update.requests",
-        "write weight_update.requests: drain instead of false, recompute instead of true; in_place costs least",
+        "write weight_update.requests=drain for false, or recompute for true; in_place costs least",
     )
 }
 _EXPECTED = {
@@ -85,10 +85,10 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     code, message, help = _UNKNOWN_KEY, "unknown key", None
     if key in _REPLACED:
         new, help = _REPLACED[key]
-        return finding("CONFIG-REPLACED-KEY", key, f"this key became {new}", help)
+        return finding("CONFIG-REPLACED-KEY", key, f"this key was replaced by {new}", help)
     if dotted:
         section, _, leaf = key.rpartition(".")
-        code, message = "CONFIG-DOTTED-KEY", "a file's keys are nested, not dotted"
+        code, message = "CONFIG-DOTTED-KEY", "keys in a file must be nested, not dotted"
         help = f"write `{leaf}: ...` in the section {section}, indented"
     if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
         return finding(code, key, message, known[0], nearest=[known[1]] if known[1] else ())
@@ -104,7 +104,7 @@ def _siblings(key: str) -> Iterator[str]:
 
 def _missing_key(key: str) -> Finding:
     if section_of(annotation_of(key)):
-        return finding(_MISSING_KEY, key, "this section must be there", f"write `{key}:` and its keys in the file")
+        return finding(_MISSING_KEY, key, "this section is missing", f"write `{key}:` and its keys in the file")
     return finding(_MISSING_KEY, key, "this key must be set", f"write {key}=... or set it in the file")
 
 

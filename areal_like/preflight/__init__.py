@@ -6,7 +6,7 @@ nothing.
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allocation.diagnostics import Finding, has_errors
 from areal_like.config.load import LoadedConfig
@@ -15,24 +15,24 @@ from areal_like.job import Job
 from areal_like.preflight.algorithm import find_algorithm
 from areal_like.preflight.data import check_data, find_prompts
 from areal_like.preflight.layout import find_plan
-from areal_like.preflight.lora import check_lora
 from areal_like.preflight.machine import check_machine, device_of
-from areal_like.preflight.model import check_model, find_model
+from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.overrides import try_overrides
-from areal_like.preflight.resume import check_name, check_resume
-from areal_like.preflight.reward_model import check_reward_model
+from areal_like.preflight.resume import check_name, check_resume, find_layouts
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
-from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.preflight.router_replay import check_router_replay, find_routes
 from areal_like.preflight.sharing import check_sharing, described
+from areal_like.preflight.teacher import check_teacher
 from areal_like.preflight.unused import check_unused
+from areal_like.preflight.view import view_roles
 from areal_like.preflight.workflow import check_workflow
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Findings of the checks, and the run if there are no errors."""
+    """Findings of the checks, and the run if none is an error."""
 
     findings: tuple[Finding, ...]
     job: Job | None
@@ -53,32 +53,33 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     spec, tokenizer, of_model = find_model(config)
     role_specs, of_roles = find_role_models(config, spec, tokenizer)
     plan, of_layout = find_plan(config, spec, role_specs)
+    layouts, of_restarts = find_layouts(config, {**role_specs, "actor": spec}, plan)
     prompts, of_prompts = find_prompts(config, tokenizer)
     algorithm, of_algorithm = find_algorithm(config)
+    views = tuple(view_roles(config, role_specs, plan, device))
     findings = [
         *loaded.warnings,
         *of_algorithm,
         *of_model,
         *of_roles,
         *of_layout,
+        *of_restarts,
         *of_prompts,
         *check_machine(config, device, plan, dry_run=dry_run),
-        *check_model(config, spec, plan),
-        *check_lora(config, spec, plan),
         *check_data(config, spec, tokenizer, plan, prompts),
         *check_rewards(config, prompts["train_dataset"]),
-        *check_reward_model(config, prompts["train_dataset"]),
+        *check_teacher(config, algorithm, tokenizer, prompts["train_dataset"], plan),
         *check_options(config, device, spec, plan),
-        *check_roles(config, device, role_specs, plan),
-        *check_shared_prompts(config, role_specs, plan),
+        *check_roles(views),
+        *check_router_replay(config, spec, plan),
         *check_sharing(config, device, plan),
-        *check_workflow(config),
+        *check_workflow(config, dry_run=dry_run),
         *check_name(loaded),
         *check_resume(config, prompts["train_dataset"], plan),
         *check_unused(config, device, plan),
     ]
     if plan is not None and not has_errors(findings):
-        findings += try_overrides(config, device, role_specs, plan)
+        findings += try_overrides(views)
     located, job = tuple(map(loaded.origins.locate, findings)), None
     if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):
         train = prompts["train_dataset"]
@@ -90,5 +91,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         steps = training_steps(config, len(train))
         sharing = described(config, plan, role_specs) if device == "cuda" else None
         models = {role: found for role, found in role_specs.items() if found is not None}
-        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, steps, located, sharing, models)
+        routes = find_routes(config, spec, plan)
+        decided = (steps, located, sharing, models, *routes)
+        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, *decided)
+        job = replace(job, layouts=[replace(job, config=changed, plan=other) for changed, other in layouts])
     return Preflight(located, job)

@@ -1,26 +1,27 @@
-"""The algorithm of a run: built, tried on made-up trajectories, and held against the run's models and samples."""
+"""Checks of the algorithm: it can be built, works on made-up trajectories, and fits the run's models."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from allocation import Finding
-from allocation.diagnostics import Severity
+from allocation.diagnostics import Finding, Severity
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
-from areal_like.algorithms.settings import PRESETS, Settings, settings_of
+from areal_like.algorithms.settings import GEOMETRIC_CAP, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
 from areal_like.types import Batch
 
+_FAR_MEAN = 1.5  # a geometric mean that is further from 1 belongs to a policy with 0.4 nats of divergence per token
+
 
 def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
     """The algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
     name = config.algorithm
     if name not in ALGORITHMS and ":" not in name:
-        message = f"there is no algorithm {name!r}; a function of yours is written {FORM}"
+        message = f"the algorithm {name!r} is unknown; a function of your own is written {FORM}"
         return None, [
             finding("RUN-ALGORITHM-NAME", "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])
         ]
@@ -41,6 +42,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
         groups=np.array([0, 0, 1, 1], np.int32),
         samples=np.arange(4, dtype=np.int32),
         batch=Batch(lengths, np.zeros(tokens, np.int32), _made_up_fields(tokens, lengths)),
+        truncated=np.zeros(4, bool),
     )
     try:
         targets = algorithm.targets(experience)
@@ -52,7 +54,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
         if np.shape(values) not in ((len(lengths),), (tokens,)):
             raise UserCodeError(
                 f"the target {field!r} of {name} has shape {np.shape(values)} for {len(lengths)} trajectories of {tokens} "
-                "tokens in all: it needs a number for each trajectory or for each token"
+                "tokens in total; it needs one number per trajectory or per token"
             )
 
 
@@ -79,7 +81,7 @@ def _try_sending(algorithm: Algorithm, name: str) -> None:
 def _made_up_fields(tokens: int, lengths: np.ndarray[Any, np.dtype[np.int32]]) -> dict[str, Any]:
     mask = np.ones(tokens, np.float32)
     mask[np.cumsum(lengths) - lengths] = 0  # prompts of one token
-    names = ("behaviour_logprobs", "proximal_logprobs", "reference_logprobs", "values", "on_policy")
+    names = ("behaviour_logprobs", "proximal_logprobs", "reference_logprobs", "teacher_logprobs", "values", "on_policy")
     return {"loss_mask": mask, **dict.fromkeys(names, mask / 2)}
 
 
@@ -87,33 +89,35 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
     """The models that it asks."""
     if "values" in algorithm.needs and config.critic is None:
         message = f"algorithm={config.algorithm} needs values, and the run has no critic"
-        yield finding("RUN-ALGORITHM-CRITIC", "critic", message, "write critic={} to give it one, or algorithm=grpo")
+        yield finding("RUN-ALGORITHM-CRITIC", "critic", message, "write critic={} to add one, or algorithm=grpo")
     if "reference" in algorithm.needs and config.ref is None:
         actor = config.actor
         why = next((f"actor.{key}" for key in ("kl_ctl", "kl_loss_coef") if getattr(actor, key)), "algorithm")
-        message = f"{why} asks for the log-probs of a reference policy, and the run has none"
+        message = f"{why} needs the log-probs of a reference policy, and the section ref is missing"
         yield finding(
-            "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to give it the model that the run starts from"
+            "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to use the model that the run starts from"
         )
     if "reference" not in algorithm.needs and config.ref is not None:
-        why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) asks a reference"
+        why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) uses a reference policy"
         yield warn_ignored("ref", why, "write ref=null")
     if "values" not in algorithm.needs and algorithm.critic is None and config.critic is not None:
-        yield warn_ignored("critic", f"algorithm={config.algorithm} asks no critic", "write critic=null")
+        yield warn_ignored("critic", f"algorithm={config.algorithm} does not use a critic", "write critic=null")
 
 
 def _combinations(config: RunConfig) -> Iterator[Finding]:
     """Settings that contradict each other."""
     preset, actor, longest = PRESETS.get(config.algorithm), config.actor, config.gconfig.max_new_tokens
     if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
-        message = "a pair's loss is known at the weights that the step starts from: dpo takes one optimizer step"
+        message = (
+            "algorithm=dpo needs one optimizer step per training step, since it computes a pair's loss once per step"
+        )
         yield finding(
             "RUN-ALGORITHM-DPO-MINIBATCHES", "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1"
         )
     settings = settings_of(preset, actor) if preset else None
     compares = _compares(settings) if settings else config.algorithm == "dpo"
     if config.gconfig.n_samples < 2 and compares:
-        message = f"one sample per prompt teaches nothing: algorithm={config.algorithm} compares it with its group"
+        message = f"algorithm={config.algorithm} compares the samples of a prompt, and each prompt has only one"
         yield finding("RUN-BATCH-GROUP", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if settings is None:
         return
@@ -121,34 +125,67 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
         yield finding("RUN-ALGORITHM-KL-LOSS", "actor.kl_estimator", message, nearest=["k3", "k2"])
     if settings.kl_ctl and settings.kl_estimator in ("k2", "k3"):
-        message = (
-            f"{settings.kl_estimator} in the reward (actor.kl_ctl) has another gradient than the divergence; k1 has its"
-        )
+        message = f"{settings.kl_estimator} in the reward (actor.kl_ctl) does not have the gradient of the KL divergence; k1 does"
         help = "write actor.kl_estimator=null, which is k1 in the reward and k3 in the loss, or use actor.kl_loss_coef alone"
         yield finding("RUN-ALGORITHM-KL-REWARD", "actor.kl_estimator", message, help)
+    yield from _weights(settings)
     if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
         keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
-        message = (
-            f"algorithm={config.algorithm} clips ratios to {_range(preset)}, and this replaces it by {_range(settings)}"
-        )
+        message = f"algorithm={config.algorithm} clips ratios to {_range(preset)}; this key changes the range to {_range(settings)}"
         help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
         yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
     if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
-        message = f"the penalty's {settings.overlong_tokens} tokens are more than a response has (max_new_tokens)"
+        message = f"the penalty covers {settings.overlong_tokens} tokens; "
+        message += f"a response has at most {longest} (gconfig.max_new_tokens)"
         help = f"write actor.overlong_tokens={longest} or less"
         yield finding("RUN-ALGORITHM-OVERLONG-TOKENS", "actor.overlong_tokens", message, help)
     if settings.overlong_penalty_factor and "workflow" in config.workflows:
         key = "actor.overlong_penalty_factor"
         message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
-        help = f"write {key}=0 where episodes have several"
+        help = f"write {key}=0 if episodes have several turns"
         yield finding("RUN-ALGORITHM-OVERLONG-EPISODES", key, message, help, severity=Severity.WARNING)
+    low, high = settings.group_reward_above, settings.group_reward_below
+    if low is not None and high is not None and low >= high:
+        message = f"no mean reward is above {low:g} and below {high:g}, so no group is trained on"
+        help = "write actor.group_reward_below=null, or a value above actor.group_reward_above"
+        yield finding("RUN-ALGORITHM-GROUP-REWARDS", "actor.group_reward_below", message, help)
     for key in ("reward_norm", "adv_norm"):
         norm = getattr(settings, key)
         if norm.mean_leave1out and norm.mean_level is None:
-            message = "there is no mean that a value could be left out of"
+            message = "mean_leave1out needs a mean, and mean_level is null"
             owner = f"actor.{key}"
             help = f"write {owner}.mean_level=group"
             yield finding("RUN-ALGORITHM-LEAVE-ONE-OUT", f"{owner}.mean_leave1out", message, help)
+
+
+def _weights(settings: Settings) -> Iterator[Finding]:
+    """Yield contradictions between the keys of the behaviour importance weight."""
+    level, _, limit = settings.behave_imp_weight_mode.partition("_")
+    if not settings.use_decoupled_loss or level == "disabled":
+        return
+    floor, cap = settings.weight_bounds
+    if limit == "mask" and floor == cap:
+        message = f"behave_imp_weight_mode={level}_mask removes every weight except {cap:g}: the cap equals the floor"
+        help = "write actor.behave_imp_weight_floor=0.5, or actor.behave_imp_weight_cap=5"
+        yield finding("RUN-ALGORITHM-WEIGHT-BOUNDS", "actor.behave_imp_weight_floor", message, help)
+    veto = settings.behave_imp_weight_veto or 0
+    if level == "token" and 0 < floor <= veto:
+        message = f"a token below {veto:g} vetoes its whole sequence, so the floor of {floor:g} never takes effect"
+        help = f"write actor.behave_imp_weight_veto={floor / 1000:g}, or actor.behave_imp_weight_floor=null"
+        yield finding("RUN-ALGORITHM-WEIGHT-VETO", "actor.behave_imp_weight_veto", message, help)
+    if settings.importance_sampling_level == "sequence" and level == "token":
+        message = (
+            "the ratio is per sequence and the behaviour weight per token, so their product is not a ratio of policies"
+        )
+        help = "write actor.behave_imp_weight_mode=geometric_truncate, the level of the ratio"
+        key = "actor.behave_imp_weight_mode"
+        yield finding("RUN-ALGORITHM-WEIGHT-LEVEL", key, message, help, severity=Severity.WARNING)
+    if level == "geometric" and cap > _FAR_MEAN:
+        message = (
+            f"the geometric mean over a sequence is near 1 and does not reach {cap:g}, so the cap never takes effect"
+        )
+        key, help = "actor.behave_imp_weight_cap", f"write actor.behave_imp_weight_cap={GEOMETRIC_CAP}"
+        yield finding("RUN-ALGORITHM-WEIGHT-CAP", key, message, help, severity=Severity.WARNING)
 
 
 def _clip(settings: Settings) -> tuple[float, float]:
@@ -162,4 +199,5 @@ def _range(settings: Settings) -> str:
 def _compares(settings: Settings) -> bool:
     """Whether a response counts only beside others to the same prompt."""
     norm = settings.reward_norm
-    return settings.dynamic_sampling or "group" in (norm.mean_level, norm.std_level)
+    uses_group = bool(settings.reward_coef) and "group" in (norm.mean_level, norm.std_level)
+    return settings.dynamic_sampling or uses_group

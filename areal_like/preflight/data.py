@@ -3,13 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from allocation import Finding, Plan, Severity
+from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import SERVER_RESERVE, SINGLE_TURN, ActorConfig, CriticConfig, RunConfig, TrainerRole
+from areal_like.config.schema import (
+    MOST_KEPT,
+    SERVER_RESERVE,
+    SINGLE_TURN,
+    ActorConfig,
+    CriticConfig,
+    RunConfig,
+    TrainerRole,
+)
 from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.rewards import answer_check
+from areal_like.preflight.workflow import plays_groups
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
@@ -34,7 +44,11 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     }
     imitated = _IMITATED if config.warm_start else ()
     for key, dataset in datasets.items():
-        check = answer_check(config.reward) if played.get(key) in (None, SINGLE_TURN) else None
+        reference = played.get(key)
+        judged = reference in (None, SINGLE_TURN) or (
+            config.episode.on_timeout == "grade" and not plays_groups(reference)
+        )
+        check = answer_check(config.reward) if judged else None
         try:
             if dataset is not None:
                 prompts[key] = load_prompts(
@@ -66,13 +80,36 @@ def check_data(
 def _samples(config: RunConfig) -> Iterator[Finding]:
     """Check sampling, and batch arithmetic beyond the allocation's."""
     samples, in_flight = config.gconfig.n_samples, config.rollout.max_concurrent_rollouts
-    if config.gconfig.top_p != 1:  # sglang/srt/layers/sampler.py
-        message = "SGLang gives log-probs from before the nucleus is cut, so that the behaviour weights would be wrong"
-        yield finding("RUN-SAMPLING-TOP-P", "gconfig.top_p", message, "write gconfig.top_p=1.0")
+    if config.gconfig.is_cut:
+        yield from _masks(config)
     if in_flight is not None and in_flight < samples:
         message = f"{in_flight} samples in flight cannot hold one group of {samples} (gconfig.n_samples)"
         key = "rollout.max_concurrent_rollouts"
         yield finding("RUN-BATCH-IN-FLIGHT", key, message, f"write {key}={samples} or more")
+
+
+def _masks(config: RunConfig) -> Iterator[Finding]:
+    """Check sampling from some ids of the vocabulary (SGLang 0.5.17: scheduler.py, layers/sampler.py)."""
+    top_k, key = config.gconfig.top_k, "gconfig.top_k"
+    if top_k == 1:
+        message = "sampling is greedy with top_k=1: every log-prob is 0 and nothing is learned"
+        yield finding("RUN-SAMPLING-GREEDY", key, message, f"write {key}=2 or more, or {key}=-1")
+    elif not 0 < top_k <= MOST_KEPT:
+        limit = f"allows {top_k}" if top_k > 0 else "sets no limit"
+        message = (
+            f"servers return the ids that each token was sampled from, at most {MOST_KEPT}, and {key} {limit} "
+            f"(gconfig.top_p={config.gconfig.top_p:g}, gconfig.min_p={config.gconfig.min_p:g})"
+        )
+        yield finding("RUN-SAMPLING-TOP-K", key, message, f"write {key}=100")
+    if config.teacher is not None:
+        message = "a teacher scores tokens over the whole vocabulary, and the policy samples from some ids only"
+        help = "write gconfig.top_p=1, gconfig.top_k=-1 and gconfig.min_p=0"
+        yield finding("RUN-SAMPLING-TEACHER", "gconfig.top_k", message, help)
+    if config.gconfig.min_p > 0 and config.sglang.deterministic:
+        message = "SGLang does not support seeded sampling (sglang.deterministic) with min_p"
+        yield finding(
+            "RUN-SAMPLING-MIN-P", "gconfig.min_p", message, "write gconfig.min_p=0, or sglang.deterministic=false"
+        )
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
@@ -84,16 +121,16 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
     ):
         if not there and value is not None:
             yield finding(
-                "RUN-HELD-OUT-MISSING", key, "needs held-out prompts", f"set valid_dataset, or write {key}=null"
+                "RUN-HELD-OUT-MISSING", key, "needs evaluation prompts", f"set valid_dataset, or write {key}=null"
             )
     if config.valid_dataset is not None and "valid_dataset" in config.evaluator.datasets:
-        key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset has this name already"
+        key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset already has this name"
         yield finding("RUN-HELD-OUT-NAME", key, message, "choose another name for the set")
     for name, data in config.evaluations.items():
         if data.n_samples != 1 and data.temperature == 0:
             own = config.evaluator.datasets.get(name)
             key = "evaluator" if own is None or own.n_samples is None else f"evaluator.datasets.{name}"
-            message = f"{data.n_samples} greedy responses to a prompt are the same response"
+            message = f"at temperature 0 the {data.n_samples} responses to a prompt are identical"
             help = f"write {key}.temperature=1.0, or {key}.n_samples=1"
             yield finding("RUN-HELD-OUT-GREEDY", f"{key}.n_samples", message, help)
 
@@ -108,7 +145,7 @@ def _warm_start(
     try:
         longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
     except TokenizerError as error:
-        yield finding("RUN-WARM-START-ANSWER", f"{key}.path", f"an answer is no text to imitate: {error}")
+        yield finding("RUN-WARM-START-ANSWER", f"{key}.path", f"a reference answer cannot be encoded: {error}")
         return
     longest = -(-longest // alignment) * alignment
     if longest > limit:
@@ -122,8 +159,8 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
     needed, context = config.longest_generated + SERVER_RESERVE, config.context_length
     positions = spec.max_positions if spec else max(context, needed)
     if context < needed <= positions:
-        message = f"{context} tokens do not hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
-        help = f"write sglang.context_length={needed} or more: SGLang keeps {SERVER_RESERVE}"
+        message = f"{context} tokens cannot hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
+        help = f"write sglang.context_length={needed} or more; SGLang reserves {SERVER_RESERVE} tokens"
         yield finding("RUN-CONTEXT-SHORT", "sglang.context_length", message, help)
     if max(context, needed) <= positions or config.longest_sequence > positions:  # that, the layout's checks say
         return
@@ -174,7 +211,7 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
         yield finding("RUN-STEPS-EPOCHS", "total_train_steps", message, severity=Severity.WARNING)
     if config.critic and 0 < steps <= config.critic.warmup_steps:
-        message = f"the run has {steps} steps, so that the actor would not be trained"
+        message = f"the run has only {steps} steps, so the actor would not be trained"
         yield finding(
             "RUN-STEPS-CRITIC-WARMUP", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less"
         )

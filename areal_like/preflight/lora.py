@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allocation import Finding, Plan, Severity
+from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.parameters import adapter_parameters, total_parameters
+from allocation.plan import Plan
 from areal_like.config.findings import ConfigError, finding, nearest_words
 from areal_like.config.schema import ALL_LINEAR, ActorConfig, RunConfig
 from areal_like.preflight.weights import layer_matrices
@@ -32,7 +33,8 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     actor = config.actor
     if not actor.use_lora or spec is None:
         return
-    attention = ATTENTION[3:] if plan is not None and _splits_groups(spec, plan) else ATTENTION
+    whole = not spec.latent_attention and (plan is None or not _splits_groups(spec, plan))
+    attention = ATTENTION if whole else ATTENTION[3:]
     problems = [*_names(actor, spec, attention), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
     yield from problems
     if not problems:
@@ -40,7 +42,7 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
         message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
         yield finding("RUN-LORA-SHARE", "actor.use_lora", message, severity=Severity.NOTE)
     if actor.init_model is not None:
-        message = "the weights beside the adapters are random and stay so, and little is learned through them"
+        message = "the frozen weights under the adapters are random, so little can be learned"
         help = "train the model whole first, and name its checkpoint in actor.path"
         yield finding("RUN-LORA-RANDOM", "actor.init_model", message, help, severity=Severity.WARNING)
 
@@ -53,12 +55,14 @@ def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Ite
             message = f"the model has no linear layer {name}; it has {', '.join(known)}"
             yield finding("RUN-LORA-LAYER", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
     if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
-        message = f"{', '.join(asked)}: there are no adapters for experts"
+        message = f"{', '.join(asked)}: adapters for experts are unsupported"
         yield finding("RUN-LORA-EXPERTS", _KEY, message, f"write {_KEY}=[{','.join(attention)}]")
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
     """Their names, as far as they can be known: a model that is only named is looked at once it is downloaded."""
+    if spec.latent_attention and spec.experts:
+        return (*ATTENTION[3:], *FEED_FORWARD)
     if spec.experts or actor.path is None or not Path(actor.path, "config.json").is_file():
         return (*ATTENTION, *FEED_FORWARD)
     try:
@@ -77,6 +81,10 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
     engine = plan.engine("actor")
     if engine.backend != "megatron":
         return
+    if spec.latent_attention:
+        message = "adapters beside latent attention are unsupported on Megatron"
+        yield finding("RUN-LORA-LATENT", "actor.use_lora", message, f"use fsdp and {_KEY}=[o_proj], or use_lora=false")
+        return
     tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])
     if _splits_groups(spec, plan) and any(name in joined for name in actor.target_modules):
         message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"
@@ -85,4 +93,4 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
         yield finding("RUN-LORA-TENSOR", _KEY, message, help)
     if actor.megatron.override_transformer_config.get(_FUSED):
         key = f"actor.megatron.override_transformer_config.{_FUSED}"
-        yield finding("RUN-LORA-FUSED", key, "fused layers pass adapters by", f"leave out {_FUSED}")
+        yield finding("RUN-LORA-FUSED", key, "fused layers ignore their adapters", f"leave out {_FUSED}")

@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from allocation import Plan
 from allocation.diagnostics import Finding, Severity
+from allocation.plan import Plan
 from areal_like.checkpoint.store import DIRECTORY
 from areal_like.cluster.resources import bundles, check_existing, names_gpus
 from areal_like.config.findings import finding, missing_package
@@ -17,6 +17,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.types import Device
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
+FAILED_FILE = "config.failed.yaml"  # the same of a run without recovery that failed before its first step
 LARGEST_PORT = 65535
 
 
@@ -84,13 +85,15 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
     if not directory.is_dir():
         above = next(parent for parent in (directory, *directory.parents) if parent.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
-            message = f"{directory} cannot be made: {above} is not a directory that may be written to"
+            message = f"{directory} cannot be created: {above} is not a writable directory"
             yield finding("RUN-DIRECTORY-UNWRITABLE", "cluster.fileroot", message, "choose another fileroot")
         return
     if (directory / CONFIG_FILE).exists():
         if config.recover.mode != "off":
             return  # check_resume's
         code, message = "RUN-DIRECTORY-TAKEN", f"{directory} holds the results of another run"
+    elif (directory / FAILED_FILE).exists():
+        return
     elif any(path.name != DIRECTORY and path.name[0] != "." for path in directory.iterdir()):
         code, message = "RUN-DIRECTORY-FILES", f"{directory} is not empty and was not created by a run"
     else:
@@ -136,7 +139,7 @@ def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: 
 def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
     """A private cluster is this host alone."""
     if config.cluster.n_nodes > 1:
-        message = f"a private cluster is this host alone, not {config.cluster.n_nodes} nodes"
+        message = f"a private cluster (scheduler.type=local) has one node, not {config.cluster.n_nodes}"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
         yield finding("RUN-MACHINE-NODES", "cluster.n_nodes", message, help)
     elif device == "cuda" and plan is not None:
@@ -147,6 +150,6 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         fields = " + ".join(f"{role}.backend" for role in named)
         key = "allocation_mode" if config.allocation_mode else fields
         counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
-        message = f"{asked} GPUs are asked for{counted}, this host has {present}"
+        message = f"the layout needs {asked} GPUs{counted}; this host has {present}"
         help = f"use a smaller layout{lower}" if present else "write device=cpu"
         yield finding("RUN-MACHINE-GPUS", key, message, help)

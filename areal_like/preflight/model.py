@@ -2,20 +2,24 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allocation import Finding, ParallelSizes, Plan, Severity, Source
+from allocation.diagnostics import Finding, Severity
 from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
+from allocation.plan import EnginePlan, ParallelSizes
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.start import check_start
-from areal_like.preflight.weights import check_weights
+from areal_like.preflight.view import RoleView
+from areal_like.preflight.weights import check_weights, is_local
 from areal_like.trainer.fsdp.support import (
+    ALWAYS_TIED,
+    NOT_PACKED,
+    WINDOW_SERVED,
     WITHOUT_MODEL,
     WITHOUT_SERVER,
     has_causal_model,
@@ -25,6 +29,7 @@ from areal_like.trainer.fsdp.support import (
 )
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
+_CONFIG_HELP = "correct config.json, or copy it again from the model's source"
 _MOST_HEADS = 1024  # that a suggestion has: a number of the user's may be any
 
 
@@ -43,8 +48,8 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         findings += problems
     else:
         neither = actor.path is None
-        message = f"the model comes from path or init_model, and {'neither is' if neither else 'both are'} set"
-        help = "name a model directory" if neither else "set one to null"
+        message = f"{'neither' if neither else 'both'} of actor.path and actor.init_model are set; exactly one names the model"
+        help = "set actor.path to a model directory" if neither else "set one of them to null"
         spec, findings = None, [finding("RUN-MODEL-SOURCE", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
     return spec, tokenizer, findings + problems
@@ -55,94 +60,106 @@ def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]
     try:
         return from_config(model_config(shape, "float32"), "actor.init_model"), []
     except ModelError as error:
-        message = str(error).partition(": ")[2]
-        return None, [finding("RUN-MODEL-SIZE", "actor.init_model", message, "write a smaller number")]
+        return None, [finding("RUN-MODEL-SIZE", "actor.init_model", str(error), "write a smaller number")]
 
 
-def check_model(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """Models that the bridge does not compute or export as the servers do."""
-    if spec is None or plan is None:
+def check_model(view: RoleView) -> Iterator[Finding]:
+    """Check that the bridge computes and exports a role's model as the servers do."""
+    spec, layout = view.model, view.layout
+    if spec is None or layout is None:
         return
-    actor = config.actor
-    yield from check_start(actor.megatron, spec, plan.engine("actor").backend)
-    if actor.init_model is not None:
-        model = model_config(actor.init_model, "float32")
-    elif (file := Path(str(actor.path), "config.json")).is_file():
+    yield from check_start(view, spec)
+    if view.init_model is not None:
+        model = model_config(view.init_model, "float32")
+    elif (file := Path(str(view.path), "config.json")).is_file():
         model = json.loads(file.read_text())
     else:  # a name on the hub, which the trainer looks at once it is downloaded
         return
+    yield from check_config(view, spec, layout, model)
+
+
+def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check that a role's trainer and the servers compute the model of a config.json, `model`, alike."""
     if not model.get("architectures"):
-        message = "config.json has no architectures, by which the servers choose the model's code"
+        message = "config.json has no architectures, from which the servers choose the model's code"
         help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
-        yield finding("RUN-MODEL-ARCHITECTURES", "actor.path", message, help)
-    if plan.engine("actor").backend == "fsdp":
-        yield from _under_fsdp(spec, model, plan.engine("actor").sizes, shares=actor.mb_spec.share_prompts)
-        return
-    model = {**model, **model.get("text_config", {})}
-    for problem in bridge_problems(actor.megatron.bridge_type, model, plan.engine("actor").sizes):
-        key, message, help = problem.field, problem.message, problem.remedy
-        if actor.init_model is not None and key in InitModelConfig.model_fields:
-            key = f"actor.init_model.{key}"
-            help = f"write {key}={problem.value}"
-        elif not key.startswith("actor."):
-            key, message = "actor.path", f"config.json, {key}: {message}"
-        yield finding(problem.code, key, message, help)
+        yield finding("RUN-MODEL-ARCHITECTURES", view.key("path"), message, help)
     if spec.mtp_layers:
         message = (
-            f"the model's layers for multi-token prediction ({spec.mtp_layers}) are left out: nothing trains, sends or "
+            f"the model's layers for multi-token prediction ({spec.mtp_layers}) are ignored: they are not trained, "
         )
-        message += "saves them, and checkpoints of this run say that there are none"
-        yield finding("RUN-MTP", "actor.path", message, severity=Severity.NOTE)
+        message += "sent to the servers or saved"
+        yield finding("RUN-MTP", view.key("path"), message, severity=Severity.NOTE)
+    yield from _window(view, spec)
+    if layout.backend == "fsdp":
+        yield from _under_fsdp(view, spec, model, layout.sizes)
+        return
+    model = {**model, **(model.get("text_config") or {})}
+    for problem in bridge_problems(view.engine.megatron.bridge_type, model, layout.sizes, view.key):
+        key, message, help = problem.field, problem.message, problem.remedy
+        if view.init_model is not None and key in InitModelConfig.model_fields:
+            key = f"actor.init_model.{key}"
+            help = f"write {key}={problem.value}"
+        elif not problem.is_key:
+            key, message = view.key("path"), f"config.json, {key}: {message}"
+        yield finding(problem.code, key, message, help)
 
 
-def _under_fsdp(spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes, *, shares: bool) -> Iterator[Finding]:
-    """transformers computes any model, but it joins experts to tensors that have other names in a checkpoint.
+def _window(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
+    """Find sequences beyond a window that the trainer has and SGLang's GPU servers do not; its CPU server has it."""
+    longest = view.run.longest_sequence
+    if view.device == "cuda" and spec.sliding_layers and spec.family not in WINDOW_SERVED and longest > spec.window:
+        message = (
+            f"SGLang's GPU servers compute a {spec.family} without its sliding window of {spec.window} tokens, and "
+            f"sequences of the run may have {longest}"
+        )
+        help = f"limit prompts and responses to {spec.window} tokens together, or take a model without a window"
+        yield finding("RUN-WINDOW-SERVER", view.key("path"), message, help)
+
+
+def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
+    """transformers computes any model; the ranks try at the start whether it can be packed (`fsdp/probe.py`).
 
     Sequences are shared, and prompts with them, in attention that the trainer computes itself.
     """
-    if spec.experts:
-        message = "the FSDP trainer has no names for a mixture of experts' weights"
-        yield finding(
-            "RUN-FSDP-EXPERTS", "actor.path", message, "write actor.backend=megatron:…, or take a dense model"
-        )
-    elif "text_config" in model or spec.family in WITHOUT_MODEL:
-        kind = "is a model of text and images" if "text_config" in model else f"is a {spec.family}"
+    path = view.key("path")
+    if why := NOT_PACKED.get(spec.family):
+        message = f"the FSDP trainer packs sequences, and cannot train a {spec.family}: {why}"
+        yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
+    elif model.get("text_config") or spec.family in WITHOUT_MODEL:
+        kind = "is a model of text and images" if model.get("text_config") else f"is a {spec.family}"
         message = f"the model {kind}; the FSDP trainer needs a language model of transformers' own"
-        yield finding("RUN-FSDP-LANGUAGE-MODEL", "actor.path", message, "take a model of text alone, such as a qwen3")
+        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "take a model of text alone, such as a qwen3")
     if spec.family in WITHOUT_SERVER:
         message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
-        yield finding("RUN-FSDP-SERVER", "actor.path", message, "take a model of another family, such as a qwen3")
+        yield finding("RUN-FSDP-SERVER", path, message, "take a model of another family, such as a qwen3")
+    if spec.family in ALWAYS_TIED and not spec.tied_embeddings:
+        message = f"SGLang uses the embedding as the output layer of a {spec.family}, and this model has "
+        message += "tie_word_embeddings = false"
+        help = "tie the checkpoint's embeddings, or take a model of another family, such as a qwen3"
+        yield finding("RUN-FSDP-UNTIED", path, message, help)
     model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
     if looks_ahead(model):
-        message = "with use_bidirectional_attention tokens attend to later ones, and servers generate one at a time"
-        yield finding(
-            "RUN-FSDP-BIDIRECTIONAL", "actor.path", message, "take a model without use_bidirectional_attention"
-        )
+        message = "use_bidirectional_attention lets tokens attend to later ones, which servers have not generated yet"
+        yield finding("RUN-FSDP-BIDIRECTIONAL", path, message, "take a model without use_bidirectional_attention")
     elif not has_plain_attention(model):
         what = "of a model whose attention has caps, chunks or states"
         if sizes.cp > 1:
             message = f"the FSDP trainer cannot share sequences {what}"
             help = f"write fsdp:d{sizes.dp * sizes.cp} as its layout"
-            yield finding("RUN-FSDP-CONTEXT", "actor.path", message, help)
-        if shares:
-            key, message = "actor.mb_spec.share_prompts", f"the FSDP trainer cannot share prompts {what}"
+            yield finding("RUN-FSDP-CONTEXT", path, message, help)
+        if view.engine.mb_spec.share_prompts:
+            key, message = view.key("mb_spec.share_prompts"), f"the FSDP trainer cannot share prompts {what}"
             yield finding("RUN-SHARED-PROMPTS-FSDP", key, message, f"write {key}=false")
     if rope := rope_of_lengths(model):
-        message = (
-            f"the model's rope ({rope}) is another for long sequences, and the FSDP trainer packs short ones with them"
-        )
-        yield finding("RUN-FSDP-ROPE", "actor.path", message, "take a model whose rope is the same for all lengths")
+        message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
+        yield finding("RUN-FSDP-ROPE", path, message, "take a model whose rope is the same for all lengths")
     if spec.quantization:
-        message = f"the checkpoint is quantized ({spec.quantization}), and the FSDP trainer trains weights that are not"
-        yield finding("RUN-FSDP-QUANTIZED", "actor.path", message, "dequantize the checkpoint")
+        message = f"the checkpoint is quantized ({spec.quantization}); the FSDP trainer needs unquantized weights"
+        yield finding("RUN-FSDP-QUANTIZED", path, message, "dequantize the checkpoint")
     if not spec.known_family and not has_causal_model(spec.family):
         message = f"the installed transformers has no language model for model_type {spec.family}"
-        yield finding("RUN-FSDP-FAMILY", "actor.path", message, "use a model of a family that transformers has")
-
-
-def is_local(path: str) -> bool:
-    """Whether a model path means a directory rather than a name on the Hugging Face hub (`owner/name`)."""
-    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1
+        yield finding("RUN-FSDP-FAMILY", path, message, "use a model of a family that transformers has")
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
@@ -155,6 +172,11 @@ def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenize
     return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
 
 
+def config_problem(key: str, error: ModelError, help: str | None = _CONFIG_HELP) -> Finding:
+    """Return the finding about a config.json that cannot be read."""
+    return finding("RUN-MODEL-CONFIG", key, str(error), help)
+
+
 def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec | None, list[Finding]]:
     """The shape of a model that lies somewhere, and what is wrong with its files; it may have no weights else."""
     if is_local(path) and not Path(path, "config.json").is_file():
@@ -163,12 +185,12 @@ def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec |
     try:
         spec = load_model(path)
     except ModelError as error:
-        return None, [finding("RUN-MODEL-CONFIG", key, str(error))]
+        return None, [config_problem(key, error, _CONFIG_HELP if is_local(path) else None)]
     try:
         if weights and is_local(path):
-            check_weights(Path(path), spec)
+            check_weights(Path(path), spec, key)
     except ConfigError as error:
-        return spec, [replace(found, source=Source("", key)) for found in error.findings]
+        return spec, list(error.findings)
     return spec, []
 
 
@@ -187,7 +209,7 @@ def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer 
         return None, [missing_package(key, error.name)]
     rows = model.vocab_size if model else 0
     if 0 < rows < tokenizer.vocab_size:
-        message = f"the tokenizer has {tokenizer.vocab_size} entries, the model's embedding {rows} rows"
+        message = f"the tokenizer has {tokenizer.vocab_size} entries; the model's embedding has {rows} rows"
         return tokenizer, [finding("RUN-TOKENIZER-VOCABULARY", key, message, "use the model's own tokenizer")]
     return tokenizer, []
 
@@ -201,10 +223,10 @@ def _shape(shape: InitModelConfig) -> Iterator[Finding]:
     heads, groups = shape.num_attention_heads, shape.num_key_value_heads
     if heads % groups:
         fitting = max(n for n in range(1, min(heads, groups - 1, _MOST_HEADS) + 1) if heads % n == 0)
-        message = f"{heads} query heads do not divide among {groups} key heads"
+        message = f"{heads} query heads are not divisible by {groups} key heads"
         yield wrong("RUN-MODEL-KEY-HEADS", "num_key_value_heads", message, fitting)
     if shape.head_dim % 2:
-        message = "rotary embeddings need an even head_dim"
+        message = f"rotary embeddings need an even head_dim; {shape.head_dim} is odd"
         yield wrong("RUN-MODEL-HEAD-DIM", "head_dim", message, shape.head_dim + 1)
     experts, each = shape.num_experts, shape.num_experts_per_tok
     if experts is not None and each > experts:

@@ -1,31 +1,37 @@
-"""Options of SGLang and Megatron-core that the configuration sets, against the layout, the model and the device."""
+"""Options of SGLang that the configuration sets, against the layout, the model and the device."""
 
 from collections.abc import Iterator
 
-from allocation import Finding, Plan, Severity
+from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import RunConfig, SGLangConfig
-from areal_like.preflight.megatron import about, check_trainer_options
+from areal_like.preflight.lora import check_lora
+from areal_like.preflight.megatron import about
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
 
 NOT_ON_CPU = {
+    "deepseek_v2": "has no latent attention",
+    "deepseek_v3": "has no latent attention",
     "exaone4": "has no attention for it",
     "gemma2": "does not cap attention scores",
     "glm": "has no code of its own for it",
+    "gpt_oss": "has no attention with sinks",
+    "minimax_m2": "reads a field that transformers' configuration of it lacks (scoring_func)",
 }
 
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """Check options that SGLang and Megatron-core would refuse or ignore."""
+    """Check options that SGLang would refuse or ignore, and adapters."""
+    yield from check_lora(config, spec, plan)
     yield from _server(config.sglang, device)
     if device == "cpu" and spec is not None:
-        yield from _on_cpu(config, spec)
+        yield from _on_cpu(spec)
     yield from _prefill(config)
     if plan is not None:
         yield from _router(config, len(plan.engine("rollout").servers))
-    yield from check_trainer_options(config, device, spec, plan)
 
 
 def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
@@ -42,23 +48,17 @@ def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
         yield about("sglang.extra_args", problem)
 
 
-def _on_cpu(config: RunConfig, spec: ModelSpec) -> Iterator[Finding]:
+def _on_cpu(spec: ModelSpec) -> Iterator[Finding]:
     """Models that SGLang's CPU server does not start, or computes otherwise (`tests/models/test_cpu_servers.py`)."""
-    longest, key, help = config.longest_sequence, "actor.path", "write device=cuda, or take another model"
     if spec.family in NOT_ON_CPU:
         message = f"the model is a {spec.family}, and SGLang's CPU server {NOT_ON_CPU[spec.family]}"
-        yield finding("RUN-CPU-FAMILY", key, message, help)
-    elif spec.sliding_layers and 0 < spec.window < longest:
-        message = (
-            f"SGLang's CPU server ignores the model's window of {spec.window} tokens; a sequence has up to {longest}"
-        )
-        yield finding("RUN-CPU-WINDOW", key, message, help)
+        yield finding("RUN-CPU-FAMILY", "actor.path", message, "write device=cuda, or take another model")
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:
     """A prompt that no cache keeps would be prefilled once more for nothing."""
     if config.rollout.prefill_once and is_on(config.sglang.extra_args, "disable_radix_cache"):
-        message = "does nothing but a request per group: the servers have no radix cache (sglang.extra_args)"
+        message = "ignored: the servers have no radix cache (sglang.extra_args.disable_radix_cache)"
         help = "write rollout.prefill_once=false"
         yield finding("RUN-UNUSED", "rollout.prefill_once", message, help, severity=Severity.WARNING)
 
@@ -66,7 +66,7 @@ def _prefill(config: RunConfig) -> Iterator[Finding]:
 def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
     """Return how many servers have to be left of those that there are."""
     if config.rollout.min_servers > servers:
-        message = f"the layout has {servers} servers, so fewer would be left from the start"
+        message = f"the layout has {servers} servers, fewer than rollout.min_servers={config.rollout.min_servers}"
         yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])
     yield from _growth(config, servers)
 
@@ -82,16 +82,19 @@ def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
         return
     if most < servers:
         yield finding(
-            "RUN-SGLANG-MAX-SERVERS", key, f"the layout has {servers} servers already", f"write {stay} or more"
+            "RUN-SGLANG-MAX-SERVERS",
+            key,
+            f"the layout has {servers} servers, more than {key}={most}",
+            f"write {stay} or more",
         )
     if config.scheduler.type == "local":
-        message = "a private cluster has what the layout asks for, and no room for more"
+        message = "a private cluster has no GPUs beyond those of the layout"
         yield finding(
-            "RUN-SGLANG-GROWTH-LOCAL", key, message, f"write {stay}, or have an existing one (scheduler.type: ray)"
+            "RUN-SGLANG-GROWTH-LOCAL", key, message, f"write {stay}, or use an existing cluster (scheduler.type=ray)"
         )
     if config.rollout.alternates:
-        message = "servers that take turns with the trainer are on its GPUs (rollout.sharing: alternate)"
+        message = "rollout.sharing=alternate places every server on the trainer's GPUs"
         yield finding("RUN-SGLANG-GROWTH-SHARING", key, message, f"write {stay}")
     if config.weight_update.mode == "ipc":
-        message = "a server on other GPUs than the trainer's cannot be lent its weights (weight_update.mode: ipc)"
+        message = "weight_update.mode=ipc needs an actor rank on every server GPU, and elastic servers use other GPUs"
         yield finding("RUN-SGLANG-GROWTH-IPC", key, message, f"write {stay} or weight_update.mode=collective")

@@ -2,46 +2,48 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from allocation import Finding, Plan, Severity
+from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.preflight.view import RoleView
 from areal_like.trainer.megatron.refusals import Asked, Verdict
-from areal_like.types import Device
 
 _SECTION = "megatron.override_transformer_config"
 
 
-def try_overrides(
-    config: RunConfig, device: Device, specs: Mapping[TrainerRole, ModelSpec | None], plan: Plan
-) -> Iterator[Finding]:
+def try_overrides(views: Iterable[RoleView]) -> Iterator[Finding]:
     """Try overrides together on Megatron-core, which takes ten seconds; yield what it refuses."""
     asked_before: list[Asked] = []
-    for role, engine in config.roles.items():
-        spec, of_role, own = specs.get(role), plan.engine(role), config.further_roles.get(role)
-        if spec is None or of_role.backend != "megatron" or not engine.megatron.override_transformer_config:
+    for view in views:
+        overrides, layout = view.engine.megatron.override_transformer_config, view.layout
+        if view.model is None or layout is None or layout.backend != "megatron" or not overrides:
             continue
-        asked = Asked(engine=engine, sizes=of_role.sizes, shape=shape_of(spec), device=device)
+        if view.model.latent_attention and overrides.get("apply_rope_fusion"):
+            message = "Megatron-core fuses the rotary embedding of latent attention only with its own YaRN"
+            key = f"{view.key(_SECTION)}.apply_rope_fusion"
+            yield finding("RUN-MEGATRON-LATENT-ROPE", key, message, "leave out apply_rope_fusion")
+            continue
+        asked = Asked(engine=view.engine, sizes=layout.sizes, shape=shape_of(view.model), device=view.device)
         if asked not in asked_before:
-            yield from _find(asked, f"{'actor' if own and own.megatron is None else role}.{_SECTION}")
+            yield from _find(asked, view.key(_SECTION))
         asked_before.append(asked)
 
 
 def _find(asked: Asked, key: str) -> Iterator[Finding]:
     status, said, errors = _answer(asked.model_dump_json())
     if status:
-        message = f"could not be tried on Megatron-core's TransformerConfig: {errors.strip().rpartition(chr(10))[2]}"
+        message = f"the overrides could not be checked with Megatron-core's TransformerConfig: {errors.strip().rpartition(chr(10))[2]}"
         yield finding("RUN-MEGATRON-UNTRIED", key, message, severity=Severity.WARNING)
         return
     verdict = Verdict.model_validate_json(said.splitlines()[-1])
     if verdict.words:
         one, every = verdict.one_too_many, list(asked.engine.megatron.override_transformer_config)
         help = f"leave out {' or '.join(one) or ' and '.join(every)}"
-        message = f"Megatron-core refuses it: {verdict.words}"
+        message = f"Megatron-core rejects the overrides: {verdict.words}"
         yield finding("RUN-MEGATRON-REFUSED", f"{key}.{(one or every)[0]}", message, help)
 
 

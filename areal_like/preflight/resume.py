@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from allocation import Plan
 from allocation.diagnostics import Finding, Severity
+from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.checkpoint.distributed import CONFIG
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.owner import is_taken
@@ -17,11 +18,12 @@ from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
 from areal_like.config.load import THE_TIME, LoadedConfig
-from areal_like.config.schema import EngineConfig, RunConfig
+from areal_like.config.schema import EngineConfig, RunConfig, TrainerRole
 from areal_like.config.secrets import mask
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
 from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.types import Prompt
 
@@ -39,6 +41,8 @@ MAY_CHANGE = (
         "reward.memory_mb",
         "reward.max_missing_batches",
         "reward.model.backend",
+        "teacher.backend",
+        "teacher.requests",
     ),
     *("valid_dataset", "evaluator", "saver", "recover", "stats_logger"),
 )
@@ -53,9 +57,46 @@ _MUST_STAY = (  # of megatron
 def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
     """A run that is to be gone on with has a name by which the same command finds it."""
     if loaded.config.recover.mode != "off" and loaded.origins.place_of("trial_name") == THE_TIME:
-        message = "it is another one at each start, so that the same command goes on with nothing (recover.mode)"
+        message = "trial_name defaults to the start time, so the same command cannot find this run again (recover.mode)"
         help = "write trial_name=first, for example"
         yield finding("RUN-RESUME-NAME", "trial_name", message, help, severity=Severity.WARNING)
+
+
+def find_layouts(
+    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None
+) -> tuple[list[tuple[RunConfig, Plan]], list[Finding]]:
+    """Return configuration and plan of each of `recover.layouts`, and findings about those that can never be used."""
+    layouts, findings = list[tuple[RunConfig, Plan]](), list[Finding]()
+    if plan is None or config.host_timeout_s is None or not config.trainer_restarts:
+        return layouts, findings
+    for text in config.recover.layouts:
+        section: dict[str, Any] = {"allocation_mode": text}
+        if config.allocation_mode is None:
+            section = {"actor": config.actor.model_copy(update={"backend": text})}
+        changed = config.model_copy(update=section)
+        other, found = find_plan(changed, models["actor"], models)
+        error = next((each.message for each in found if each.severity is Severity.ERROR), None)
+        if problem := error or (other and _never_used(plan, other)):
+            help = "write a smaller layout of the same servers and backend, such as megatron:d1, or leave it out"
+            findings.append(finding("RUN-RECOVER-LAYOUT", "recover.layouts", f"{text!r}: {problem}", help))
+        elif other:
+            layouts.append((changed, other))
+    return layouts, findings
+
+
+def _never_used(plan: Plan, other: Plan) -> str | None:
+    """Return why a run with a plan can never continue with the other one, if that is so."""
+    if plan.engine("rollout").text != other.engine("rollout").text:
+        return "its servers are others, but the servers keep running while the trainer restarts"
+    if plan.engine("actor").backend != other.engine("actor").backend:
+        return f"{other.engine('actor').backend} cannot load checkpoints of {plan.engine('actor').backend}"
+    here, there = (
+        {device for engine in of.engines if engine.kind == "trainer" for device in engine.devices}
+        for of in (plan, other)
+    )
+    if any(set(of.engine("rollout").devices) & used for of, used in ((plan, here), (other, there))):
+        return "trainer and servers share GPUs, so a lost host is one of both"
+    return None if len(there) < len(here) else f"its trainer needs {len(there)} GPUs, the present one has {len(here)}"
 
 
 def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
@@ -79,7 +120,7 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
     if lost and not is_taken(directory):
         yield finding("RUN-RESUME-LOST", "recover.restart", lost, f"{RESTART}, or {help}")
     if prompts and data not in fingerprints(prompts):
-        message = f"{path} is of a run over other training prompts"
+        message = f"the run in {path} has other training prompts"
         yield finding("RUN-RESUME-DATA", "train_dataset", message, f"give it the same data, or {help}")
     yield from _changes(mask(before), mask(config.model_dump(mode="json")), path)
     if found and plan is not None:
@@ -93,7 +134,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> I
         stays = key.endswith(_MUST_STAY)
         may = key.endswith(_LIMITS) or (not stays and any(is_below([key], allowed) for allowed in MAY_CHANGE))
         if not may:
-            message = f"{_text(new)} is not what the run in {path} began with, {_text(old)}"
+            message = f"the run in {path} started with {_text(old)}, not {_text(new)}"
             yield finding("RUN-RESUME-CHANGED", key, message, f"{_back(key, old, path)}, or choose another trial_name")
 
 
@@ -137,7 +178,7 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
         if path.exists() and now != backend:
             key = "allocation_mode" if config.allocation_mode else f"{role}.backend"
             old = value_at(before, key)
-            message = f"{path} is {backend}'s, which {now} does not read"
+            message = f"{path} is a {backend} checkpoint, which {now} cannot read"
             again = f"write {key}={old}" if old else f"give the layout as in {checkpoint.parents[1] / CONFIG_FILE}"
             yield finding("RUN-RESUME-BACKEND", key, message, f"{again}, or choose another trial_name")
 
@@ -146,12 +187,12 @@ def _check_ended(config: RunConfig, directory: Path, version: int, steps: int) -
     """A run that has nothing left to do, or that `fault` leaves alone."""
     ended, only_failures = (directory.parent / SUMMARY_FILE).exists(), config.recover.mode == "fault"
     if version >= steps and ended:
-        message = f"{directory.parent} has all of its {steps} steps"
+        message = f"the run in {directory.parent} has finished all {steps} steps"
         longer = "raise total_train_steps" + (" and write recover.mode=auto" if only_failures else "")
         yield finding("RUN-RESUME-FINISHED", "recover.mode", message, f"{longer}, or choose another trial_name")
     elif only_failures and (ended or (directory / INTERRUPTED).exists()):
-        how = "ended by itself, which is no" if ended else "was interrupted by hand, which is not a"
-        message = f"the run in {directory.parent} {how} failure"
+        how = "finished" if ended else "was interrupted by hand"
+        message = f"recover.mode=fault resumes failed runs only; the run in {directory.parent} {how}"
         yield finding("RUN-RESUME-STOPPED", "recover.mode", message, "write recover.mode=auto to resume it")
 
 

@@ -3,9 +3,10 @@
 import functools
 from collections.abc import Iterator, Sequence
 
-from allocation import Finding
+from allocation.diagnostics import Finding
 from areal_like.config.findings import finding
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
+from areal_like.preflight.reward_model import check_reward_model
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS
@@ -22,9 +23,15 @@ def answer_check(config: RewardConfig) -> AnswerCheck | None:
 
 
 def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
-    """Each function is imported, its parameters are looked at, and it scores the first row, if there is one."""
+    """Check the run's reward functions and its reward model."""
+    yield from _check_functions(config, prompts)
+    yield from check_reward_model(config, prompts)
+
+
+def _check_functions(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    """Import each function, look at its parameters, and have it score the first row, if there is one."""
     if config.reward.parts and "reward" in config.reward.parts:
-        message = "`reward` is the name of their sum"
+        message = "the metric `reward` is the sum of the parts, so a part cannot have this name"
         yield finding("RUN-REWARD-PART-NAME", "reward.parts.reward", message, "give this part another name")
     own = {key: judge.function for key, judge in config.reward.judges.items() if judge.function is not None}
     if not own:
@@ -32,8 +39,8 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Find
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:
         for key, reference in own.items():
             if found := _problem(pool, reference, prompts, _group_sizes(config)):
-                code, problem = found
-                help = "correct it, or raise reward.timeout_s" if "more than" in problem else "correct it"
+                code, problem, is_late = found
+                help = "correct the function, or raise reward.timeout_s" if is_late else "correct the function"
                 yield finding(code, f"{key}.function", problem, help)
 
 
@@ -46,19 +53,19 @@ def _group_sizes(config: RunConfig) -> Sequence[int]:
 
 def _problem(
     pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]
-) -> tuple[str, str] | None:
-    """Return the code and a line about what is wrong with a function.
+) -> tuple[str, str, bool] | None:
+    """Return the code, a line about what is wrong with a function, and whether a call of it took too long.
 
     A function that compares is tried with each number of responses.
     """
     try:
-        function = Portable.of(reference)
+        function = Portable.pack(reference)
     except UserCodeError as error:
-        return "RUN-REWARD-IMPORT", str(error)
+        return "RUN-REWARD-IMPORT", str(error), False
     compares = pool.call_and_wait(functools.partial(functions.group_test, function))
     if isinstance(compares, Failure):
         limit = f"it cannot be imported within {IMPORT_LIMIT_S:g} s"
-        return "RUN-REWARD-IMPORT", limit if compares.cause is Cause.TIMED_OUT else compares.message
+        return "RUN-REWARD-IMPORT", limit if compares.cause is Cause.TIMED_OUT else compares.message, False
     if not prompts:
         return None
     first = prompts[0]
@@ -67,5 +74,6 @@ def _problem(
         outcome = pool.call_and_wait(functools.partial(functions.judge, function), responses, dict(first.row))
         if isinstance(outcome, Failure):
             of_them = f", {number} of its responses" if compares else ""
-            return "RUN-REWARD-FUNCTION", f"row {first.sample_id + 1}{of_them}: {outcome.message}"
+            problem = f"row {first.sample_id + 1}{of_them}: {outcome.message}"
+            return "RUN-REWARD-FUNCTION", problem, outcome.cause is Cause.TIMED_OUT
     return None

@@ -1,54 +1,22 @@
-"""The reference and the critic, judged as the actor is: each is put in its place, and findings get its keys."""
+"""Each role on trainer ranks against its model, its bridge and its training backend."""
 
-import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from allocation import Finding, Plan, Source
+from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
-from areal_like.config.schema import ActorConfig, RoleConfig, RunConfig, TrainerRole
+from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec
-from areal_like.types import Device
-
-_ACTORS_KEY = re.compile(r"\bactor\.(\w+)")
-
-
-def as_actor(config: RunConfig, role: TrainerRole) -> RunConfig:
-    """The run with a role in the actor's place."""
-    engine, actor = config.roles[role], config.actor
-    fields = {name: getattr(engine, name) for name in type(engine).model_fields}
-    made = None if engine.path else actor.init_model
-    played = {**fields, "path": engine.path or actor.path, "init_model": made}
-    return config.model_copy(
-        update={"actor": ActorConfig(**played, optimizer=config.optimizer(role) or actor.optimizer)}
-    )
-
-
-def of_role(found: Finding, role: TrainerRole, section: RoleConfig) -> Finding:
-    """A finding about the actor's keys as one about the role's, as far as these are the role's own."""
-
-    def own(match: re.Match[str]) -> str:
-        return f"{role}.{match[1]}" if getattr(section, match[1], None) is not None else match[0]
-
-    def renamed(text: str) -> str:
-        return _ACTORS_KEY.sub(own, text)
-
-    return replace(
-        found,
-        message=renamed(found.message),
-        source=Source(found.source.text, found.key and renamed(found.key)),
-        help=found.help and renamed(found.help),
-        nearest=tuple(map(renamed, found.nearest)),
-    )
+from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.preflight.view import RoleView
 
 
 def find_role_models(
     config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None
 ) -> tuple[dict[TrainerRole, ModelSpec | None], list[Finding]]:
-    """The model of each role; the actor's is `spec`."""
+    """Return the model of each role; the actor's is `spec`."""
     specs: dict[TrainerRole, ModelSpec | None] = {"actor": spec}
     findings: list[Finding] = []
     for role, section in config.further_roles.items():
@@ -59,41 +27,42 @@ def find_role_models(
             findings += found
         own, entries = specs[role], tokenizer.vocab_size if tokenizer else 0
         if section.path is not None and own is not None and own.vocab_size < entries:
-            message = f"the tokenizer has {entries} entries, this model's embedding {own.vocab_size} rows"
+            message = f"the tokenizer has {entries} entries; this model's embedding has {own.vocab_size} rows"
             help = "use a model with the actor's vocabulary"
             findings.append(finding("RUN-TOKENIZER-ROLE", f"{role}.path", message, help))
     return specs, findings
 
 
-def check_roles(
-    config: RunConfig, device: Device, specs: dict[TrainerRole, ModelSpec | None], plan: Plan | None
-) -> Iterator[Finding]:
-    """Check each role against bridge and Megatron-core, without repeating findings about the actor."""
-
-    def judged(played: RunConfig, role: TrainerRole) -> list[Finding]:
-        own_plan = plan and replace(plan, engines=(replace(plan.engine(role), role="actor"),))
-        options = check_trainer_options(played, device, specs[role], own_plan)
-        return [*check_model(played, specs[role], own_plan), *options]
-
-    said = judged(config, "actor")
-    for role, section in config.further_roles.items():
-        found = [of_role(other, role, section) for other in judged(as_actor(config, role), role)]
-        yield from (other for other in found if other not in said)
-    if "critic" in config.further_roles and (plan is None or plan.engine("critic").backend == "megatron"):
-        yield from (of_role(found, "critic", config.further_roles["critic"]) for found in _head(config))
+def check_roles(views: Sequence[RoleView]) -> Iterator[Finding]:
+    """Check each role against its bridge and Megatron-core; a setting that roles share is reported once."""
+    yield from dict.fromkeys(found for view in views for found in _check_role(view))
+    yield from check_shared_prompts(views)
 
 
-def _head(config: RunConfig) -> Iterator[Finding]:
+def _check_role(view: RoleView) -> Iterator[Finding]:
+    yield from check_model(view)
+    yield from check_trainer_options(view)
+    if view.role == "critic" and view.engine.dtype == "float16":
+        message = "the critic's value head is float32, and its gradients would overflow beside those of float16"
+        yield finding("RUN-CRITIC-FLOAT16", view.key("dtype"), message, "write critic.dtype=bfloat16")
+    if view.role == "critic" and view.backend in ("megatron", None):
+        yield from _check_value_head(view)
+
+
+def _check_value_head(view: RoleView) -> Iterator[Finding]:
     """Check settings that fail in Megatron-core when one parameter of a bfloat16 model is float32.
 
     Its optimizer of whole states has no checkpoint of it. Transformer Engine's kernel of the norm takes all gradients
     as of the first one's data type (`clip_grads.py`, 0.19.2).
     """
-    critic, key = config.roles["critic"], "actor.megatron.use_distributed_optimizer"
-    if critic.dtype == "bfloat16" and not critic.megatron.use_distributed_optimizer and config.recover.mode != "off":
-        message = "a checkpoint (recover.mode) cannot have the optimizer's state of the critic's head, which is float32"
+    megatron, saves = view.engine.megatron, view.run.recover.mode != "off"
+    if view.engine.dtype == "bfloat16" and not megatron.use_distributed_optimizer and saves:
+        key = view.key("megatron.use_distributed_optimizer")
+        message = (
+            "checkpoints (recover.mode) cannot hold the optimizer state of the critic's float32 value head without it"
+        )
         yield finding("RUN-MEGATRON-CRITIC-STATE", key, message, f"write {key}=true")
-    if critic.dtype == "bfloat16" and critic.megatron.main_grads_dtype == "bfloat16":
-        key = "actor.megatron.main_grads_dtype"
-        message = "gradients are clipped as of one data type, and that of the critic's head is float32"
+    if view.engine.dtype == "bfloat16" and megatron.main_grads_dtype == "bfloat16":
+        key = view.key("megatron.main_grads_dtype")
+        message = "bfloat16 conflicts with the critic's float32 value head: gradient clipping assumes one data type"
         yield finding("RUN-MEGATRON-CRITIC-GRADIENTS", key, message, f"write {key}=float32")

@@ -3,11 +3,11 @@
 import importlib.util
 from collections.abc import Iterator, Mapping
 
-from allocation import Finding, Plan
-from allocation.diagnostics import Severity
+from allocation.diagnostics import Finding, Severity
 from allocation.hardware import GIB
 from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.preflight.layout import workloads
@@ -34,27 +34,29 @@ def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
     alone = [(server, set(it.devices) - trainer) for server, it in enumerate(plan.engine("rollout").servers)]
     if alone := [(server, devices) for server, devices in alone if devices]:
         server, devices = alone[0]
-        message = (
-            f"no rank of the actor is on {len(devices)} of the GPUs of server {server}, to export its weights there"
+        gpus = len(plan.engine("rollout").servers[server].devices)
+        message = f"weight_update.mode=ipc needs an actor rank on every server GPU; server {server} lacks one on "
+        message += f"{len(devices)} of its {gpus} GPUs" if gpus > 1 else "its GPU"
+        help = (
+            "write weight_update.mode=collective, or use a layout in which servers and actor share all GPUs, such as "
         )
-        help = "write weight_update.mode=collective, or a layout in which servers and actor share all GPUs, such as "
         yield finding("RUN-SHARING-IPC", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
 
 
 def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if device == "cpu":
-        yield finding("RUN-SHARING-CPU", _KEY, "memory that processes could take turns on is that of GPUs", _STAY)
+        yield finding("RUN-SHARING-CPU", _KEY, f"{_KEY}=alternate needs GPUs (device=cuda)", _STAY)
     elif gpu_count() and importlib.util.find_spec("torch_memory_saver") is None:
         yield missing_package(_KEY, "torch-memory-saver")
     if set(actor.devices) != set(rollout.devices):
-        message = f"{actor.text} and {rollout.text} are not on the same GPUs, so that some would do nothing in a turn"
-        yield finding("RUN-SHARING-GPUS", _KEY, message, f"{_STAY}, or have both on all GPUs: sglang:…|megatron:…")
+        message = f"{actor.text} and {rollout.text} use different GPUs; {_KEY}=alternate needs the same GPUs for both"
+        yield finding("RUN-SHARING-GPUS", _KEY, message, f"{_STAY}, or place both on all GPUs: sglang:…|megatron:…")
     if config.workflows:
-        message = "the time that an episode waits for the trainer's turns counts for it"
+        message = "the time limit of an episode includes the trainer's time slices"
         yield finding("RUN-SHARING-EPISODES", "episode.timeout_s", message, severity=Severity.WARNING)
     if config.weight_update.requests == "drain":
-        message = "a turn of the trainer begins while requests run, and drain waits for these"
+        message = "drain waits for running requests, and a time slice of the trainer starts while requests run"
         yield finding("RUN-SHARING-DRAIN", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
@@ -63,8 +65,8 @@ def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelS
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):
         return None
-    how = "take turns on" if config.rollout.alternates else "stay together on"
-    said = f"trainer and servers {how} the GPUs that they share ({_KEY}: {config.rollout.sharing})"
+    how = "time-shared" if config.rollout.alternates else "colocated"
+    said = f"trainer and servers are {how} on the same GPUs ({_KEY}={config.rollout.sharing})"
     works = workloads(config, models)
     room = works["actor"].memory.gpu_bytes if works else None
     if room is None:
@@ -73,4 +75,4 @@ def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelS
     engines = [engine for engine in plan.engines if gpus & set(engine.devices) and engine.role in works]
     prints = [footprint(engine, works[engine.role]) for engine in engines]
     together, apart = (shared_peak(prints, offload=turns) / GIB for turns in (False, True))
-    return f"{said}: of {room / GIB:.0f} GiB they need about {together:.0f} together, {apart:.0f} in turns"
+    return f"{said}: of {room / GIB:.0f} GiB they need about {together:.0f} colocated, {apart:.0f} time-shared"

@@ -4,40 +4,40 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from allocation import Finding
+from allocation.diagnostics import Finding
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from areal_like.checkpoint.distributed import DESCRIPTIONS, Stored, read_weights
 from areal_like.config.findings import finding
-from areal_like.config.schema import MegatronConfig
 from areal_like.errors import CheckpointError
+from areal_like.preflight.view import RoleView
 
-_KEY, _SWITCH = "actor.megatron.dist_checkpointing_path", "actor.megatron.use_dist_checkpointing"
 _EMBEDDING, _LAYERS = "embedding.word_embeddings.weight", "decoder.layers."
 _HELP = "make one of the model: areal-like convert-checkpoint MODEL DIRECTORY"
 
 
-def check_start(megatron: MegatronConfig, model: ModelSpec, backend: str) -> Iterator[Finding]:
-    """A directory that is not a whole Megatron checkpoint, or is one of another model."""
+def check_start(view: RoleView, model: ModelSpec) -> Iterator[Finding]:
+    """Check that the directory is a whole Megatron checkpoint of the role's model."""
+    megatron = view.engine.megatron
+    key, switch = view.key("megatron.dist_checkpointing_path"), view.key("megatron.use_dist_checkpointing")
     if not megatron.use_dist_checkpointing:
         return
-    if backend == "fsdp":
-        message = "the FSDP trainer starts from Hugging Face weights (actor.path)"
-        yield finding(
-            "RUN-START-FSDP", _SWITCH, message, f"write {_SWITCH}=false; areal-like convert-checkpoint makes them"
-        )
+    if view.backend == "fsdp":
+        message = f"the FSDP trainer starts from Hugging Face weights ({view.key('path')})"
+        help = f"write {switch}=false; areal-like convert-checkpoint makes them"
+        yield finding("RUN-START-FSDP", switch, message, help)
         return
     if megatron.dist_checkpointing_path is None:
-        message = "use_dist_checkpointing is true, and no checkpoint is named"
-        yield finding("RUN-START-PATH", _KEY, message, f"name its directory, or write {_SWITCH}=false")
+        message = "use_dist_checkpointing=true needs the directory of a Megatron checkpoint, and none is set"
+        yield finding("RUN-START-PATH", key, message, f"name its directory, or write {switch}=false")
         return
     path = Path(megatron.dist_checkpointing_path)
     try:
         tensors = read_weights(path).tensors
     except CheckpointError as error:
-        yield finding("RUN-START-UNREADABLE", _KEY, str(error), _HELP)
+        yield finding("RUN-START-UNREADABLE", key, str(error), _HELP)
         return
     for difference in [*_of_config(path, model), *_of_tensors(tensors, model)][:1]:
-        yield finding("RUN-START-MODEL", _KEY, f"{path} is of another model: {difference}", _HELP)
+        yield finding("RUN-START-MODEL", key, f"{path} belongs to another model: {difference}", _HELP)
 
 
 def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:

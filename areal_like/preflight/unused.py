@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from allocation import Plan
 from allocation.diagnostics import Finding
+from allocation.plan import Plan
 from areal_like.algorithms.settings import PRESETS, settings_of
 from areal_like.config.findings import warn_ignored
 from areal_like.config.schema import Ignored, Place, RunConfig, Section

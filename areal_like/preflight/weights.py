@@ -15,79 +15,87 @@ _INDEX = "model.safetensors.index.json"
 _EMBEDDING = "embed_tokens.weight"  # of every family of model that the compiler knows
 
 
-def check_weights(directory: Path, model: ModelSpec) -> None:
-    """Files are whole, and their embedding and layers are those of config.json, `model`.
+def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") -> None:
+    """Check that files are whole, and that their embedding and layers are those of config.json, `model`.
 
-    Raises ConfigError with a finding about `actor.path`.
+    Raises ConfigError with a finding about `key`.
     """
-    shapes = {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
+    shapes = _read_shapes(directory, key)
     embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
     if embedding is None:
         problem = f"{directory} has no {_EMBEDDING} in its weights"
-        raise _wrong("RUN-WEIGHTS-EMBEDDING", problem, "save the whole model there")
+        raise _wrong(key, "RUN-WEIGHTS-EMBEDDING", problem, "save the whole model there")
     found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
     if found != wanted:
-        raise _mismatch(directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
+        raise _mismatch(key, directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
     before = embedding.removesuffix(_EMBEDDING) + "layers."
     layers = {name.removeprefix(before).partition(".")[0] for name in shapes if name.startswith(before)}
     if len(layers) not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
-        raise _mismatch(directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
+        raise _mismatch(key, directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
     if not model.known_family:
-        _check_count(directory, shapes, model)
+        _check_count(key, directory, shapes, model)
 
 
-def _check_count(directory: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelSpec) -> None:
+def _check_count(key: str, directory: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelSpec) -> None:
     """Raise ConfigError where the weights are not those of the layers that an unknown family is taken to have."""
     tied_head = model.vocab_size * model.hidden_size if model.tied_embeddings else 0  # which may be saved along or not
     found, wanted = sum(map(math.prod, shapes.values())), total_parameters(model)
     if found not in (wanted, wanted + tied_head):
         problem = f"{directory} has {found:,} parameters; a dense model of its sizes has {wanted:,}"
         remedy = f"use a model of a known family; {model.family} has other layers than those that can be counted"
-        raise _wrong("RUN-WEIGHTS-FAMILY", problem, remedy)
+        raise _wrong(key, "RUN-WEIGHTS-FAMILY", problem, remedy)
 
 
 def layer_matrices(directory: Path) -> set[str]:
     """The last names of the matrices in the layers of a model directory that `check_weights` lets pass."""
-    shapes = {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
-    names = (name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
+    shapes = _read_shapes(directory, "actor.path").items()
+    names = (name.removesuffix(".weight") for name, shape in shapes if len(shape) == 2 and ".layers." in name)
     return {name.rpartition(".")[2] for name in names}
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of the index, or all files without one; raise ConfigError if there are none."""
+def weight_files(directory: Path, key: str) -> list[Path]:
+    """Return the weight files of the index, or all files without one; raise ConfigError about `key` if none exist."""
     index, remedy = directory / _INDEX, "save the model's weights there"
     if not index.is_file():
         if files := sorted(directory.glob("*.safetensors")):
             return files
-        raise _wrong("RUN-WEIGHTS-MISSING", f"{directory} has no weights: no *.safetensors file", remedy)
+        raise _wrong(key, "RUN-WEIGHTS-MISSING", f"{directory} has no weights: no *.safetensors file", remedy)
     try:
         files = sorted(directory / name for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _wrong("RUN-WEIGHTS-INDEX", f"{index} cannot be read: {error}", remedy) from error
+        raise _wrong(key, "RUN-WEIGHTS-INDEX", f"{index} cannot be read: {error}", remedy) from error
     for file in files:
         if not file.is_file():
-            raise _wrong("RUN-WEIGHTS-MISSING", f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
+            raise _wrong(key, "RUN-WEIGHTS-MISSING", f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
     return files
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor; the header has to account for every byte of the file."""
-    try:
-        with safe_open(file, framework="np") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        problem = f"{file} is torn, or no safetensors file: {error}"
-        raise _wrong("RUN-WEIGHTS-TORN", problem, "copy or download it again") from error
+def _read_shapes(directory: Path, key: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor; the header of a file has to account for every byte of the file."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(directory, key):
+        try:
+            with safe_open(file, framework="np") as tensors:
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            problem = f"{file} is torn, or not a safetensors file: {error}"
+            raise _wrong(key, "RUN-WEIGHTS-TORN", problem, "copy or download it again") from error
+    return shapes
 
 
-def _wrong(code: str, problem: str, remedy: str) -> ConfigError:
-    return ConfigError([finding(code, "actor.path", problem, remedy)])
+def _wrong(key: str, code: str, problem: str, remedy: str) -> ConfigError:
+    return ConfigError([finding(code, key, problem, remedy)])
 
 
-def _mismatch(directory: Path, found: str, wanted: str) -> ConfigError:
+def _mismatch(key: str, directory: Path, found: str, wanted: str) -> ConfigError:
     remedy = "keep config.json and the weights of one model together"
-    return _wrong("RUN-WEIGHTS-MISMATCH", f"{directory}: {found}, but config.json has {wanted}", remedy)
+    return _wrong(key, "RUN-WEIGHTS-MISMATCH", f"{directory}: {found}, but config.json has {wanted}", remedy)
 
 
 def _size(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
+
+
+def is_local(path: str) -> bool:
+    """Return whether a model path means a directory rather than a name on the Hugging Face hub (`owner/name`)."""
+    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") != 1

@@ -1,30 +1,44 @@
-"""The user's own workflow: is it there, has it a form that a run can call, and are its settings known?"""
+"""Checks of the user's own workflow: it exists, a run can call it, and its settings are valid."""
 
+import ssl
 from collections.abc import Iterator
 
-from allocation import Finding
+from allocation.diagnostics import Finding
+from areal_like.cluster.lifetime import reserve_port
 from areal_like.config.findings import finding, nearest_words, warn_ignored
-from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.preflight.sandbox import check_sandbox
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.runtime.user_code import Portable, UserCodeError, load_object
 from areal_like.workflows.make import Level, WorkflowError, level_of
 
+_WILDCARDS = ("0.0.0.0", "::")
 
-def check_workflow(config: RunConfig) -> Iterator[Finding]:
-    """Load every workflow and look at its parameters; it is not run."""
+
+def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Finding]:
+    """Load every workflow and look at its parameters; it is not run.
+
+    A dry run, which may be on another host, does not try the address of the endpoint.
+    """
     levels: dict[str, Level] = {}
     for key, reference in config.workflows.items():
         try:
             levels[key] = level_of(load_object(reference))
-            Portable.of(reference)
+            Portable.pack(reference)
         except UserCodeError as error:
             yield finding("RUN-WORKFLOW-LOAD", key, str(error))
         except WorkflowError as error:
             yield finding("RUN-WORKFLOW-FORM", key, f"{reference} cannot be called: {error}")
     if not config.workflows:
         return
-    single = any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
-    if levels.get("workflow") == "episode" and not single and config.reward != RewardConfig():
+    yield from check_sandbox(config, dry_run=dry_run)
+    if config.episode.endpoint:
+        yield from _endpoint(config.episode, dry_run=dry_run)
+    grades = config.episode.on_timeout == "grade"
+    if grades and levels and "episode" not in levels.values():
+        yield warn_ignored("episode.on_timeout", "the workflow plays whole groups, not episodes")
+    judges = grades or any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
+    if levels.get("workflow") == "episode" and not judges and config.reward != RewardConfig():
         yield warn_ignored("reward", "the workflow returns the reward of an episode itself")
     name, known = config.episode.tool_call_parser, tool_call_parsers()
     if name is not None and name not in known:
@@ -33,3 +47,47 @@ def check_workflow(config: RunConfig) -> Iterator[Finding]:
         yield finding(
             "RUN-WORKFLOW-TOOL-PARSER", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known)
         )
+
+
+def plays_groups(reference: str) -> bool:
+    """Return whether a workflow plays whole groups; False where it cannot be loaded, which is a finding of its own."""
+    try:
+        return level_of(load_object(reference)) == "group"
+    except (UserCodeError, WorkflowError):
+        return False
+
+
+def _endpoint(episode: EpisodeConfig, *, dry_run: bool) -> Iterator[Finding]:
+    """Check that the endpoint can listen on its address, and that its certificate and key belong together."""
+    if host_problem := None if dry_run else _host_problem(episode.endpoint_host):
+        help = "name an address of this host, or write episode.endpoint_host=auto"
+        yield finding("RUN-ENDPOINT-HOST", "episode.endpoint_host", host_problem, help)
+    certificate, key = episode.endpoint_certificate, episode.endpoint_key
+    if certificate is None and key is None:
+        return
+    problem = "the certificate and its key are needed together" if None in (certificate, key) else None
+    try:
+        if certificate and key:
+            no_password = b""  # an encrypted key fails, instead of asking at the terminal
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: no_password)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"the certificate and its key cannot be used: {error}"
+    if problem:
+        help = (
+            "set episode.endpoint_certificate and episode.endpoint_key to PEM files of one certificate, with the key not "
+            "encrypted, or both to null"
+        )
+        yield finding("RUN-ENDPOINT-TLS", "episode.endpoint_certificate", problem, help)
+
+
+def _host_problem(host: str | None) -> str | None:
+    """Return why the endpoint cannot listen on an address, or agents could not reach it there."""
+    if host in (None, "auto"):
+        return None
+    if host in _WILDCARDS:
+        return f"agents cannot reach {host}, which stands for every address of a host"
+    try:
+        reserve_port(str(host)).close()
+    except OSError as error:
+        return f"this host cannot listen on {host}: {error.strerror}"
+    return None

@@ -85,7 +85,7 @@ def test_everything_wrong_is_reported_together(write):
           batch_sise: 3
         actor:
           path: m
-          dtype: float16
+          dtype: bfloat
           optimizer: {lr: fast, weight_decay: -1}
         reward: 3
     """)
@@ -265,8 +265,8 @@ def test_a_key_that_was_replaced_names_the_one_that_has_its_place(write):
     with pytest.raises(ConfigError) as raised:
         load(write(), ["rollout.partial_rollout=false"])
     (found,) = raised.value.findings
-    assert found.message == "this key became weight_update.requests"
-    assert "write weight_update.requests: drain instead of false" in found.help
+    assert found.message == "this key was replaced by weight_update.requests"
+    assert "write weight_update.requests=drain for false" in found.help
     assert load(write(), ["weight_update.requests=drain"]).config.weight_update.requests == "drain"
 
 

@@ -27,3 +27,12 @@ def test_every_key_is_there_once_and_has_a_meaning():
     entries = [key for name, section in by_name.items() for key in (name, *all_keys(section, f"{name}."))]
     assert sorted(keys) == sorted([*all_keys(), *entries])
     assert not re.findall(r"^.*\|  \|$", page(), re.MULTILINE)
+
+
+def test_conditions_of_a_key_are_there_once_and_can_hold():
+    rows = [re.findall(r"Ignored if [^.|]*(?:\.\w[^.|]*)*", line) for line in page().splitlines()]
+    assert all(len(conditions) == len(set(conditions)) for conditions in rows)
+    parts = page().partition("## `reward.parts.NAME`")[2].partition("\n## ")[0]
+    assert "Ignored if `function` is set." in parts
+    assert "`reward.parts` is set" not in parts
+    assert "Ignored if `reward.parts` is set." in page()

@@ -10,11 +10,10 @@ from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import overrides as tried
 from areal_like.preflight.layout import find_plan
-from areal_like.preflight.megatron import check_trainer_options
-from areal_like.preflight.model import check_model, find_model
+from areal_like.preflight.model import find_model
 from areal_like.preflight.overrides import try_overrides
-from areal_like.preflight.roles import find_role_models
-from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.preflight.roles import check_roles, find_role_models
+from areal_like.preflight.view import view_roles
 from areal_like.trainer.megatron.refusals import Asked, judge
 
 _DATA = {"path": "arithmetic", "max_prompt_length": 30, "arithmetic": {"size": 16}}
@@ -43,11 +42,11 @@ class ModelChecks:
         spec, tokenizer, of_model = find_model(config)
         specs, of_roles = find_role_models(config, spec, tokenizer)
         plan, of_layout = find_plan(config, spec, specs)
-        found = [*of_model, *of_roles, *of_layout, *check_model(config, spec, plan)]
-        found += [*check_trainer_options(config, device, spec, plan), *check_shared_prompts(config, specs, plan)]
+        views = list(view_roles(config, specs, plan, device))
+        found = [*of_model, *of_roles, *of_layout, *check_roles(views)]
         if plan is not None and not any(finding.severity == "error" for finding in found):
             with mock.patch.object(tried, "_answer", _answer):
-                found += try_overrides(config, device, specs, plan)
+                found += try_overrides(views)
         return [f"{finding.code} {finding.key}: {finding.message}" for finding in found if finding.severity == "error"]
 
 

@@ -17,23 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 from limits import HUNG_S
-from tiny_models import VARIANTS, Variant, hugging_face_log_probs, write_tiny
+from tiny_models import SERVED, TIED, VARIANTS, Variant, hugging_face_log_probs, write_tiny
 
 from allocation import ParallelSizes
-from allocation.families import FAMILIES
+from allocation.families import TRAINED
 from areal_like.cluster.lifetime import reserve_port
 from areal_like.config.load import load
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.run.logprob_check import ROUNDING
-from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
-from areal_like.trainer.megatron.bridges import support
 from areal_like.types import Batch
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
-TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma3_text")}  # SGLang shares them always
-SERVED = ("gemma", "gemma3_text", "glm4", "olmo2", "phi3", "seed_oss", "smollm3", *support.FAMILIES)
+WINDOWS = ("mistral-window", "qwen2-window", "qwen3-window", "gemma3_text-window")  # of 8 tokens
 
 
 @contextmanager
@@ -78,9 +75,10 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", SERVED)
-def test_a_family_starts_and_scores_on_a_cpu(tmp_path: Path, family: str) -> None:
-    network = write_tiny(Variant(family, {**VARIANTS[family].fields, **TIED.get(family, {})}), tmp_path / "model")
+@pytest.mark.parametrize("name", [*SERVED, *WINDOWS])
+def test_a_family_starts_and_scores_on_a_cpu(tmp_path: Path, name: str) -> None:
+    family = VARIANTS[name].family
+    network = write_tiny(Variant(family, {**VARIANTS[name].fields, **TIED.get(family, {})}), tmp_path / "model")
     prompt, sampling = list(range(5, 35)), {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
     with served(tmp_path / "model") as generate:
         answer = generate({"input_ids": prompt, "sampling_params": sampling, "return_logprob": True})
@@ -91,6 +89,5 @@ def test_a_family_starts_and_scores_on_a_cpu(tmp_path: Path, family: str) -> Non
 
 
 def test_every_family_that_a_trainer_has_is_served_or_refused() -> None:
-    """A dense family that is new here is to be tried above, or stands in NOT_ON_CPU."""
-    dense = {family for family, shape in FAMILIES.items() if not shape.experts}
-    assert dense - WITHOUT_MODEL - WITHOUT_SERVER == (set(SERVED) & dense) | NOT_ON_CPU.keys()
+    """A family that is new here is to be tried above, or stands in NOT_ON_CPU."""
+    assert set(TRAINED["fsdp"]) | set(TRAINED["megatron"]) == set(SERVED) | NOT_ON_CPU.keys()

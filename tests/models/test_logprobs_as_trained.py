@@ -50,7 +50,8 @@ def log_probs_without_the_refusal(
     rendezvous: Rendezvous, listener: socket.socket, setting: Setting, batch: Batch, temperature: float
 ) -> Any:
     """What the engine computes if it is built without looking at whether attention knows of shared prompts."""
-    with mock.patch("areal_like.trainer.fsdp.model._attention", return_value="eager"):
+    looks = mock.patch("areal_like.trainer.fsdp.model._attention", return_value="eager")
+    with looks, mock.patch("areal_like.trainer.fsdp.engine.check_packing"):
         return _log_probs(rendezvous, listener, setting, batch, temperature)
 
 

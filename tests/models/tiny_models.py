@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from allocation import ParallelSizes
 from areal_like.types import Batch
 
 BOTH, MBRIDGE, MEGATRON_BRIDGE, NONE = ("mbridge", "megatron-bridge"), ("mbridge",), ("megatron-bridge",), ()
@@ -65,10 +66,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**_EXPERTS, **_LINEAR, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16},
         NONE,
     ),
-    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
+    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, MEGATRON_BRIDGE),
     "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
-    "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
-    "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}, NONE),
+    "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
+    "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}, MEGATRON_BRIDGE),
     "deepseek_v32": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
 }
 
@@ -134,11 +135,11 @@ VARIANTS: dict[str, Variant] = {
     "qwen3-bias": Variant("qwen3", {"attention_bias": True}),
     "qwen3_moe-bias": Variant("qwen3_moe", {"attention_bias": True}),
     "qwen2-unused-window": Variant("qwen2", {"use_sliding_window": False, "sliding_window": 8}, BOTH),
-    "qwen2-window": Variant("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    "qwen3-window": Variant("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+    "qwen2-window": Variant("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, BOTH),
+    "qwen3-window": Variant("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, BOTH),
     "qwen3_moe-window": Variant("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}),
-    "mistral-window": Variant("mistral", {"sliding_window": 8}),
-    "mixtral-window": Variant("mixtral", {"sliding_window": 8}),
+    "mistral-window": Variant("mistral", {"sliding_window": 8}, MEGATRON_BRIDGE),
+    "mixtral-window": Variant("mixtral", {"sliding_window": 8}, MBRIDGE),
     "mixtral-wide": Variant("mixtral", {"head_dim": 32}),
     "qwen3_moe-raw": Variant("qwen3_moe", {"norm_topk_prob": False}, BOTH),
     "qwen3_moe-tied": Variant("qwen3_moe", {"tie_word_embeddings": True}),
@@ -172,8 +173,79 @@ VARIANTS: dict[str, Variant] = {
     "glm4_moe-uneven-groups": Variant("glm4_moe", {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 3}),
     "glm4_moe-prediction": Variant("glm4_moe", {"num_nextn_predict_layers": 1}, BOTH),
     "glm4_moe-raw": Variant("glm4_moe", {"norm_topk_prob": False}),
+    "deepseek_v3-yarn": Variant(
+        "deepseek_v3", {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, MEGATRON_BRIDGE
+    ),
+    "deepseek_v3-many-groups": Variant(
+        "deepseek_v3",
+        {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "routed_scaling_factor": 2.5},
+        MEGATRON_BRIDGE,
+    ),
+    "deepseek_v3-shared": Variant("deepseek_v3", {"n_shared_experts": 2, "first_k_dense_replace": 0}, MEGATRON_BRIDGE),
+    "deepseek_v3-no-groups": Variant(
+        "deepseek_v3", {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 3}, MEGATRON_BRIDGE
+    ),
+    "deepseek_v2-shared": Variant(
+        "deepseek_v2", {"n_shared_experts": 2, "routed_scaling_factor": 2.5}, MEGATRON_BRIDGE
+    ),
+    "minimax_m2-partial": Variant("minimax_m2", {"rotary_dim": 8}, MEGATRON_BRIDGE),
+    **{
+        f"deepseek_v3-{name}": Variant("deepseek_v3", fields)
+        for name, fields in {
+            "uneven-mscale": {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+            "no-mscale": {"rope_parameters": _YARN},
+            "whole-queries": {"q_lora_rank": None},
+            "raw": {"norm_topk_prob": False},
+            "halves": {"rope_interleave": False},
+            "bias": {"attention_bias": True},
+            "one-expert": {"num_experts_per_tok": 1},
+            "tied": {"tie_word_embeddings": True},
+        }.items()
+    },
+    "deepseek_v2-groups": Variant(
+        "deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}
+    ),
+    "deepseek_v2-yarn": Variant("deepseek_v2", {"rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}),
+    "deepseek_v2-normalised": Variant("deepseek_v2", {"norm_topk_prob": True}),
     "qwen3-quantized": Variant("qwen3", {"quantization_config": {"quant_method": "fp8"}}),
 }
+
+# Variants that tests compare with transformers under FSDP, and in which layouts
+FSDP_DENSE = ("llama", "mistral-window", "gemma2", "gemma3_text-window", "phi3", "olmo2", "glm4")
+FSDP_EXPERTS = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "mixtral",
+    "olmoe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "minimax_m2",
+)
+FSDP_OTHERS = ("qwen2", "qwen3", "gemma", "glm", "seed_oss", "smollm3", "exaone4")
+FSDP_LAYOUTS = [(name, ParallelSizes(cp=2, edp=2)) for name in ("gpt_oss", "deepseek_v3", "gemma3_text-window")]
+TWO_RANKS = [ParallelSizes(tp=2, etp=2), ParallelSizes(pp=2), ParallelSizes(dp=2, ep=2), ParallelSizes(cp=2, edp=2)]
+# Variants that tests compare with transformers on several Megatron ranks
+LAYOUTS = [
+    *((name, ParallelSizes(tp=2, etp=2)) for name in ("llama-llama3", "qwen3-wide-yarn", "glm4_moe-groups")),
+    *((name, ParallelSizes(dp=2, ep=2)) for name in ("qwen3_moe-raw", "qwen2_moe", "mixtral", "olmoe")),
+    *((name, ParallelSizes(tp=2, ep=2)) for name in ("qwen2_moe-normalised", "mixtral", "glm4_moe")),
+    *((name, ParallelSizes(pp=2)) for name in ("qwen2-yarn", "glm4_moe-bias")),
+    *((name, ParallelSizes(cp=2, edp=2)) for name in ("qwen2-yarn-mscale", "mistral-linear")),
+    ("mistral-window", ParallelSizes(tp=2, etp=2)),
+    ("qwen2-window", ParallelSizes(pp=2)),
+    *(("deepseek_v3-yarn", sizes) for sizes in TWO_RANKS),
+    *((name, ParallelSizes(tp=2, ep=2)) for name in ("deepseek_v3-many-groups", "deepseek_v2")),
+    *(("minimax_m2-partial", sizes) for sizes in TWO_RANKS[1:]),
+]
+# Families that SGLang's CPU server is tested with
+SERVED = (
+    *("gemma", "gemma3_text", "glm4", "olmo2", "phi3", "seed_oss", "smollm3", "llama", "mistral", "qwen2", "qwen3"),
+    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe"),
+)
+# SGLang shares the embedding with the output layer in these families, always
+TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma2", "gemma3_text")}
 
 
 def config_of(variant: Variant) -> Any:

@@ -89,9 +89,58 @@ def test_a_clip_range_that_replaces_the_algorithms_own_is_warned_about(write, ov
         assert again.ok and not any("clips ratios" in finding.message for finding in again.findings)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "code", "severity"),
+    [
+        (
+            ["actor.behave_imp_weight_floor=0.5", "actor.behave_imp_weight_veto=0.6"],
+            "RUN-ALGORITHM-WEIGHT-VETO",
+            "error",
+        ),
+        (
+            [
+                "actor.behave_imp_weight_mode=token_mask",
+                "actor.behave_imp_weight_cap=1",
+                "actor.behave_imp_weight_floor=1",
+            ],
+            "RUN-ALGORITHM-WEIGHT-BOUNDS",
+            "error",
+        ),
+        (["algorithm=gspo", "actor.behave_imp_weight_mode=token_truncate"], "RUN-ALGORITHM-WEIGHT-LEVEL", "warning"),
+        (
+            ["actor.behave_imp_weight_mode=geometric_mask", "actor.behave_imp_weight_cap=5"],
+            "RUN-ALGORITHM-WEIGHT-CAP",
+            "warning",
+        ),
+        (["actor.behave_imp_weight_floor=0.5", "actor.behave_imp_weight_veto=1e-4"], None, None),
+        (["actor.behave_imp_weight_mode=disabled", "actor.behave_imp_weight_veto=0.5"], None, None),
+    ],
+)
+def test_contradictory_keys_of_the_behaviour_weight_are_reported_with_a_fix_that_works(
+    write, overrides, code, severity
+):
+    def found(*given: str) -> list[tuple[str, str]]:
+        findings = preflight(load(write(), given)).findings
+        return [(each.code, str(each.severity)) for each in findings if each.code.startswith("RUN-ALGORITHM-WEIGHT")]
+
+    assert found(*overrides) == ([(code, severity)] if code else [])
+    if code:
+        findings = preflight(load(write(), overrides)).findings
+        help = next(each.help for each in findings if each.code == code)
+        fix = help.removeprefix("write ").replace(", or ", ",").split(",")[0]
+        assert found(*overrides, fix) == []
+
+
+def test_a_critic_in_float16_is_refused(write):
+    own = ["algorithm=ppo", "critic={}", "gconfig.n_samples=1", "actor.dtype=float16"]
+    (message,) = errors(write(), *own)
+    assert "RUN-CRITIC-FLOAT16" in message and "critic.dtype=bfloat16" in message
+    assert errors(write(), *own, "critic.dtype=bfloat16") == []
+
+
 def test_a_misspelt_name_is_told_with_the_nearest_one(write):
     (message,) = errors(write(), "algorithm=grop")
-    assert "there is no algorithm 'grop'" in message and "grpo" in message
+    assert "the algorithm 'grop' is unknown" in message and "grpo" in message
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_a_classifier_with_one_label_passes(write, model: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (("reward.type=gsm8k",), "reward.model: nothing asks this model -> write reward.type=model"),
+        (("reward.type=gsm8k",), "reward.model: no reward uses this model -> write reward.type=model"),
         (("reward.model.backend=null",), "reward.model.backend: no layout is given for the reward model"),
         (("reward.model.backend=megatron:d1",), "reward.model.backend: megatron cannot be the reward"),
         (("cluster.n_gpus_per_node=3",), "reward.model.backend: the groups need 4 GPUs"),
@@ -53,8 +53,10 @@ def test_other_classes_and_labels_are_refused(write, model: Path, tmp_path: Path
     assert "it has 2 labels" in said(write, *SLOTS, f"reward.model.path={two}")
     config = (two / "config.json").read_text().replace("Qwen3ForSequenceClassification", "Qwen3ForCausalLM")
     (two / "config.json").write_text(config)
-    assert "it is Qwen3ForCausalLM, which is none of the classifiers" in said(write, *SLOTS, f"reward.model.path={two}")
+    assert "its architecture is Qwen3ForCausalLM; supported classifiers are" in said(
+        write, *SLOTS, f"reward.model.path={two}"
+    )
 
 
 def test_a_reward_that_no_model_gives_is_refused(write) -> None:
-    assert "the run has none -> write reward.model.path" in said(write, "reward.type=model")
+    assert "reward.model is missing -> write reward.model.path" in said(write, "reward.type=model")

@@ -78,7 +78,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (
             ["allocation_mode=sglang:d1+megatron:d1", "actor.backend=megatron:d1"],
             "actor.backend",
-            "gives the layout already",
+            "already sets the layout",
         ),
         (
             ["allocation_mode=sglang[rollout]:d1|megatron[actor]:d1|megatron[critic]:d1"],
@@ -87,10 +87,10 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         ),
         (["actor.backend=megatron:d4"], "rollout.backend", "the cluster has 3"),
         (["actor.backend=megatron:t3"], "actor.backend", "4"),
-        (["cluster.n_nodes=2"], "cluster.n_nodes", "this host alone"),
+        (["cluster.n_nodes=2"], "cluster.n_nodes", "has one node, not 2"),
         (["actor.path=/nowhere"], "actor.path", "no config.json"),
         (["tokenizer_path=/nowhere"], "tokenizer_path", "/nowhere"),
-        (["actor.init_model=null"], "actor.path", "neither is set"),
+        (["actor.init_model=null"], "actor.path", "neither of actor.path and actor.init_model"),
         (["actor.init_model.vocab_size=10"], "actor.init_model.vocab_size", "10 rows"),
         (["actor.init_model.num_key_value_heads=3"], "actor.init_model.num_key_value_heads", "4 query heads"),
         (
@@ -103,8 +103,11 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["train_dataset.max_prompt_length=5"], "train_dataset.max_prompt_length", "row 1 has"),
         (["train_dataset.batch_size=17"], "train_dataset.batch_size", "16 prompts do not fill"),
         (["actor.ppo_n_minibatches=3"], "actor.ppo_n_minibatches", "3 mini-batches"),
-        (["gconfig.n_samples=1"], "gconfig.n_samples", "teaches nothing"),
-        (["gconfig.top_p=0.9"], "gconfig.top_p", "log-probs from before the nucleus"),
+        (["gconfig.n_samples=1"], "gconfig.n_samples", "compares the samples of a prompt"),
+        (["gconfig.top_p=0.9"], "gconfig.top_k", "at most 1024, and gconfig.top_k sets no limit"),
+        (["gconfig.min_p=0.1"], "gconfig.top_k", "gconfig.min_p=0.1"),
+        (["gconfig.top_k=1025"], "gconfig.top_k", "allows 1025"),
+        (["gconfig.top_k=1"], "gconfig.top_k", "nothing is learned"),
         (["rollout.max_concurrent_rollouts=1"], "rollout.max_concurrent_rollouts", "group of 2"),
         (["gconfig.max_new_tokens=60"], "gconfig.max_new_tokens", "64"),
         (["sglang.context_length=40"], "sglang.context_length", "40 tokens"),
@@ -162,10 +165,10 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
             "not deterministic",
         ),
         (["sglang.extra_args.port=3000"], "sglang.extra_args.port", "by the run itself"),
-        (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "held-out"),
-        (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "held-out"),
+        (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "evaluation prompts"),
+        (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "evaluation prompts"),
         (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 optimizer steps"),
-        (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
+        (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a writable directory"),
         (
             ["actor.init_model.num_experts=4"],
             "actor.init_model.tie_word_embeddings",
@@ -299,7 +302,7 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused(write,
     overrides = [model.replace("SMALL", str(tmp_path / "small")), f"tokenizer_path={tmp_path / 'large'}"]
     (finding,) = errors(write(), *overrides, "train_dataset.max_prompt_length=400", "valid_dataset=null")[:1]
     assert finding.where == "tokenizer_path (command line)"
-    assert "259 entries, the model's embedding 50 rows" in finding.message
+    assert "259 entries; the model's embedding has 50 rows" in finding.message
 
 
 @pytest.mark.parametrize("address", ["foo", ":6379", "10.0.0.1:x", "10.0.0.1:70000", "ray://10.0.0.1:6379"])
@@ -446,7 +449,7 @@ def test_with_gpus_auto_means_cuda(write):
     with mock.patch.object(module, "gpu_count", return_value=2):
         with mock.patch.object(module, "_is_installed", return_value=True):
             (finding,) = errors(write(), "device=auto")
-        assert "3 GPUs are asked for, this host has 2" in finding.message
+        assert "needs 3 GPUs; this host has 2" in finding.message
 
 
 @pytest.mark.parametrize(("present", "ok"), [(4, False), (7, False), (8, True)])
@@ -457,7 +460,7 @@ def test_gpus_that_are_named_have_to_be_there(write, present, ok):
         found = [f for f in checked.findings if f.severity != "note"]
         assert [f.code for f in found] == ([] if ok else ["RUN-MACHINE-GPUS"]), list(map(str, found))
         if not ok:
-            assert f"8 GPUs are asked for, by the numbers after `@`, this host has {present}" in found[0].message
+            assert f"needs 8 GPUs, by the numbers after `@`; this host has {present}" in found[0].message
             lower = [
                 "rollout.backend=sglang:d1@0",
                 "actor.backend=megatron:d1@1",

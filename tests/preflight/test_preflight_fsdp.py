@@ -2,17 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allocation.families import FAMILIES, TRAINED
-from allocation.model_spec import ModelError, from_config
+from allocation.model_spec import ModelError, from_config, load_model
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight import preflight
-from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
+from areal_like.preflight import model, preflight
+from areal_like.preflight.view import RoleView
+from areal_like.trainer.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER
 
 FSDP = "actor.backend=fsdp:d2"
 
@@ -46,7 +48,7 @@ def test_heads_that_ranks_cannot_share_are_refused_with_layouts_that_will_do(wri
         assert "error" not in {str(f.severity) for f in findings(layout)}
 
 
-@pytest.mark.parametrize("attention", [{"attn_logit_softcapping": 50.0}, {"layer_types": ["chunked_attention"] * 4}])
+@pytest.mark.parametrize("attention", [{"attn_logit_softcapping": 50.0}, {"layer_types": ["chunked_attention"] * 3}])
 def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_path, attention):
     write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
     file = tmp_path / "model/config.json"
@@ -93,9 +95,15 @@ def test_capped_attention_shares_no_prompts(write, tmp_path, layout):
     assert "RUN-SHARED-PROMPTS-FSDP" not in [code for code, *_ in said(write, *capped)]
 
 
-def test_it_takes_dense_models(write):
-    found = said(write, FSDP, "actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false")
-    assert [code for code, *_ in found] == ["RUN-FSDP-EXPERTS"]
+def test_it_takes_experts(write):
+    assert said(write, FSDP, "actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false") == []
+
+
+def test_a_family_whose_sequences_see_each_other_in_a_pack_is_refused(write, tmp_path):
+    linear = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "linear_num_value_heads": 4}
+    save_tiny(tmp_path / "model", "qwen3_next", **linear, linear_num_key_heads=2, shared_expert_intermediate_size=32)
+    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    assert ("RUN-FSDP-PACKING", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
 
 
 @pytest.mark.parametrize("critic", ["critic.backend=fsdp:d1c2", "critic.timeout_s=60", "critic.backend=megatron:d2"])
@@ -126,6 +134,15 @@ def test_further_dense_families_may_start_if_the_servers_can(write, tmp_path, fa
     assert [code for code, *_ in said(write, FSDP, *model)] == codes
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3_text"])
+def test_an_output_layer_that_servers_would_not_load_is_refused(write, tmp_path, family):
+    model = [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    save_tiny(tmp_path / "model", family, tie_word_embeddings=True)
+    assert "RUN-FSDP-UNTIED" not in [code for code, *_ in said(write, *model)]
+    save_tiny(tmp_path / "model", family, tie_word_embeddings=False)
+    assert ("RUN-FSDP-UNTIED", "actor.path") in [found[:2] for found in said(write, *model)]
+
+
 def test_an_unknown_dense_family_may_start_if_its_weights_are_those_that_are_counted(write, tmp_path):
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
     save_tiny(tmp_path / "model", "granite")
@@ -148,14 +165,26 @@ def test_a_quantized_checkpoint_is_refused(write, tmp_path):
     assert said(write, FSDP, *model) == [("RUN-FSDP-QUANTIZED", "actor.path", "dequantize the checkpoint")]
 
 
+def test_a_window_that_gpu_servers_ignore_is_refused_beyond_it(write, tmp_path):
+    save_tiny(tmp_path / "model", "mistral", sliding_window=8)
+    config = load(write(), [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]).config
+    spec = load_model(str(tmp_path / "model"))
+
+    def codes(device, window):
+        view = RoleView(config, "actor", config.actor, device, replace(spec, window=window))
+        return [found.code for found in model._window(view, view.model)]
+
+    assert codes("cuda", 8) == ["RUN-WINDOW-SERVER"]
+    assert codes("cpu", 8) == codes("cuda", config.longest_sequence) == []
+
+
 def test_the_page_names_the_families_that_train_and_what_is_refused():
     text = (Path(__file__).parents[2] / "docs/bridges.md").read_text()
-    known, _, refused = text.partition("these dense families:")[2].partition("(`model_type`")
-    dense = {
-        name for name, family in FAMILIES.items() if not family.experts and name not in WITHOUT_MODEL | WITHOUT_SERVER
-    }
-    assert dense == set(TRAINED["fsdp"])
-    assert set(re.findall(r"`(\w+)`", known)) == dense
+    known, _, refused = text.partition("sizes of these families:")[2].partition("(`model_type`")
+    taken = set(FAMILIES) - WITHOUT_MODEL - WITHOUT_SERVER - NOT_PACKED.keys()
+    assert taken == set(TRAINED["fsdp"])
+    assert set(re.findall(r"`(\w+)`", known)) == taken
+    assert all(f"`{family}`" in refused for family in NOT_PACKED)
     assert "`granite` is accepted and `starcoder2` is rejected" in refused
     for family in ("granite", "starcoder2"):
         with pytest.raises(ModelError, match="unknown model_type"):

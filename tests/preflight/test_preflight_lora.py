@@ -23,7 +23,7 @@ def test_a_note_says_how_much_is_trained(write, tmp_path):
     note, warning = checked.findings
     assert warning.severity == "warning"
     assert "actor.init_model" in warning.key
-    assert "stay" in warning.message
+    assert "frozen weights" in warning.message
     model, lora = tmp_path / "model", LoRA(4, 8, ("all-linear",))
     write_init_model(checked.job.config.actor.init_model, model, seed=1)
     weights = load_file(model / "model.safetensors")
@@ -42,7 +42,7 @@ def test_a_note_says_how_much_is_trained(write, tmp_path):
     [
         (["actor.target_modules=[q_porj]"], "actor.target_modules", "no linear layer q_porj", ["q_proj"]),
         (["actor.target_modules=[lm_head]"], "actor.target_modules", "no linear layer lm_head", ["all-linear"]),
-        (EXPERTS, "actor.target_modules", "all-linear: there are no adapters for experts", ATTENTION),
+        (EXPERTS, "actor.target_modules", "all-linear: adapters for experts are unsupported", ATTENTION),
         (
             ["actor.backend=megatron:t4", "cluster.n_gpus_per_node=5"],
             "actor.target_modules",
@@ -52,7 +52,7 @@ def test_a_note_says_how_much_is_trained(write, tmp_path):
         (
             ["actor.megatron.override_transformer_config.use_transformer_engine_op_fuser=true"],
             "actor.megatron.override_transformer_config.use_transformer_engine_op_fuser",
-            "pass adapters by",
+            "ignore their adapters",
             None,
         ),
     ],
@@ -107,7 +107,7 @@ def test_an_adapter_begins_as_nothing_and_the_same_everywhere():
     assert adapter.a.abs().max() <= 1 / 20
     assert adapter.a.std() == pytest.approx(1 / 20 / 3**0.5, rel=0.05)
     weight = torch.randn(300, 400)
-    assert torch.equal(adapter.merged(weight, lora.scale), weight)
+    assert torch.equal(adapter.merge(weight, lora.scale), weight)
 
 
 def test_rank_and_targets_decide_what_is_trained(write):

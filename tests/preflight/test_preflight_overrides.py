@@ -14,7 +14,7 @@ def test_what_megatron_refuses_is_refused_before_start(write, monkeypatch):
     right, wrong = f"{OVERRIDES}.attention_softmax_in_fp32=true", f"{OVERRIDES}.fp8_output_proj=true"
     (found,) = errors(write(), right, wrong)
     assert found.where == f"{OVERRIDES}.fp8_output_proj (command line)"
-    assert "Megatron-core refuses it: fp8_output_proj must be used together with fp8 mode" in found.message
+    assert "Megatron-core rejects the overrides: fp8_output_proj must be used together with fp8 mode" in found.message
     assert found.help == "leave out fp8_output_proj"
     assert not check(write(), right).findings
 
@@ -24,4 +24,4 @@ def test_what_cannot_be_tried_is_a_warning(write, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     checked = check(write(), f"{OVERRIDES}.attention_softmax_in_fp32=false")
     assert checked.ok
-    assert "could not be tried" in checked.findings[0].message
+    assert "could not be checked" in checked.findings[0].message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,7 +80,7 @@ def test_what_does_not_make_it_another_run_may_change(begun: Path, override: str
     [
         ("seed=2", "write seed=1, or choose another trial_name"),
         ("actor.optimizer.lr=1e-3", "write actor.optimizer.lr=0.0008, or"),
-        ("gconfig.n_samples=4", "4 is not what the run in"),
+        ("gconfig.n_samples=4", "started with 8, not 4"),
         ("actor.megatron.use_distributed_optimizer=false", "write actor.megatron.use_distributed_optimizer=true, or"),
         ("train_dataset.batch_size=32", "write train_dataset.batch_size=64, or"),
         ("train_dataset.shuffle=false", "write train_dataset.shuffle=true, or"),
@@ -97,7 +98,7 @@ def test_another_key_is_refused_by_name(begun: Path, override: str, said: str) -
     [
         ("actor.adv_norm.mean_level=batch", "actor.adv_norm", "write actor.adv_norm=null, or"),
         ("actor.reward_norm.mean_level=batch", "actor.reward_norm", "write actor.reward_norm=null, or"),
-        ("warm_start=null", "warm_start", "null is not what the run in"),
+        ("warm_start=null", "warm_start", "started with a section, not null"),
         ("critic={}", "critic", "write critic=null, or"),
         ("ref={}", "ref", "write ref=null, or"),
         ("reward.parts.other.type=gsm8k", "reward.parts.other", "leave it out, or"),
@@ -164,14 +165,17 @@ def test_a_checkpoint_of_the_other_backend_is_refused(begun: Path, files: tuple[
     assert found(begun.parents[1], f"actor.backend={backend}:d1") == {}
     said = found(begun.parents[1], other)
     assert said.keys() == {"actor.backend"}
-    assert f"is {backend}'s, which {to} does not read; write actor.backend={backend}:d2, or" in said["actor.backend"]
+    assert (
+        f"is a {backend} checkpoint, which {to} cannot read; write actor.backend={backend}:d2, or"
+        in said["actor.backend"]
+    )
     assert found(begun.parents[1], f"actor.backend={backend}:d2") == {}
 
 
 def test_other_data_is_refused(begun: Path) -> None:
     findings = found(begun.parents[1], "train_dataset.arithmetic.seed=3")
     assert findings.keys() == {"train_dataset", "train_dataset.arithmetic.seed"}
-    assert "is of a run over other training prompts" in findings["train_dataset"]
+    assert "has other training prompts" in findings["train_dataset"]
 
 
 def test_a_run_begun_by_an_earlier_version_goes_on(begun: Path) -> None:
@@ -190,7 +194,7 @@ def test_a_run_without_checkpoints_is_not_entered(begun: Path) -> None:
 
 def test_a_run_named_by_the_time_is_said_not_to_be_found_again(tmp_path: Path) -> None:
     (said,) = found(tmp_path, "trial_name=").values()
-    assert "another one at each start" in said and "write trial_name=" in said
+    assert "defaults to the start time" in said and "write trial_name=" in said
     assert found(tmp_path, "trial_name=", "recover.mode=off") == {}
 
 
@@ -198,14 +202,14 @@ def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
     (begun / "summary.json").write_text("{}")
     assert found(begun.parents[1]) == {}  # of 5 steps it has 3
     findings = found(begun.parents[1], "total_train_steps=3")
-    assert "has all of its 3 steps; raise total_train_steps, or choose another" in findings["recover.mode"]
+    assert "has finished all 3 steps; raise total_train_steps, or choose another" in findings["recover.mode"]
 
 
 def test_fault_leaves_alone_what_ended_by_itself_until_it_was_gone_on_with(begun: Path) -> None:
     (begun / "summary.json").write_text("{}")
     more = "recover.mode=fault", "total_train_steps=9"
     said = found(begun.parents[1], *more)["recover.mode"]
-    assert "ended by itself, which is no failure; write recover.mode=auto to resume it" in said
+    assert " finished; write recover.mode=auto to resume it" in said
     job = cast(Job, preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={begun.parents[1]}", *more[1:]])).job)
     with pytest.raises(RuntimeError):
         leave(job, 6, RuntimeError)
@@ -219,11 +223,30 @@ def test_fault_leaves_alone_what_was_interrupted_by_hand(tmp_path: Path, by_hand
     with pytest.raises(RuntimeError) as raised:
         leave(job, 3, RuntimeError)
     assert raised.value.__notes__ == [
-        f"the last checkpoint is {job.config.run_dir}/recover/step-3: the same command with trial_name=t goes on from there"
+        f"the last checkpoint is {job.config.run_dir}/recover/step-3; the same command with trial_name=t resumes from it"
     ]
     assert found(tmp_path, "recover.mode=fault") == {}
     with pytest.raises(by_hand):
         leave(job, 4, by_hand)
     said = found(tmp_path, "recover.mode=fault")["recover.mode"]
-    assert "was interrupted by hand, which is not a failure; write recover.mode=auto to resume it" in said
+    assert "was interrupted by hand; write recover.mode=auto to resume it" in said
     assert found(tmp_path) == {}
+
+
+HOSTS = ("scheduler.type=ray", "cluster.n_nodes=3", "cluster.n_gpus_per_node=1", "recover.layouts=[{}]")
+
+
+@pytest.mark.parametrize(
+    ("layout", "problem"),
+    [
+        ("fsdp:d1", "fsdp cannot load checkpoints of megatron"),
+        ("megatron:t2", "its trainer needs 2 GPUs, the present one has 2"),
+        ("megatron:d64", "CPU slots|GPUs"),
+    ],
+)
+def test_a_layout_that_a_restarted_trainer_can_never_use_is_refused(tmp_path: Path, layout: str, problem: str) -> None:
+    trained = ("actor.backend=megatron:d2", "rollout.backend=sglang:d1", *HOSTS)
+    overrides = [*SETTINGS, f"cluster.fileroot={tmp_path}", *(each.format(layout) for each in trained)]
+    (told,) = (each for each in preflight(load(CONFIG, overrides)).findings if each.code == "RUN-RECOVER-LAYOUT")
+    assert told.source.key == "recover.layouts"
+    assert re.search(problem, told.message)

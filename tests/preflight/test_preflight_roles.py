@@ -3,6 +3,7 @@
 import pytest
 from test_preflight import check, errors
 
+from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
@@ -56,7 +57,7 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
         (["ref.backend=megatron:d2e2"], "ref.backend", "no experts"),
         (["ref.mb_spec.max_tokens_per_mb=39"], "ref.mb_spec.max_tokens_per_mb", "is 39"),
         (["critic.path=/nowhere"], "critic.path", "no config.json"),
-        (["ref.path=DIRECTORY"], "ref.path", "embedding 20 rows"),
+        (["ref.path=DIRECTORY"], "ref.path", "embedding has 20 rows"),
         (["critic.optimizer.warmup_steps=4"], "critic.optimizer.warmup_steps", "4 optimizer steps"),
         (["critic.warmup_steps=4"], "critic.warmup_steps", "the actor would not be trained"),
         (
@@ -81,12 +82,12 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
         (
             ["critic.dtype=bfloat16", "critic.megatron.use_distributed_optimizer=false", "recover.mode=auto"],
             "critic.megatron.use_distributed_optimizer",
-            "the critic's head",
+            "the critic's float32 value head",
         ),
         (
             ["critic.dtype=bfloat16", "critic.megatron.main_grads_dtype=bfloat16"],
             "critic.megatron.main_grads_dtype",
-            "the critic's head",
+            "the critic's float32 value head",
         ),
         (
             ["ref.dtype=float32", "allocation_mode=sglang:d1+megatron:d1", "ref.backend=megatron:d1"],
@@ -125,6 +126,27 @@ def test_the_strategy_that_would_do_is_named(write, overrides, right):
     assert check(write(), *overrides, right).ok
 
 
+def test_a_critic_has_no_float32_logits(write):
+    loaded = load(write(), ["algorithm=ppo", "actor.fp32_head=true", "critic={}", "actor.kl_ctl=0.1", "ref={}"])
+    assert {role: it.fp32_head for role, it in loaded.config.roles.items()} == {
+        "actor": True,
+        "ref": True,
+        "critic": False,
+    }
+
+
+def test_a_cluster_too_small_for_layouts_in_fields_of_roles_is_not_mended_with_a_bar(write):
+    """`|` joins engines in `allocation_mode` alone; a role's field has one engine."""
+    wide = ["rollout.backend=sglang:d6", "actor.backend=megatron:d2"]
+    (found,) = errors(write(), *wide, "cluster.n_gpus_per_node=3")
+    assert found.code == "ALLOC-CLUSTER-SIZE"
+    assert found.help == "make the layouts smaller, or raise cluster.n_gpus_per_node"
+    assert check(write(), *wide, "cluster.n_gpus_per_node=8").ok
+    whole = ["allocation_mode=sglang:d6+megatron:d2", "rollout.backend=null", "actor.backend=null"]
+    (found,) = errors(write(), *whole, "cluster.n_gpus_per_node=3")
+    assert "`|`" in found.help
+
+
 def test_the_actors_keys_are_named_where_a_role_has_them_from_the_actor(write):
     found = errors(write(), "actor.mb_spec.max_tokens_per_mb=39", "ref.dtype=float32")
     assert [f.key for f in found] == ["actor.mb_spec.max_tokens_per_mb"]
@@ -148,3 +170,12 @@ def test_a_roles_key_that_does_nothing_is_said(write, overrides, key):
     checked = check(write(), asks, *overrides)
     assert checked.ok
     assert [(f.code, f.key) for f in checked.findings] == [("RUN-UNUSED", key)]
+
+
+def test_a_critic_has_the_actors_minibatches_and_a_reference_has_none(write):
+    """A minibatch of the critic has too few sequences for its ranks; the reference computes all sequences at once."""
+    separate = ["cluster.n_gpus_per_node=11", "actor.ppo_n_minibatches=4"]
+    wide = ["backend=megatron:d8", "scheduling_strategy.type=separation"]
+    (found,) = errors(write(), "algorithm=ppo", *separate, *(f"critic.{text}" for text in wide))
+    assert (found.code, found.key) == ("ALLOC-BATCH-DP", "critic.backend")
+    assert check(write(), "actor.kl_ctl=0.1", *separate, *(f"ref.{text}" for text in wide)).ok

@@ -7,6 +7,7 @@ from test_preflight import check
 
 from areal_like.config.load import load
 from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.preflight.view import view_roles
 
 SHARED = "actor.mb_spec.share_prompts=true"
 ROLES = ("algorithm=ppo", "actor.kl_ctl=0.1")
@@ -54,5 +55,5 @@ def test_it_is_refused_once_under_the_key_that_asks_for_it(write, overrides, key
 def test_a_model_that_would_be_computed_otherwise_is_refused(write, shape, words):
     loaded, job = load(write(), [SHARED]).config, check(write(), SHARED).job
     specs = {"actor": replace(job.models["actor"], **shape)}
-    found = list(check_shared_prompts(loaded, specs, job.plan))
+    found = list(check_shared_prompts(view_roles(loaded, specs, job.plan)))
     assert [words in it.message for it in found] == ([True] if words else [])

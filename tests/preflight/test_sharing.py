@@ -32,7 +32,7 @@ def test_all_gpus_are_shared(layout, overrides):
 def test_weights_are_lent_where_a_trainer_rank_is_on_each_gpu_of_each_server(layout):
     assert findings(layout=layout) == {}
     message = findings("weight_update.mode=ipc", layout=layout)["weight_update.mode"]
-    assert "no rank of the actor is on 1 of the GPUs of server" in message
+    assert "needs an actor rank on every server GPU; server " in message
 
 
 def test_turns_need_gpus():
@@ -41,7 +41,7 @@ def test_turns_need_gpus():
 
 @pytest.mark.parametrize("layout", ["sglang:d1+megatron:d1", "sglang:d2@0-1|megatron:d1@0"])
 def test_turns_are_taken_on_the_same_gpus(layout):
-    assert "not on the same GPUs" in findings(TURNS, layout=layout)["rollout.sharing"]
+    assert "needs the same GPUs" in findings(TURNS, layout=layout)["rollout.sharing"]
 
 
 def test_turns_do_not_wait_for_requests():
@@ -59,7 +59,7 @@ def test_a_dry_run_says_which_and_why(monkeypatch):
     config = load(EXAMPLE, ["device=cuda"]).config
     spec = find_model(config)[0]
     plan, _ = find_plan(config, spec)
-    assert "stay together" in described(config, plan, {"actor": spec})
+    assert "colocated" in described(config, plan, {"actor": spec})
     assert "of 80 GiB they need about" in described(config, plan, {"actor": spec})
 
 

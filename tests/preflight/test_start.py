@@ -71,12 +71,12 @@ def test_a_converted_one_says_of_which_model_it_is(write, model, tmp_path):
     config = json.loads((model / "config.json").read_text())
     (path / "huggingface/config.json").write_text(json.dumps({**config, "num_attention_heads": 8, "head_dim": 4}))
     (problem,) = errors(write(), *start(model, path))
-    assert "of another model: its heads is 8" in problem.message
+    assert "to another model: its heads is 8" in problem.message
 
 
 def test_one_has_to_be_named_and_to_be_read(write, model):
     (problem,) = errors(write(), *start(model, "null"))
-    assert "no checkpoint is named" in problem.message
+    assert "and none is set" in problem.message
     (problem,) = errors(write(), *start(model, "null"), "actor.backend=fsdp:d2")
     assert "the FSDP trainer starts from Hugging Face weights" in problem.message
 

@@ -13,7 +13,9 @@ from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
+from areal_like.preflight.roles import check_roles
 from areal_like.preflight.unused import check_unused
+from areal_like.preflight.view import view_roles
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "clusters").iterdir()))
@@ -43,6 +45,7 @@ def unused(file, *overrides, device="cpu"):
     ("without", "setting", "with_"),
     [
         (FILE, "train_dataset.split=test", HUB),
+        (["rollout.drift_probe_tokens=0"], "rollout.drift_patience=5", ["rollout.drift_probe_tokens=64"]),
         *(
             ([f"{eta}=0"], f"weight_update.requests={way}", [f"{eta}=1"])
             for eta in ["rollout.max_head_offpolicyness"]
@@ -86,6 +89,8 @@ def unused(file, *overrides, device="cpu"):
         (["actor.use_decoupled_loss=false"], "actor.behave_imp_weight_cap=2.0", ["actor.use_decoupled_loss=true"]),
         (["algorithm=cispo"], "actor.behave_imp_weight_mode=token_mask", ["algorithm=gspo"]),
         (["actor.behave_imp_weight_mode=disabled"], "actor.behave_imp_weight_cap=2.0", []),
+        (["actor.behave_imp_weight_mode=disabled"], "actor.behave_imp_weight_floor=0.5", []),
+        (["algorithm=cispo"], "actor.behave_imp_weight_veto=0.5", ["algorithm=gspo"]),
         ([], "actor.kl_estimator=k2", ["actor.kl_ctl=0.1"]),
         ([], "actor.gae_lambda=0.9", ["algorithm=ppo"]),
         ([], "actor.overlong_tokens=3", ["algorithm=dapo"]),
@@ -220,7 +225,7 @@ def test_a_setting_that_does_nothing_is_named(write, setting, without):
 def test_modules_that_no_layer_has_are_not_recomputed(write, modules, model, named):
     chosen = ["actor.megatron.recompute_granularity=selective", f"actor.megatron.recompute_modules=[{modules}]"]
     config = load(write(), [*ON_GPUS, *chosen, *model]).config
-    findings = check_options(config, "cuda", find_model(config)[0], None)
+    findings = check_roles([*view_roles(config, {"actor": find_model(config)[0]}, device="cuda")])
     said = [f.help for f in findings if f.key == "actor.megatron.recompute_modules"]
     assert said == ([f"leave out {named}"] if named else [])
 

@@ -1,13 +1,15 @@
 """A user's workflow is loaded and looked at before anything starts: one finding says what is wrong, and where."""
 
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+from limits import HUNG_S
 
 from areal_like.config.load import load
 from areal_like.preflight.workflow import check_workflow
-from areal_like.runtime.user_code import given
+from areal_like.runtime.user_code import register
 
 GOOD = "async def run(row, client):\n    return 1.0\n"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/workflows").glob("*.py"))
@@ -38,7 +40,9 @@ def test_a_group_may_use_the_run_s_reward(findings):
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_shipped_workflows_are_fine(file, write):
-    assert list(check_workflow(load(write(), [f"workflow={file}:run"]).config)) == []
+    sandbox = ["episode.sandbox={}"] if file.stem == "terminal" else []
+    config = load(write(), [f"workflow={file}:run", *sandbox]).config
+    assert list(check_workflow(config, dry_run=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,37 @@ def test_an_object_that_no_worker_can_be_given_is_refused(write):
         async def __call__(self, row, client):
             return 1.0
 
-    with given({"workflow": Player()}) as references:
+    with register({"workflow": Player()}) as references:
         (found,) = check_workflow(load(write(), [f"workflow={references['workflow']}"]).config)
     assert found.key == "workflow" and "cannot be sent to a worker process: " in found.message
+
+
+def test_the_endpoint_s_address_and_certificate_are_checked(write, tmp_path):
+    base = [f"workflow={EXAMPLES[0]}:run", "episode.endpoint=true"]
+
+    def codes(*overrides, dry_run=False):
+        return {found.code for found in check_workflow(load(write(), [*base, *overrides]).config, dry_run=dry_run)}
+
+    assert codes("episode.endpoint_host=192.0.2.1") == {"RUN-ENDPOINT-HOST"}
+    assert codes("episode.endpoint_host=192.0.2.1", dry_run=True) == set()
+    assert codes("episode.endpoint_host=0.0.0.0") == {"RUN-ENDPOINT-HOST"}
+    assert codes("episode.endpoint_host=127.0.0.1") == codes("episode.endpoint_host=auto") == set()
+    file = tmp_path / "a.pem"
+    file.write_text("no certificate")
+    alone = f"episode.endpoint_certificate={file}"
+    assert codes(alone) == codes(alone, f"episode.endpoint_key={file}") == {"RUN-ENDPOINT-TLS"}
+
+
+def test_an_encrypted_key_is_refused_without_a_question(write, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=a"]
+    subprocess.run([*make, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=HUNG_S)
+    keys = [f"episode.endpoint_key={key}", f"episode.endpoint_certificate={certificate}"]
+    config = load(write(), [f"workflow={EXAMPLES[0]}:run", "episode.endpoint=true", *keys]).config
+    (found,) = check_workflow(config)
+    assert found.code == "RUN-ENDPOINT-TLS" and "not encrypted" in str(found.help)
+
+
+def test_a_group_s_workflow_is_not_graded_at_the_limit(write):
+    found = check_workflow(load(write(), [f"workflow={EXAMPLES[1]}:run", "episode.on_timeout=grade"]).config)
+    assert "episode.on_timeout" in {each.key for each in found if each.code == "RUN-UNUSED"}

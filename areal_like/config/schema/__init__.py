@@ -4,6 +4,8 @@ Names follow AReaL's published configuration where one exists. Every field state
 several fields lives in `preflight/`, so that all of its findings come together.
 """
 
+from areal_like.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
+from areal_like.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
 from areal_like.config.schema.data import (
     ArithmeticConfig,
     DatasetConfig,
@@ -25,7 +27,9 @@ from areal_like.config.schema.outputs import (
     WandBConfig,
 )
 from areal_like.config.schema.rewards import JudgeConfig, RewardConfig, RewardModelConfig, RewardPartConfig
+from areal_like.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig, SchedulingStrategyConfig
 from areal_like.config.schema.rollout import (
+    MOST_KEPT,
     SERVER_RESERVE,
     SINGLE_TURN,
     EpisodeConfig,
@@ -34,26 +38,16 @@ from areal_like.config.schema.rollout import (
     SGLangConfig,
     WeightUpdateConfig,
 )
-from areal_like.config.schema.run import RunConfig
+from areal_like.config.schema.run import SCORERS, RunConfig
+from areal_like.config.schema.sandbox import CONTAINER_TOOLS, SandboxConfig
 from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
+from areal_like.config.schema.teacher import TeacherConfig
 from areal_like.config.schema.trainer import (
-    ALL_LINEAR,
-    PRECISIONS,
-    ActorConfig,
-    BehaviourMode,
-    CriticConfig,
+    DType,
     EngineConfig,
-    FSDPConfig,
     InitModelConfig,
-    KLEstimator,
-    MegatronConfig,
     MicroBatchConfig,
-    NormConfig,
     OptimizerConfig,
-    RecomputedModule,
-    ReferenceConfig,
-    RoleConfig,
-    SchedulingStrategyConfig,
     TrainerRole,
     WarmStartConfig,
 )

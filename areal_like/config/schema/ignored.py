@@ -34,11 +34,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A key, or every key of a section but those of `but`, has no effect where `holds`; `why` completes "because"."""
+    """A key, or every key of a section but those of `but`, has no effect where `holds`; `why` completes "because".
+
+    `reads` is a key of the same section that the condition depends on; without this key the condition never holds.
+    """
 
     why: str
     holds: Callable[[Place], bool]
     but: tuple[str, ...] = ()
+    reads: str | None = None
 
 
 def ignored_if(key: str, value: Any) -> Ignored:
@@ -64,4 +68,4 @@ def for_reference(why: str) -> Ignored:
     return Ignored(f"{why} (`ref` only)", lambda place: place.role == "ref")
 
 
-CPU = Ignored("on CPU everything is in host memory (`device: cpu`)", lambda place: place.device == "cpu")
+CPU = Ignored("`device` is `cpu`, where everything is in host memory", lambda place: place.device == "cpu")

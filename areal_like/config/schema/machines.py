@@ -16,6 +16,12 @@ class ClusterConfig(Section):
     fileroot: Annotated[str, PATH] = Field(
         "runs", description="Directory of all runs; a run uses `fileroot/experiment_name/trial_name`."
     )
+    host_timeout_s: Annotated[float, ignored_if("scheduler.type", "local")] = Field(
+        10.0,
+        gt=0,
+        description="Seconds without an answer after which a host of servers is lost: their requests continue on other "
+        "servers, and they restart elsewhere.",
+    )
 
 
 class SchedulerConfig(Section):

@@ -4,8 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import ignored_if
+from areal_like.config.schema.ignored import Ignored, ignored_if
 from areal_like.config.schema.section import Section
+
+_TAKING_TURNS = Ignored(
+    "trainer and servers take turns on their GPUs (`rollout.sharing: alternate`)",
+    lambda place: place.run.rollout.alternates,
+)
 
 
 class SaverConfig(Section):
@@ -92,6 +97,24 @@ class RecoverConfig(Section):
         False,
         description="Start at step 0 if the run has steps but no complete checkpoint; false: that is an error. The "
         "journal and incomplete checkpoints are put aside; a complete checkpoint is always resumed.",
+    )
+    restarts_per_hour: Annotated[int, ignored_if("recover.mode", "off"), _TAKING_TURNS] = Field(
+        3,
+        ge=0,
+        description="Maximum restarts per hour of a trainer that lost a rank or a host: it continues from the last "
+        "checkpoint while the servers keep running. One more loss ends the run. 0: every loss does.",
+    )
+    layouts: Annotated[
+        list[str],
+        ignored_if("recover.mode", "off"),
+        ignored_if("recover.restarts_per_hour", 0),
+        ignored_if("scheduler.type", "local"),
+        _TAKING_TURNS,
+    ] = Field(
+        [],
+        description="Smaller layouts in which a trainer that lost a host restarts on its remaining ones, in order of "
+        "preference: values of `actor.backend`, or of `allocation_mode` where that is set. Without one that fits, the "
+        "trainer waits for hosts.",
     )
 
 

@@ -12,7 +12,7 @@ _ONLY_MODELS = Ignored(
     "only a reward model scores; `reward.model.timeout_s` applies",
     lambda at: all(judge.function is None and judge.type == "model" for judge in at.section.judges.values()),
 )
-_PARTS = Ignored("`reward.parts` is set", lambda at: bool(getattr(at.section, "parts", None)))
+_PARTS = Ignored("`reward.parts` is set", lambda at: bool(getattr(at.section, "parts", None)), reads="parts")
 _FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not None)
 
 
@@ -22,8 +22,7 @@ class JudgeConfig(Section):
     type: Annotated[Literal["gsm8k", "model"], _PARTS, _FUNCTION] = Field(
         "gsm8k",
         description=(
-            "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`. "
-            "Ignored if `function` is set."
+            "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`."
         ),
     )
     function: Annotated[str | None, _PARTS] = Field(

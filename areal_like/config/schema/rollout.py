@@ -5,11 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from areal_like.config.schema.ignored import Ignored, ignored_if
-from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
+from areal_like.config.schema.sandbox import SandboxConfig
+from areal_like.config.schema.section import LEAST_TEMPERATURE, PATH, Section
 
 SINGLE_TURN = "single_turn"  # the built-in workflow
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
 
+_NO_ENDPOINT = ignored_if("episode.endpoint", False)
 _TIME_SHARED = Ignored(
     "`rollout.sharing` is `alternate`: a server cannot restart in the trainer's time slice",
     lambda at: at.section.alternates,
@@ -29,7 +31,10 @@ _PREFETCHED = Ignored(
     "`weight_update.mode` is `ipc` and `prefetch_mb` is larger",
     lambda at: at.section.mode == "ipc" and at.section.bucket_mb <= at.section.prefetch_mb,
 )
-_CPU_CACHE = Ignored("on CPU the KV cache is sized by what is in flight (`device: cpu`)", lambda at: at.device == "cpu")
+_CPU_CACHE = Ignored(
+    "`device` is `cpu`, where the KV cache is sized by the requests in flight", lambda at: at.device == "cpu"
+)
+MOST_KEPT = 1024  # ids that a token may be sampled from, where not all: servers return them as JSON
 
 
 class GenerationConfig(Section):
@@ -46,8 +51,33 @@ class GenerationConfig(Section):
         1.0,
         gt=0,
         le=1,
-        description="Nucleus: share of the probability mass that is sampled from; only 1, or log-probs would be wrong.",
+        description=(
+            "Nucleus: share of the probability mass that is sampled from. The trainer computes log-probs over the same ids "
+            "([sampling masks](concepts.md#sampling-masks)). A value below 1 requires `gconfig.top_k`."
+        ),
     )
+    top_k: int = Field(
+        -1,
+        ge=-1,
+        description=(
+            f"Number of the likeliest ids that are sampled from, 2 to {MOST_KEPT}; -1 or 0: no limit. The trainer computes "
+            "log-probs over the same ids."
+        ),
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "Least probability of an id, as a share of the likeliest id's, to be sampled from. The trainer computes "
+            "log-probs over the same ids. A value above 0 requires `gconfig.top_k`."
+        ),
+    )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are sampled from some ids of the vocabulary only."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class EpisodeConfig(Section):
@@ -63,6 +93,13 @@ class EpisodeConfig(Section):
         ),
     )
     timeout_s: float = Field(600.0, gt=0, description="Maximum seconds of one episode; a longer one fails.")
+    on_timeout: Literal["leave_out", "grade"] = Field(
+        "leave_out",
+        description=(
+            "An episode that exceeds `timeout_s`, `max_turns` or `max_tokens`: `leave_out` its samples from training, or"
+            " `grade` its last answer by the section `reward`."
+        ),
+    )
     max_failed_share: float = Field(
         0.5,
         ge=0,
@@ -90,9 +127,35 @@ class EpisodeConfig(Section):
     endpoint: bool = Field(
         False,
         description=(
-            "Serve an episode's requests on a loopback port too, for agents in processes of their own, which use "
+            "Serve an episode's requests on a port too, for agents in processes of their own, which use "
             "`client.base_url` and `client.api_key`."
         ),
+    )
+    endpoint_host: Annotated[str | None, _NO_ENDPOINT] = Field(
+        None,
+        min_length=1,
+        description=(
+            "Address at which agents reach the endpoint, such as that of a container bridge; `auto`: the one by which "
+            "other hosts reach this one; null: loopback."
+        ),
+    )
+    endpoint_certificate: Annotated[str | None, PATH, _NO_ENDPOINT] = Field(
+        None, description="Certificate chain of the endpoint (PEM) for TLS; null: plain HTTP."
+    )
+    endpoint_key: Annotated[str | None, PATH, _NO_ENDPOINT] = Field(
+        None, description="Private key of `endpoint_certificate` (PEM)."
+    )
+    endpoint_max_mb: Annotated[int, _NO_ENDPOINT] = Field(
+        32, ge=1, le=1024, description="Maximum size of a request in MB; a larger one gets status 413."
+    )
+    endpoint_max_connections: Annotated[int, _NO_ENDPOINT] = Field(
+        4096, ge=1, description="Maximum open connections of the endpoint; a request on another one gets status 503."
+    )
+    endpoint_rate: Annotated[float | None, _NO_ENDPOINT] = Field(
+        None,
+        gt=0,
+        description="Maximum requests per second of one episode at the endpoint, averaged over 10 s; more get status 429. "
+        "null: unlimited.",
     )
     tool_call_parser: str | None = Field(
         None,
@@ -100,6 +163,9 @@ class EpisodeConfig(Section):
             "SGLang's name of the model family's tool-call format, such as `qwen25`; null: requests with tools "
             "are refused."
         ),
+    )
+    sandbox: SandboxConfig | None = Field(
+        None, description="Sandboxes, which a workflow with a parameter `sandbox` is given; null: none."
     )
 
 
@@ -172,12 +238,31 @@ class RolloutConfig(Section):
             "cluster (`scheduler.type: ray`) has free; null: those of the layout."
         ),
     )
+    router_replay: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description=(
+            "Replay of expert routes (R3): the servers return the experts of every token, and the trainer's routers "
+            "choose them again. `auto`: on for models with experts, where the trainer can replay."
+        ),
+    )
     max_logprob_diff: float | None = Field(
         None,
         gt=0,
         description=(
-            "Maximum mean difference between log-probs of trainer and servers for the same responses at version "
-            "0; a larger one ends the run before its first step. null: 0.001 in float32, 0.1 in bfloat16."
+            "Maximum mean difference between log-probs of trainer and servers for the same responses and weights. A "
+            "larger one ends the run before its first step; later it is a warning (see `drift_patience`). null: 0.001 "
+            "in float32, 0.02 in float16, 0.1 in bfloat16."
+        ),
+    )
+    drift_patience: Annotated[int, ignored_if("rollout.drift_probe_tokens", 0)] = Field(
+        3, ge=1, description="Consecutive steps beyond `max_logprob_diff` that end the run with the likely cause."
+    )
+    drift_probe_tokens: int = Field(
+        2048,
+        ge=0,
+        description=(
+            "Maximum tokens of responses that every server scores anew twice per step, and the trainer once per step (see "
+            "[drift](run.md#drift)); at least one response. 0: never."
         ),
     )
 
@@ -191,7 +276,7 @@ class SGLangConfig(Section):
     """Settings of each SGLang server; device, data type and tensor parallel size come from the run."""
 
     mem_fraction_static: Annotated[float, _CPU_CACHE] = Field(
-        0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache; ignored on CPU."
+        0.8, gt=0, lt=1, description="Share of a GPU's memory for weights and KV cache."
     )
     context_length: int | None = Field(
         None, ge=1, description="Context length of a server in tokens; null: as long as the run needs."
@@ -239,8 +324,8 @@ class WeightUpdateConfig(Section):
     timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Longest time until every server has acknowledged, in seconds; anew where a server is lost meanwhile. "
-        "With `drain` it begins when the last response has ended, and is the longest time in which none may grow.",
+        description="Longest time until every server has acknowledged, in seconds. The limit restarts if a server is lost. "
+        "With `drain` it starts after the last response ends; until then it limits the time without a new token.",
     )
     bucket_mb: Annotated[int, ignored_if("weight_update.mode", "disk"), _PREFETCHED] = Field(
         512, ge=1, description="Size of one transfer in MiB; with `ipc` the larger of this and `prefetch_mb`."

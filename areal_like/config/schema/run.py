@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.actor import ActorConfig
+from areal_like.config.schema.backends import MegatronConfig
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
 from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.config.schema.outputs import RecoverConfig, SaverConfig, StatsLoggerConfig
-from areal_like.config.schema.rewards import RewardConfig
+from areal_like.config.schema.rewards import RewardConfig, RewardModelConfig
+from areal_like.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig
 from areal_like.config.schema.rollout import (
     SERVER_RESERVE,
     SINGLE_TURN,
@@ -21,18 +24,10 @@ from areal_like.config.schema.rollout import (
     WeightUpdateConfig,
 )
 from areal_like.config.schema.section import NAME, PATH, Section
-from areal_like.config.schema.trainer import (
-    ActorConfig,
-    CriticConfig,
-    EngineConfig,
-    MegatronConfig,
-    OptimizerConfig,
-    ReferenceConfig,
-    RoleConfig,
-    TrainerRole,
-    WarmStartConfig,
-)
+from areal_like.config.schema.teacher import TeacherConfig
+from areal_like.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole, WarmStartConfig
 
+SCORERS = {"reward": "reward.model", "teacher": "teacher"}  # the section of each engine that only scores
 _NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at: not at.run.workflows)
 
 
@@ -57,7 +52,7 @@ class RunConfig(Section):
     algorithm: str = Field(
         "grpo",
         description=(
-            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `dpo`, `sft`, or your own"
+            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `distill`, `dpo`, `sft`, or your own"
             " function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
         ),
     )
@@ -84,6 +79,7 @@ class RunConfig(Section):
     actor: ActorConfig = Field(description="Trainer.")
     ref: ReferenceConfig | None = Field(None, description="Reference model; null: none.")
     critic: CriticConfig | None = Field(None, description="Critic; null: none.")
+    teacher: TeacherConfig | None = Field(None, description="Teacher of distillation; null: none.")
     rollout: RolloutConfig = Field(RolloutConfig(), description="Rollout.")
     sglang: SGLangConfig = Field(SGLangConfig(), description="Servers.")
     weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="Weight transport.")
@@ -99,6 +95,16 @@ class RunConfig(Section):
         return Path(self.cluster.fileroot).absolute() / self.experiment_name / self.trial_name
 
     @property
+    def host_timeout_s(self) -> float | None:
+        """Seconds after which a silent host of servers is lost; None on one host, which cannot be."""
+        return None if self.scheduler.type == "local" else self.cluster.host_timeout_s
+
+    @property
+    def trainer_restarts(self) -> int:
+        """Restarts of the trainer per hour; 0 without checkpoints, and where it takes turns with the servers."""
+        return 0 if self.recover.mode == "off" or self.rollout.alternates else self.recover.restarts_per_hour
+
+    @property
     def base_is_reference(self) -> bool:
         """Whether the reference is the actor without its adapters, as an empty section asks for nothing else."""
         elsewhere = self.warm_start is not None or "ref" in (self.allocation_mode or "")
@@ -109,6 +115,16 @@ class RunConfig(Section):
         """The sections of the roles on trainer ranks beside the actor, as far as the run has them."""
         ref = None if self.base_is_reference else self.ref
         sections: dict[TrainerRole, RoleConfig | None] = {"ref": ref, "critic": self.critic}
+        return {role: section for role, section in sections.items() if section is not None}
+
+    @property
+    def scorers(self) -> Mapping[str, RewardModelConfig | TeacherConfig]:
+        """The sections of models that only score, on servers of their own, by the name of their engine."""
+        teacher = self.teacher if self.teacher and self.teacher.url is None else None
+        sections: dict[str, RewardModelConfig | TeacherConfig | None] = {
+            "reward": self.reward.model,
+            "teacher": teacher,
+        }
         return {role: section for role, section in sections.items() if section is not None}
 
     @property
@@ -143,7 +159,7 @@ class RunConfig(Section):
         if "workflow" in self.workflows and self.episode.max_tokens is not None:
             return self.episode.max_tokens
         prompts = [self.train_dataset.max_prompt_length]
-        if self.valid_dataset is not None and self.warm_start is not None:  # which ends by held-out answers
+        if self.valid_dataset is not None and self.warm_start is not None:  # which ends by the evaluation reward
             prompts.append(self.valid_dataset.max_prompt_length)
         return max(prompts) + self.gconfig.max_new_tokens
 
@@ -175,7 +191,7 @@ class RunConfig(Section):
 
     @property
     def evaluates(self) -> bool:
-        """Whether there are held-out prompts, and a time at which they are evaluated."""
+        """Whether there are evaluation prompts, and a time at which they are evaluated."""
         times = self.evaluator
         return bool(self.evaluations) and (times.at_start or times.at_end or times.freq_steps is not None)
 
@@ -194,5 +210,7 @@ class RunConfig(Section):
 
 def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:
     """A role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
+    if name not in type(section).model_fields:  # a critic computes values, so it has no output layer of logits
+        return EngineConfig.model_fields[name].get_default()
     own = getattr(section, name)
     return getattr(actor, name) if own is None and name not in ("backend", "path") else own

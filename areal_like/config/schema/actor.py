@@ -1,0 +1,253 @@
+"""The policy: `actor`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from areal_like.config.schema.ignored import Ignored, ignored_if, with_settings
+from areal_like.config.schema.section import Section
+from areal_like.config.schema.trainer import EngineConfig, InitModelConfig, OptimizerConfig
+
+ALL_LINEAR = "all-linear"  # of actor.target_modules
+KLEstimator = Literal["k1", "k2", "k3"]
+BehaviourMode = Literal[
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "geometric_truncate",
+    "geometric_mask",
+    "disabled",
+]
+_OWN_LOSS = Ignored(
+    "`algorithm` is `dpo` or `sft`, which have losses of their own", lambda at: at.run.algorithm in ("dpo", "sft")
+)
+_NOT_DPO = Ignored("`algorithm` is not `dpo`", lambda at: at.settings is not None or at.run.algorithm == "sft")
+_ONE_MINIBATCH = with_settings(
+    "a step has one mini-batch and the decoupled loss, whose clipped ratio is then 1",
+    lambda run, settings: settings.use_decoupled_loss and run.actor.ppo_n_minibatches == 1,
+)
+_CISPO = with_settings("`cispo` clips the ratio of every advantage", lambda run, settings: settings.cispo)
+_NOT_DECOUPLED = with_settings("`use_decoupled_loss` is `false`", lambda run, settings: not settings.use_decoupled_loss)
+_NO_BEHAVIOUR_WEIGHT = with_settings(
+    "`behave_imp_weight_mode` is `disabled`", lambda run, settings: settings.behave_imp_weight_mode == "disabled"
+)
+_NO_KL = with_settings(
+    "`kl_ctl` and `kl_loss_coef` are 0", lambda run, settings: not settings.kl_ctl and not settings.kl_loss_coef
+)
+_NO_CRITIC = with_settings("the algorithm has no critic", lambda run, settings: not settings.critic)
+_NO_TURNS = Ignored("no workflow of your own is set (`workflow`)", lambda at: "workflow" not in at.run.workflows)
+_NO_OVERLONG = with_settings(
+    "`overlong_penalty_factor` is 0", lambda run, settings: not settings.overlong_penalty_factor
+)
+_NOT_DROPPED = with_settings("`dynamic_sampling` is `false`", lambda run, settings: not settings.dynamic_sampling)
+_MORE_THAN_ADVANTAGES = with_settings(
+    "the loss has more terms than advantages (critic, `entropy_coeff`, `kl_loss_coef`)",
+    lambda run, settings: not settings.only_advantages,
+)
+
+
+class NormConfig(Section):
+    """Normalisation of values: subtract a mean, divide by a standard deviation."""
+
+    mean_level: Literal["group", "batch"] | None = Field(
+        None, description="Scope of the subtracted mean: the prompt's group or the whole batch; null: subtract no mean."
+    )
+    mean_leave1out: bool = Field(False, description="Exclude a value from the mean it is compared with.")
+    std_level: Literal["group", "batch"] | None = Field(
+        None, description="Scope of the standard deviation to divide by; null: do not divide."
+    )
+    std_unbiased: bool = Field(False, description="Divide by n - 1 instead of n in the standard deviation.")
+
+
+class ActorConfig(EngineConfig):
+    """The policy to train."""
+
+    init_model: InitModelConfig | None = Field(None, description="Start from random weights instead of `path`.")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="The optimizer.")
+    use_lora: bool = Field(False, description="Train low-rank adapters and freeze the weights (see [LoRA](lora.md)).")
+    peft_type: Literal["lora"] = Field("lora", description="Kind of adapter.")
+    lora_rank: Annotated[int, ignored_if("actor.use_lora", False)] = Field(
+        32, ge=1, description="Rank of each adapter."
+    )
+    lora_alpha: Annotated[int, ignored_if("actor.use_lora", False)] = Field(
+        16, ge=1, description="Scale of the adapters: their output is multiplied by `lora_alpha / lora_rank`."
+    )
+    target_modules: Annotated[list[str], ignored_if("actor.use_lora", False)] = Field(
+        [ALL_LINEAR],
+        min_length=1,
+        description=(
+            "Linear layers with adapters, by the last part of their Hugging Face names, such as `q_proj`; "
+            "`all-linear`: all except the output layer."
+        ),
+    )
+    ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+    eps_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Lower clip range of the probability ratio, 1 - eps_clip; null: set by the algorithm.",
+    )
+    eps_clip_higher: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH] = Field(
+        None,
+        gt=0,
+        description="Upper clip range, 1 + eps_clip_higher; null: `eps_clip` if set, else set by the algorithm.",
+    )
+    c_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _CISPO] = Field(
+        None,
+        gt=1,
+        description="Dual clip: maximum factor of a negative advantage; null: set by the algorithm.",
+    )
+    importance_sampling_level: Annotated[Literal["token", "sequence"] | None, _OWN_LOSS] = Field(
+        None,
+        description=(
+            "Level of the clipped ratio: one token, or the geometric mean over its sequence (GSPO); null: set by "
+            "the algorithm."
+        ),
+    )
+    use_decoupled_loss: Annotated[bool | None, _OWN_LOSS] = Field(
+        None,
+        description=(
+            "Clip against the weights at the start of the step, and weight tokens by the ratio of these to the "
+            "weights that generated them (decoupled PPO). false: clip against the weights that generated them. "
+            "null: set by the algorithm."
+        ),
+    )
+    behave_imp_weight_mode: Annotated[BehaviourMode | None, _OWN_LOSS, _NOT_DECOUPLED] = Field(
+        None,
+        description=(
+            "Behaviour importance weight (proximal over behaviour probability): per token, per sequence, or "
+            "geometric mean over a sequence; `truncate` limits it to cap and floor, `mask` sets it to 0 beyond them. "
+            "null: set by the algorithm."
+        ),
+    )
+    behave_imp_weight_cap: Annotated[float | None, _OWN_LOSS, _NOT_DECOUPLED, _NO_BEHAVIOUR_WEIGHT] = Field(
+        None,
+        ge=1,
+        description="Cap of the behaviour importance weight; null: 5, and 1.01 for a geometric mean.",
+    )
+    behave_imp_weight_floor: Annotated[float | None, _OWN_LOSS, _NOT_DECOUPLED, _NO_BEHAVIOUR_WEIGHT] = Field(
+        None,
+        ge=0,
+        le=1,
+        description=(
+            "Lower bound of the behaviour importance weight, 0: none; null: none, and 1 / cap for a geometric mean. "
+            "With `token_mask` this is IcePop."
+        ),
+    )
+    behave_imp_weight_veto: Annotated[float | None, _OWN_LOSS, _NOT_DECOUPLED] = Field(
+        None,
+        ge=0,
+        lt=1,
+        description=(
+            "Give a sequence weight 0 if the weight of one of its tokens is below this, whatever the mode; 0 or null: "
+            "never."
+        ),
+    )
+    entropy_coeff: Annotated[float | None, _OWN_LOSS] = Field(
+        None, ge=0, description="Weight of the entropy bonus in the loss; null: set by the algorithm."
+    )
+    kl_ctl: Annotated[float | None, _OWN_LOSS] = Field(
+        None,
+        ge=0,
+        description="Weight of the KL divergence from `ref` in each token's reward; null: set by the algorithm.",
+    )
+    kl_loss_coef: Annotated[float | None, _OWN_LOSS] = Field(
+        None, ge=0, description="Weight of the KL divergence from `ref` in the loss; null: set by the algorithm."
+    )
+    kl_estimator: Annotated[KLEstimator | None, _OWN_LOSS, _NO_KL] = Field(
+        None, description="Estimator of the KL divergence; null: k1 in the reward, k3 in the loss."
+    )
+    reward_scaling: Annotated[float, _OWN_LOSS] = Field(
+        1.0, gt=0, description="Factor of rewards, applied after `reward_bias` and before normalisation."
+    )
+    reward_bias: Annotated[float, _OWN_LOSS] = Field(0.0, description="Added to rewards before `reward_scaling`.")
+    reward_clip: Annotated[float | None, _OWN_LOSS] = Field(
+        None, gt=0, description="Maximum absolute reward after `reward_scaling`; null: no limit."
+    )
+    advantage_clip: Annotated[float | None, _OWN_LOSS] = Field(
+        None, gt=0, description="Maximum absolute advantage, after `adv_norm`; null: no limit."
+    )
+    reward_norm: Annotated[NormConfig | None, _OWN_LOSS] = Field(
+        None, description="Normalisation of rewards; null: set by the algorithm."
+    )
+    adv_norm: Annotated[NormConfig | None, _OWN_LOSS] = Field(
+        None, description="Normalisation of advantages over tokens; null: set by the algorithm."
+    )
+    discount: Annotated[float | None, _OWN_LOSS] = Field(
+        None, gt=0, le=1, description="Discount of later rewards per token; null: set by the algorithm."
+    )
+    turn_discount: Annotated[float | None, _OWN_LOSS, _NO_TURNS] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Discount of later rewards per turn of an episode of `workflow`; null: set by the algorithm.",
+    )
+    gae_lambda: Annotated[float | None, _OWN_LOSS, _NO_CRITIC] = Field(
+        None, ge=0, le=1, description="λ of generalised advantage estimation; null: set by the algorithm."
+    )
+    loss_agg_mode: Annotated[Literal["token_mean", "sequence_mean", "constant"] | None, _OWN_LOSS] = Field(
+        None,
+        description=(
+            "What has equal weight in the loss: each token, each sequence, or each token with every sequence "
+            "divided by `gconfig.max_new_tokens` (`constant`); null: set by the algorithm."
+        ),
+    )
+    overlong_penalty_factor: Annotated[float | None, _OWN_LOSS] = Field(
+        None, ge=0, description="Maximum penalty of an overlong response (DAPO); null: set by the algorithm."
+    )
+    overlong_tokens: Annotated[int | None, _OWN_LOSS, _NO_OVERLONG] = Field(
+        None,
+        ge=1,
+        description=(
+            "Number of tokens before `gconfig.max_new_tokens` over which the penalty grows from 0; null: a fifth of it."
+        ),
+    )
+    mask_truncated: Annotated[bool, _OWN_LOSS] = Field(
+        False,
+        description=(
+            "Exclude responses that a token limit cut off (`gconfig.max_new_tokens`, or an episode's) from the loss; their "
+            "rewards still count in `reward_norm`."
+        ),
+    )
+    group_reward_above: Annotated[float | None, _OWN_LOSS] = Field(
+        None,
+        description=(
+            "Exclude a group from the loss unless its mean reward, before `reward_bias`, is greater; null: no limit."
+        ),
+    )
+    group_reward_below: Annotated[float | None, _OWN_LOSS] = Field(
+        None,
+        description=(
+            "Exclude a group from the loss unless its mean reward, before `reward_bias`, is smaller; null: no limit."
+        ),
+    )
+    dynamic_sampling: Annotated[bool | None, _OWN_LOSS] = Field(
+        None,
+        description="Replace groups whose rewards are all equal by new ones (DAPO); null: set by the algorithm.",
+    )
+    max_dropped_groups: Annotated[int, _NOT_DROPPED] = Field(
+        64,
+        ge=0,
+        description="Maximum consecutive groups that are replaced; the next one is kept, and the count restarts.",
+    )
+    skip_zero_advantages: Annotated[bool | None, _OWN_LOSS, _MORE_THAN_ADVANTAGES] = Field(
+        None,
+        description=(
+            "Exclude responses whose advantages are all 0 from the training pass. The gradient stays the same "
+            "except for expert load balancing; entropy and KL statistics cover the remaining responses. null: "
+            "false."
+        ),
+    )
+    reward_coef: Annotated[float | None, _OWN_LOSS] = Field(
+        None, ge=0, description="Weight of the reward's advantages; null: set by the algorithm (0 with `distill`)."
+    )
+    teacher_coef: Annotated[float | None, _OWN_LOSS] = Field(
+        None,
+        ge=0,
+        description=(
+            "Weight of `teacher` in the advantage of each token: its log-prob minus the policy's; null: set by the"
+            " algorithm (1 with `distill`)."
+        ),
+    )
+    dpo_beta: Annotated[float, _NOT_DPO] = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")

@@ -1,0 +1,56 @@
+"""Distillation: `teacher`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from areal_like.config.schema.ignored import Ignored
+from areal_like.config.schema.section import PATH, Section
+
+_ELSEWHERE = Ignored("`teacher.url` is set", lambda at: at.section.url is not None)
+_OWN_SERVERS = Ignored("`teacher.url` is null", lambda at: at.section.url is None)
+_NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == "sglang")
+
+
+class TeacherConfig(Section):
+    """A frozen model that returns the log-prob of each token that the policy sampled."""
+
+    path: Annotated[str | None, PATH] = Field(
+        None,
+        description="Model with the policy's tokenizer: a directory or a name on the hub; null: the one at `url`.",
+    )
+    backend: Annotated[str | None, _ELSEWHERE] = Field(
+        None, description="Layout of its servers, such as `sglang:d2`; null: `teacher` in `allocation_mode`."
+    )
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = Field(
+        None, description="Data type of weights and activations; null: the actor's."
+    )
+    url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/]+(/.*)?$",
+        description="Running server to use instead, such as `http://teacher:30000`; it scores at temperature 1.",
+    )
+    api: Annotated[Literal["sglang", "openai"], _OWN_SERVERS] = Field(
+        "sglang",
+        description=(
+            "Interface at `url`: SGLang's own, or OpenAI's completions of token ids, which are echoed with log-probs, as"
+            " vLLM serves them."
+        ),
+    )
+    model: Annotated[str | None, _OWN_SERVERS, _NOT_OPENAI] = Field(
+        None, description="Name of the model in requests of `api: openai`."
+    )
+    token_variable: Annotated[str | None, _OWN_SERVERS] = Field(
+        None, pattern=r"^\w+$", description="Environment variable with the access token for `url`; null: none."
+    )
+    hint_field: str | None = Field(
+        None,
+        description=(
+            "Column with text that only the teacher reads: a paragraph at the end of its last user message, such as a"
+            " reference solution."
+        ),
+    )
+    requests: int = Field(64, ge=1, description="Maximum requests at a time.")
+    timeout_s: float = Field(
+        300.0, gt=0, description="Maximum seconds to score one response; a slower one is not trained."
+    )

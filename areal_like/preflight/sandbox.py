@@ -1,0 +1,90 @@
+"""Checks of sandboxes: the backend is there, and a sandbox of it runs a command."""
+
+import asyncio
+import inspect
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from allocation.diagnostics import Finding
+from areal_like.config.findings import finding, warn_ignored
+from areal_like.config.schema import CONTAINER_TOOLS, RunConfig, SandboxConfig
+from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.workflows.sandbox.backends import SHIPPED, Recipe, probe
+from areal_like.workflows.sandbox.bubblewrap import PROGRAM
+from areal_like.workflows.sandbox.handle import PARAMETER
+from areal_like.workflows.sandbox.protocol import SandboxError
+
+_KEY, _BACKEND = "episode.sandbox", "episode.sandbox.backend"
+
+
+def check_sandbox(config: RunConfig, *, dry_run: bool = False) -> Iterator[Finding]:
+    """Check that workflows get the sandboxes that they ask for; start one, except in a dry run."""
+    settings, wanted = config.episode.sandbox, dict(_parameters(config))
+    if settings is None:
+        for key, is_optional in wanted.items():
+            if not is_optional:
+                message = "the workflow has a parameter `sandbox`, and episode.sandbox is null"
+                yield finding("RUN-SANDBOX-NEEDED", key, message, "set episode.sandbox={} for bubblewrap")
+        return
+    if not wanted:
+        yield warn_ignored(_KEY, "no workflow has a parameter `sandbox`")
+    yield from _backend(settings, dry_run=dry_run)
+
+
+def _parameters(config: RunConfig) -> Iterator[tuple[str, bool]]:
+    """Yield the keys of workflows that may use sandboxes, and whether they can do without."""
+    for key, reference in config.workflows.items():
+        try:
+            parameters = inspect.signature(load_object(reference)).parameters
+        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow says so
+            yield key, True
+            continue
+        if PARAMETER in parameters:
+            yield key, parameters[PARAMETER].default is not inspect.Parameter.empty
+        elif "rollout" in parameters or len(parameters) > 2:  # a group, which opens its sandboxes itself
+            yield key, True
+
+
+def _backend(settings: SandboxConfig, *, dry_run: bool) -> Iterator[Finding]:
+    name = settings.backend
+    try:
+        recipe = Recipe.pack(settings)
+        if recipe.own is not None:
+            recipe.own.load()
+    except UserCodeError as error:
+        yield _not_a_backend(name, error)
+        return
+    if name in CONTAINER_TOOLS and settings.image is None:
+        help = f"name an image that `{name} images` lists"
+        yield finding("RUN-SANDBOX-IMAGE", "episode.sandbox.image", f"{name} needs an image, and none is set", help)
+        return
+    program = PROGRAM if name == "bubblewrap" else name
+    if dry_run:
+        return
+    if recipe.own is None and shutil.which(program) is None:
+        others = [other for other in SHIPPED if shutil.which(PROGRAM if other == "bubblewrap" else other)]
+        instead = f", or set {_BACKEND}={others[0]}" if others else ""
+        help = f"install it, for example with `apt-get install {name}`{instead}"
+        yield finding("RUN-SANDBOX-MISSING", _BACKEND, f"{name} ({program}) is not installed on this host", help)
+        return
+    yield from _start(recipe)
+
+
+def _start(recipe: Recipe) -> Iterator[Finding]:
+    name = recipe.settings.backend
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
+            thread.submit(asyncio.run, probe(recipe)).result()
+    except UserCodeError as error:
+        yield _not_a_backend(name, error)
+    except SandboxError as error:
+        help = "correct this, or set another backend"
+        if "namespace" in str(error) or "permitted" in str(error):
+            help = "allow user namespaces (as root in a container: the capability SYS_ADMIN), or set another backend"
+        yield finding("RUN-SANDBOX-START", _BACKEND, f"no sandbox of {name} starts: {error}", help)
+
+
+def _not_a_backend(name: str, error: UserCodeError) -> Finding:
+    help = f"choose one of {', '.join(SHIPPED)}, or name a class of yours (docs/workflows.md)"
+    return finding("RUN-SANDBOX-BACKEND", _BACKEND, f"{name} cannot be used: {error}", help)

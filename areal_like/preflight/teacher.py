@@ -1,0 +1,154 @@
+"""Checks of the teacher: its use, its files, its layout and positions, and that its tokens are the policy's."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from allocation import Finding, Plan, Severity, check
+from allocation.diagnostics import Source
+from allocation.model_spec import ModelSpec
+from areal_like.algorithms.types import Algorithm
+from areal_like.config.findings import finding, nearest_words, warn_ignored
+from areal_like.config.schema import SERVER_RESERVE, RunConfig, TeacherConfig
+from areal_like.data.dataset import hinted_tokens
+from areal_like.data.records import value_at
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.preflight.model import find_spec
+from areal_like.preflight.weights import is_local
+from areal_like.types import Prompt
+
+
+def check_teacher(
+    config: RunConfig,
+    algorithm: Algorithm | None,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[Prompt],
+    plan: Plan | None,
+) -> Iterator[Finding]:
+    """Check the section `teacher` against the algorithm, its files, its layout, the policy's tokenizer and the rows."""
+    teacher, asked = config.teacher, algorithm is not None and "teacher" in algorithm.needs
+    if teacher is None:
+        if asked:
+            why = "actor.teacher_coef" if config.actor.teacher_coef else f"algorithm={config.algorithm}"
+            message = f"{why} needs the log-probs of a teacher, and the section teacher is missing"
+            help = "write teacher.path=… and teacher.backend=sglang:d1, or teacher.url=…"
+            yield finding("RUN-TEACHER-MISSING", "teacher", message, help)
+        return
+    if algorithm is not None and not asked:
+        why = "the algorithm does not use a teacher (actor.teacher_coef is 0)"
+        yield warn_ignored("teacher", why, "write algorithm=distill, or actor.teacher_coef=0.1")
+    yield from _where(config, teacher)
+    if teacher.path is not None and teacher.url is None:
+        spec, findings = find_spec(teacher.path, "teacher.path")
+        yield from findings
+        if spec is not None:
+            yield from _layout(config, teacher, spec, plan)
+            yield from _positions(config, teacher, spec, tokenizer, prompts)
+    if teacher.path is not None and tokenizer is not None and is_local(teacher.path):
+        yield from _tokenizer(teacher.path, tokenizer)
+    if teacher.hint_field is not None:
+        yield from _hint(config, teacher.hint_field, prompts)
+
+
+def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
+    if (teacher.path is None) == (teacher.url is None):
+        message = "the teacher is either a model (teacher.path) or a running server (teacher.url)"
+        message += ", and both are set" if teacher.url else ", and neither is set"
+        yield finding("RUN-TEACHER-WHERE", "teacher.path", message, "set one of the two keys, and leave the other null")
+    if teacher.url is None:
+        return
+    if teacher.api == "openai" and teacher.model is None:
+        message = "requests of teacher.api=openai name a model, and teacher.model is null"
+        help = "write teacher.model=…, one of the names that the server lists at /v1/models"
+        yield finding("RUN-TEACHER-MODEL", "teacher.model", message, help)
+    if config.gconfig.temperature != 1:
+        message = (
+            f"a server at teacher.url scores at temperature 1, and the policy samples at {config.gconfig.temperature:g}"
+        )
+        help = "write gconfig.temperature=1.0, or let the run start the teacher (teacher.path)"
+        yield finding("RUN-TEACHER-TEMPERATURE", "gconfig.temperature", message, help)
+    if teacher.token_variable is not None and teacher.token_variable not in os.environ:
+        message = f"the environment variable {teacher.token_variable} is not set"
+        help = f"export {teacher.token_variable} before the start, or write teacher.token_variable=null"
+        yield finding("RUN-TEACHER-TOKEN", "teacher.token_variable", message, help)
+
+
+def _layout(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
+    """Check that the teacher's layout can hold its model; a layout that is wrong for any model is found elsewhere."""
+    key = "allocation_mode" if config.allocation_mode else "teacher.backend"
+    placed = [engine.text for engine in plan.engines if engine.role == "teacher"] if plan else []
+    layout = teacher.backend or next((text.replace("[teacher]", "") for text in placed), None)
+    if layout is None:
+        return
+    known = {found.code for found in check({"teacher": layout}).findings}
+    for found in check({"teacher": layout}, model=spec).findings:
+        if found.severity == Severity.ERROR and found.code not in known | {"ALLOC-UNTRAINED", "ALLOC-QUANTIZED"}:
+            yield replace(found, source=Source("", key), spans=())
+
+
+def _positions(
+    config: RunConfig,
+    teacher: TeacherConfig,
+    spec: ModelSpec,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[Prompt],
+) -> Iterator[Finding]:
+    """Check that the longest sequence, and the longest prompt with its hint, fit the teacher's positions."""
+    room = spec.max_positions - SERVER_RESERVE
+    if not spec.max_positions:
+        return
+    if config.longest_sequence > room:
+        message = (
+            f"sequences of {config.longest_sequence} tokens do not fit the teacher's {spec.max_positions} positions"
+        )
+        help = (
+            f"use a teacher with {config.longest_sequence + SERVER_RESERVE} positions, or shorten prompts and responses"
+        )
+        yield finding("RUN-TEACHER-POSITIONS", "teacher.path", message, help)
+    elif (
+        teacher.hint_field and tokenizer and (found := _longest_hinted(config, teacher.hint_field, tokenizer, prompts))
+    ):
+        prompt, n_tokens = found
+        needed = n_tokens + config.gconfig.max_new_tokens
+        if needed > room:
+            message = f"row {prompt.sample_id + 1} with its hint has {n_tokens} tokens, and its response up to "
+            message += f"{config.gconfig.max_new_tokens}; the teacher has {spec.max_positions} positions"
+            help = f"shorten the hints, or use a teacher with {needed + SERVER_RESERVE} positions"
+            yield finding("RUN-TEACHER-HINT-LENGTH", "teacher.hint_field", message, help)
+
+
+def _longest_hinted(
+    config: RunConfig, field: str, tokenizer: Tokenizer, prompts: Sequence[Prompt]
+) -> tuple[Prompt, int] | None:
+    """Return the prompt with the longest text of prompt and hint, and its tokens; None without hints."""
+    with_hint = [prompt for prompt in prompts if value_at(prompt.row, field) is not None]
+    if "workflow" in config.workflows or not with_hint:
+        return None
+    longest = max(with_hint, key=lambda prompt: len(str(value_at(prompt.row, field))) + len(prompt.tokens))
+    return longest, len(hinted_tokens(config.train_dataset, tokenizer, longest, field))
+
+
+def _tokenizer(path: str, tokenizer: Tokenizer) -> Iterator[Finding]:
+    """The teacher scores token ids, so an id must be the same text for both."""
+    try:
+        own = Tokenizer.load(path).backend.get_vocab()
+        other = [word for word, number in tokenizer.backend.get_vocab().items() if own.get(word) != number]
+        problem = f"differs from the policy's in {len(other)} tokens, such as {other[0]!r}" if other else None
+    except TokenizerError as error:
+        problem = f"cannot be read: {error}"
+    if problem:
+        help = "use a model of the policy's family, with its tokenizer.json beside it"
+        yield finding("RUN-TEACHER-TOKENIZER", "teacher.path", f"the teacher's tokenizer {problem}", help)
+
+
+def _hint(config: RunConfig, field: str, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    problem, near, help = None, list[str](), "name a column of every row, or write teacher.hint_field=null"
+    without = next((prompt for prompt in prompts if value_at(prompt.row, field) is None), None)
+    if "workflow" in config.workflows:
+        problem = "hints are added to single-turn prompts only, and the run has a workflow"
+        help = "write teacher.hint_field=null"
+    elif without is not None:
+        problem = f"row {without.sample_id + 1} has no column {field}"
+        near = nearest_words(field, without.row)
+    if problem:
+        yield finding("RUN-TEACHER-HINT", "teacher.hint_field", problem, help, nearest=near)

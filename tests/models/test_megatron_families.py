@@ -1,0 +1,93 @@
+"""On Megatron a family is computed, trained and exported as transformers and autograd do it, one sequence at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_fsdp_families import LENGTHS, TOLERANCE, alone, expected_gradients
+from tiny_models import TWO_RANKS, VARIANTS, hugging_face_log_probs, write_tiny
+from trainer_jobs import Setting, log_probs_and_weights, make_batch, make_groups, steps_with_groups, updates
+
+from allocation import ParallelSizes
+from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
+
+# The first step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
+INVERTIBLE = OptimizerConfig(lr=1.0, eps=1.0, weight_decay=0.0, gradient_clipping=1e9)
+NAMES = ("deepseek_v3-yarn", "deepseek_v2", "minimax_m2-partial", "qwen2-window")
+LONG = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        write_tiny(VARIANTS[name], path)
+        return path
+
+    return make
+
+
+def on_megatron(path: Path, sizes: ParallelSizes | None = None) -> Setting:
+    return Setting(path, sizes or ParallelSizes(), bridge="megatron-bridge", optimizer=INVERTIBLE)
+
+
+def world(sizes: ParallelSizes) -> int:
+    return sizes.dp * sizes.tp * sizes.pp * sizes.cp
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
+    ((log_probs, weights),) = ranks.run(log_probs_and_weights, 1, on_megatron(tiny(name)), LENGTHS)
+    expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
+    np.testing.assert_allclose(log_probs[1], expected[log_probs[0]], atol=TOLERANCE)
+    original = load_file(tiny(name) / "model.safetensors")
+    assert weights.keys() == original.keys()
+    for key, tensor in original.items():
+        np.testing.assert_array_equal(weights[key], tensor.numpy(), err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("deepseek_v3-yarn", ParallelSizes()),
+        *(pytest.param(name, ParallelSizes(), marks=LONG) for name in NAMES[1:]),
+        pytest.param("qwen2-window", ParallelSizes(pp=2), marks=LONG),
+        pytest.param("mistral-window", ParallelSizes(tp=2, etp=2), marks=LONG),
+        *(pytest.param("deepseek_v3-yarn", sizes, marks=LONG) for sizes in TWO_RANKS),
+        pytest.param("deepseek_v2", ParallelSizes(tp=2, ep=2), marks=LONG),
+        *(pytest.param("minimax_m2-partial", sizes, marks=LONG) for sizes in TWO_RANKS[1:]),
+    ],
+    ids=str,
+)
+def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name, sizes):
+    model, found = alone(tiny(name)), ranks.run(updates, world(sizes), on_megatron(tiny(name), sizes), LENGTHS)[0]
+    expected = {
+        stored: part.numpy()
+        for key, gradient in expected_gradients(tiny(name)).items()
+        for stored, part in in_checkpoint(model, key, torch.from_numpy(gradient)).items()
+    }
+    assert found.keys() >= expected.keys()
+    for key, gradient in expected.items():
+        np.testing.assert_allclose(found[key] / (1 - np.abs(found[key])), gradient, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3-yarn", "qwen2-window", pytest.param("minimax_m2-partial", marks=LONG)])
+def test_responses_to_one_prompt_train_alike(ranks, tiny, name):
+    setting = replace(on_megatron(tiny(name)), optimizer=OptimizerConfig(lr=1e-3, eps=1e-2))
+    whole, shared = (ranks.run(steps_with_groups, 1, replace(setting, share_prompts=it))[0] for it in (False, True))
+    trained = make_groups().fields["loss_mask"] > 0
+    by_place = [np.full(len(trained), np.nan), np.full(len(trained), np.nan)]
+    for values, outcome in zip(by_place, (whole, shared), strict=True):
+        values[outcome.log_probs[0]] = outcome.log_probs[1]
+    np.testing.assert_allclose(by_place[1], by_place[0], atol=1e-5)
+    assert np.isfinite(by_place[0][trained]).all()
+    for key, weight in whole.weights.items():
+        np.testing.assert_allclose(shared.weights[key], weight, atol=1e-4, err_msg=key)
