@@ -11,7 +11,8 @@ from areal_like.algorithms.settings import KEYS, PRESETS, settings_of
 from areal_like.config.findings import ConfigError
 from areal_like.config.keys import all_keys, annotation_of
 from areal_like.config.load import load
-from areal_like.config.schema import SERVER_RESERVE, ActorConfig, NormConfig, RunConfig
+from areal_like.config.schema import MOST_KEPT, SERVER_RESERVE, ActorConfig, NormConfig, RunConfig
+from areal_like.interop.keys import entry
 from areal_like.interop.rules.translation import MISSING, Translation
 
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -41,6 +42,7 @@ def complete(peer: Translation) -> None:
     _roles(peer)
     _evaluation(peer)
     _recomputation(peer)
+    _sampling(peer)
     ours = peer.ours
     ours["experiment_name"] = (
         re.sub(r"[^\w.-]", "-", str(ours.get("experiment_name", f"from-{peer.system}"))).strip(".-") or "run"
@@ -53,6 +55,22 @@ def complete(peer: Translation) -> None:
     if not any(key.startswith("reward.") for key in ours):
         peer.fill("reward.function", "the reward is code: write it as my_rewards.py:score, or set reward.type=gsm8k")
     _drop_defaults(peer)
+
+
+def _sampling(peer: Translation) -> None:
+    """Bound the number of ids that are sampled from, where not all are."""
+    top_k, cut = peer.ours.get("gconfig.top_k", -1), peer.ours.get("gconfig.top_p", 1) != 1
+    if isinstance(top_k, int) and (top_k > MOST_KEPT or (cut and top_k < 1)):
+        peer.ours["gconfig.top_k"] = MOST_KEPT
+        limit = "gconfig.top_k" if top_k > MOST_KEPT else "gconfig.top_p"
+        key = next((key for key in peer.said if _maps_to(peer, key, limit)), limit)
+        peer.changes[key] = f"at most the {MOST_KEPT} likeliest ids are sampled from (gconfig.top_k)"
+
+
+def _maps_to(peer: Translation, key: str, ours: str) -> bool:
+    """Return whether another system's key is only another name of ours."""
+    found = entry(peer.system, key)
+    return found is not None and found[1].ours == ours
 
 
 def _roles(peer: Translation) -> None:

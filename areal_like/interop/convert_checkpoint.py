@@ -95,7 +95,7 @@ def _weight_files(path: Path) -> list[Path]:
         _, findings = find_spec(str(path.absolute()), "SOURCE")
         if findings:
             raise ConfigError(findings)
-        return weight_files(path)
+        return weight_files(path, "SOURCE")
     except ConfigError as error:
         raise CheckpointError("\n".join(found.message for found in error.findings)) from error
 

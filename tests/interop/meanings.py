@@ -57,6 +57,8 @@ actor.recompute_logprob=true -> actor.use_decoupled_loss = True
 actor.use_decoupled_loss=true actor.rejection_sampling={upper: 2.0} -> actor.behave_imp_weight_mode = token_mask
 actor.use_decoupled_loss=true actor.rejection_sampling={upper: 2.0} -> actor.behave_imp_weight_cap = 2.0
 actor.use_decoupled_loss=true actor.rejection_sampling={level: sequence, action: clamp} -> actor.behave_imp_weight_mode = geometric_truncate
+actor.use_decoupled_loss=true actor.rejection_sampling={upper: 2.0, lower: 0.5} -> actor.behave_imp_weight_floor = 0.5
+actor.use_decoupled_loss=true actor.rejection_sampling={level: sequence} -> actor.behave_imp_weight_floor = 0
 actor.use_decoupled_loss=true actor.rejection_sampling={metric: kl_k2} -> !
 actor.use_decoupled_loss=true actor.behav_imp_weight_cap=3.0 -> actor.behave_imp_weight_cap = 3.0
 actor.overlong_reward_penalty=true actor.overlong_tokens=100 actor.overlong_penalty_factor=0.5 -> actor.overlong_penalty_factor = 0.5
@@ -68,6 +70,10 @@ critic={path: /models/critic, ppo_n_minibatches: 4} -> critic.eps_clip = 0.5
 critic={ppo_n_minibatches: 2} -> !
 rollout.max_concurrent_rollouts=64 -> rollout.max_concurrent_rollouts = 256
 rollout.agent={tool_call_parser: qwen25} -> episode.tool_call_parser = qwen25
+-> rollout.router_replay = "off"
+rollout.return_routed_experts=true -> rollout.router_replay = auto
+rollout.return_routed_experts=false -> rollout.router_replay = "off"
+rollout.return_routed_experts=true sglang.enable_return_routed_experts=true actor.megatron.enable_router_replay=true -> rollout.router_replay = auto
 rollout.scheduling_strategy={type: colocation, target: actor} -> allocation_mode = "sglang:d4|megatron:d4"
 rollout.scheduling_strategy={type: colocation, target: actor} -> cluster.n_nodes = 1
 rollout.scheduling_strategy={type: colocation, target: actor} enable_offload=true -> rollout.sharing = alternate
@@ -84,7 +90,9 @@ teacher={path: /models/teacher} -> !
 train_dataset.type=sft -> !
 train_dataset.type=rw -> !
 train_dataset.type=dpo -> !
-gconfig.top_k=20 -> !
+gconfig.top_k=20 -> gconfig.top_k = 20
+gconfig.top_k=100000000 -> gconfig.top_k = -1
+gconfig.top_p=0.9 -> !
 gconfig.greedy=true -> !
 actor.temperature=0.5 -> !
 actor.no_such_key=1 -> !
@@ -175,8 +183,20 @@ data.filter_overlong_prompts=True -> train_dataset.overlong_prompts = drop
 data.truncation=left -> train_dataset.overlong_prompts = truncate
 data.truncation=right -> !
 R.val_kwargs.n=4 -> evaluator.n_samples = 4
+-> rollout.router_replay = "off"
+A.router_replay.mode=R3 R.enable_rollout_routing_replay=True -> rollout.router_replay = auto
+A.megatron.router_replay.mode=R3 R.enable_rollout_routing_replay=True -> rollout.router_replay = auto
+R.enable_rollout_routing_replay=True -> rollout.router_replay = auto
+R.enable_rollout_routing_replay=False -> rollout.router_replay = "off"
+A.router_replay.mode=disabled -> rollout.router_replay = "off"
+A.router_replay.mode=R2 -> !
+A.megatron.router_replay.mode=R2 -> !
 R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True -> evaluator.temperature = 0.6
 R.top_p=0.9 -> !
+R.top_p=0.9 R.top_k=50 -> gconfig.top_p = 0.9
+R.top_p=0.9 R.top_k=50 -> gconfig.top_k = 50
+algorithm.use_kl_in_reward=True algorithm.kl_penalty=low_var_kl -> !
+algorithm.adv_estimator=gae algorithm.use_kl_in_reward=True A.use_kl_loss=True A.kl_loss_coef=0.5 -> actor.kl_estimator = None
 M.lora_rank=64 -> actor.use_lora = True
 M.lora_rank=64 M.lora_alpha=32 -> actor.lora_rank = 64
 trainer.total_training_steps=100 -> total_train_steps = 100
@@ -187,6 +207,7 @@ VERL = (
     + """
 algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0 -> actor.behave_imp_weight_cap = 3.0
 algorithm.rollout_correction.rollout_is=sequence -> actor.behave_imp_weight_mode = sequence_truncate
+algorithm.rollout_correction.rollout_token_veto_threshold=1.0e-4 -> actor.behave_imp_weight_veto = 0.0001
 algorithm.rollout_correction.bypass_mode=True -> actor.use_decoupled_loss = False
 """
 )
@@ -244,6 +265,7 @@ SLIME = """
 --normalize-advantages -> actor.adv_norm.std_level = batch
 --use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl -> actor.kl_estimator = k3
 --use-kl-loss --kl-loss-coef 0.01 --kl-loss-type k2 -> actor.kl_loss_coef = 0.01
+--advantage-estimator reinforce_plus_plus --kl-coef 0.01 --kl-loss-type k3 -> !
 --kl-loss-coef 0.01 -> actor.kl_loss_coef = 0.0
 --use-kl-loss --kl-loss-coef 0.01 -> !
 --eps-clip-high 0.28 -> actor.eps_clip_higher = 0.28
@@ -255,7 +277,11 @@ SLIME = """
 --use-tis -> actor.behave_imp_weight_mode = token_truncate
 --use-tis -> actor.behave_imp_weight_cap = 2.0
 --use-tis --tis-clip 5.0 -> actor.behave_imp_weight_cap = 5.0
---use-tis --tis-clip-low 0.5 -> !
+--use-tis --tis-clip-low 0.5 -> actor.behave_imp_weight_floor = 0.5
+-> rollout.router_replay = "off"
+--use-rollout-routing-replay -> rollout.router_replay = auto
+--use-routing-replay --use-rollout-routing-replay -> rollout.router_replay = auto
+--use-routing-replay -> !
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.importance_sampling_level = sequence
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.eps_clip = 0.2
 --advantage-estimator reinforce_plus_plus --normalize-advantages -> algorithm = reinforce_pp
@@ -354,13 +380,43 @@ system_envs={A: 1} -> actor.env_vars.A = "1"
 max_steps=50 -> total_train_steps = 50
 num_return_sequences_in_group=4 -> actor.ppo_n_minibatches = 2
 validation={data_args: {file_name: [data/test.jsonl]}, generating_args: {temperature: 0.6}} -> evaluator.temperature = 0.6
-advantage_clip=2.0 -> !
-max_len_mask=true -> !
-difficulty_mask=true -> !
+advantage_clip=2.0 -> actor.advantage_clip = 2.0
+max_len_mask=true -> actor.mask_truncated = True
+max_len_mask=false -> actor.mask_truncated = False
+max_len_mask=true entropy_loss_coef=0.01 -> !
+max_len_mask=true adv_estimator=gae value_clip=0.5 -> !
+max_len_mask=true train_env_manager={group_size: 8} -> actor.mask_truncated = False
+difficulty_mask=true -> actor.group_reward_above = 0.0
+difficulty_mask=true -> actor.group_reward_below = 1.0
+difficulty_mask=true difficulty_low_threshold=0.1 -> actor.group_reward_above = 0.1
+difficulty_mask=true difficulty_high_threshold=0.95 -> actor.group_reward_below = 0.95
+difficulty_high_threshold=0.95 -> actor.group_reward_below = None
+error_max_len_clip=true -> !
+adv_estimator=gae -> critic.eps_clip = None
+actor_train.model_args={freeze_module_prefix: vision_model} -> algorithm = grpo
+actor_train.model_args={freeze_module_prefix: model.layers} -> !
+reward_scale=false -> actor.reward_scaling = 1.0
+train_env_manager={group_size: 4} -> gconfig.n_samples = 4
+train_env_manager={group_size: 4} -> train_dataset.batch_size = 16
+train_env_manager={group_size: 4} -> actor.ppo_n_minibatches = 1
+train_env_manager={group_size: 4} -> actor.reward_norm.mean_level = None
+train_env_manager={group_size: 4} reward_normalization={grouping: traj_group_id, method: mean_std} -> actor.reward_norm.std_level = group
+train_env_manager={group_size: 4} reward_normalization={grouping: traj_group_id, method: mean} -> actor.reward_norm.std_level = None
+train_env_manager={group_size: 4} reward_normalization={grouping: traj_group_id, method: mean} -> actor.reward_norm.mean_level = group
+train_env_manager={group_size: 4} reward_normalization={method: mean_std} -> actor.reward_norm.mean_level = batch
+train_env_manager={group_size: 4} reward_normalization={grouping: tags, method: mean_std} -> !
+train_env_manager={group_size: 4} reward_clip=2.0 -> actor.reward_clip = 2.0
+train_env_manager={group_size: 4} reward_normalization={method: mean_std} reward_clip=2.0 -> !
+train_env_manager={group_size: 4} max_tokens_per_step=64 -> gconfig.max_new_tokens = 64
+train_env_manager={group_size: 4} importance_sampling=seq -> actor.importance_sampling_level = token
 ppo_epochs=2 -> !
 adv_estimator=gigpo -> !
-actor_infer.generating_args={top_p: 0.99, top_k: 100} -> !
-actor_infer.generating_args={} -> !
+-> rollout.router_replay = "off"
+actor_infer.generating_args={top_p: 0.99, top_k: 100} -> gconfig.top_p = 0.99
+actor_infer.generating_args={top_p: 0.99, top_k: 100} -> gconfig.top_k = 100
+actor_infer.generating_args={} -> gconfig.top_p = 0.7
+actor_infer.generating_args={} -> gconfig.top_k = 50
+add_token_level_kl=true kl_penalty=mse -> !
 use_opd=true -> !
 sft_train={model_args: {dtype: bf16}} -> !
 loss_agg_mode=seq-mean-token-sum -> !
@@ -438,6 +494,9 @@ model={model_path: /m, max_response_tokens: 512, max_model_len: 1536} -> train_d
 model={model_path: /m, lora_configs: [{lora_rank: 8, lora_alpha: 4}]} -> actor.lora_rank = 8
 buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e, split: test}, {path: /f}]} -> valid_dataset.path = /e
 -> train_dataset.overlong_prompts = truncate
+-> rollout.router_replay = "off"
+algorithm.enable_router_replay=true -> rollout.router_replay = auto
+trainer.trainer_config.actor_rollout_ref.actor.router_replay={mode: R3} -> rollout.router_replay = auto
 synchronizer.sync_interval=10 -> !
 algorithm.algorithm_type=opmd -> !
 algorithm.algorithm_type=sft -> !

@@ -75,3 +75,41 @@ def test_the_tables_have_forty_settings_of_each_system():
 def test_every_default_of_another_system_is_a_key_of_its_table(system):
     ours_too = {"areal"}  # whose keys are ours where they are called alike
     assert [key for key in DEFAULTS[system] if entry(system, key) is None and system not in ours_too] == []
+
+
+def test_supported_training_on_a_dataset_is_not_called_missing():
+    """Supervised, preference and distillation training exist; only their other settings are left to the user."""
+    slime = with_settings("slime", "--loss-type sft_loss")
+    roll = [with_settings("roll", f"{key}={{model_args: {{dtype: bf16}}}}") for key in ("sft_train", "student_train")]
+    texts = [slime, *roll, with_settings("roll", "beta=0.1"), with_settings("areal", "train_dataset.type=dpo")]
+    for text, name in zip(texts, ("sft", "sft", "distill", "dpo", "dpo"), strict=True):
+        done = migrate(text)
+        assert f"algorithm={name}" in done.report()
+        assert "is not supported" not in done.report()
+        assert "not reinforcement learning" not in done.report()
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "key"),
+    [
+        ("verl", "R.val_kwargs.top_p=0.7 R.top_p=0.9", "actor_rollout_ref.rollout.top_p"),
+        ("slime", "--eval-top-p 0.7 --rollout-top-p 0.9", "rollout-top-p"),
+    ],
+)
+def test_the_limit_of_sampled_ids_is_noted_on_the_key_of_training(system, settings, key):
+    assert list(migrate(with_settings(system, settings), system).changes) == [key]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "note"),
+    [
+        ("rollout_rs=token", "rollout_rs", "token rejection without weights"),
+        ("rollout_is=token C.rollout_rs=token", "rollout_rs", "token weights with token rejection"),
+        ("rollout_is=other", "rollout_is", "other weights: "),
+    ],
+)
+def test_a_correction_that_is_not_here_is_described_as_it_is(settings, key, note):
+    there = "algorithm.rollout_correction."
+    done = migrate(with_settings("verl", f"C.{settings}".replace("C.", there)), "verl")
+    assert list(done.changes) == [f"{there}{key}"]
+    assert done.changes[f"{there}{key}"].startswith(note)

@@ -2,19 +2,8 @@
 
 from typing import Any
 
-from areal_like.interop.keys.entries import (
-    DDP,
-    IMAGES,
-    LAYOUT,
-    LORA_MODULES,
-    PATTERN,
-    SPEED,
-    Table,
-    changes,
-    drop,
-    rename,
-    together,
-)
+from areal_like.interop.keys import shared
+from areal_like.interop.keys.entries import Table, changes, drop, rename, together
 
 _OWN = drop("the run's value is used")
 _TRAINER = ("actor", "critic", "ref")
@@ -25,7 +14,12 @@ AREAL: Table = {
     "dynamic_bs": together("actor.dynamic_sampling"),
     "workflow": together("workflow"),
     "eval_workflow": drop("set valid_dataset.workflow for evaluation"),
-    "teacher": changes("distillation from a teacher is not supported"),
+    "teacher": changes("write algorithm=distill and a section teacher by hand"),
+    "teacher.path": changes("the teacher is served by SGLang here: set teacher.path by hand, and algorithm=distill"),
+    "teacher.backend": changes(
+        "the teacher is served by SGLang here: set teacher.backend by hand, and algorithm=distill"
+    ),
+    "teacher.dtype": changes("the teacher is served by SGLang here: set teacher.dtype by hand, and algorithm=distill"),
     "total_train_n_seqs": changes("write total_train_steps"),
     "server_only": changes("a run always has a trainer", False),
     "enable_offload": together("rollout.sharing"),
@@ -41,18 +35,19 @@ AREAL: Table = {
     "rollout.check_trajectory_format": drop("trajectories are always checked"),
     "rollout.scheduling_spec": drop("servers inherit the run's environment"),
     "rollout.use_lora": drop("use actor.use_lora"),
-    "rollout.return_routed_experts": changes("this key does not replay expert routes", False),
-    "rollout.request_retries": SPEED,
-    "rollout.pause_grace_period": SPEED,
-    "rollout.routing_strategy": SPEED,
-    "rollout.poll_interval": SPEED,
-    "rollout._version": SPEED,
+    "rollout.return_routed_experts": rename("rollout.router_replay", shared.REPLAYED),
+    "actor.megatron.enable_router_replay": drop("use rollout.router_replay"),
+    "rollout.request_retries": shared.SPEED,
+    "rollout.pause_grace_period": shared.SPEED,
+    "rollout.routing_strategy": shared.SPEED,
+    "rollout.poll_interval": shared.SPEED,
+    "rollout._version": shared.SPEED,
     "rollout.model": drop("the actor's value is used"),
     "rollout.admin_api_key": drop("ports are open only with episode.endpoint"),
     "rollout.setup_timeout": rename("rollout.startup_timeout_s"),
     "rollout.request_timeout": rename("rollout.request_timeout_s"),
     "rollout.agent.tool_call_parser": together("episode.tool_call_parser"),
-    "rollout.agent.turn_discount": changes("later turns' rewards are not discounted by turn", 1.0),
+    "rollout.agent.turn_discount": rename("actor.turn_discount"),
     "rollout.agent.export_style": drop("trajectories are trained with all their turns"),
     "rollout.agent.session_timeout_seconds": rename("episode.timeout_s"),
     "rollout.agent.engine_max_tokens": rename("episode.max_tokens"),
@@ -61,13 +56,13 @@ AREAL: Table = {
     "rollout.agent": drop("set the limits of a workflow in episode"),
     "gconfig.greedy": changes("responses are always sampled; set evaluator.temperature=0 for greedy evaluation", False),
     "gconfig.min_new_tokens": changes("only the model's end-of-text token ends a response", 0),
-    "gconfig.top_k": changes(PATTERN, 100000000, -1),
-    "gconfig.top_p": changes(PATTERN, 1, 1.0),
+    "gconfig.top_k": rename("gconfig.top_k", shared.ALL_WORDS),
+    "gconfig.top_p": rename("gconfig.top_p"),
     "gconfig.max_tokens": drop("the context length follows from prompt and response"),
     "gconfig.stop_token_ids": changes("only the model's end-of-text token ends a response", []),
     "gconfig.stop": changes("only the model's end-of-text token ends a response", []),
     "gconfig.ignore_eos": changes("only the model's end-of-text token ends a response", False),
-    "gconfig.frequency_penalty": changes(PATTERN, 0, 0.0),
+    "gconfig.frequency_penalty": changes(shared.PATTERN, 0, 0.0),
     "gconfig.skip_special_tokens": drop("rewards receive the text without special tokens"),
     "gconfig.lora_name": drop("a run has a single adapter"),
     "gconfig.use_beam_search": changes("responses are always sampled", False),
@@ -75,13 +70,17 @@ AREAL: Table = {
     **{f"{role}.{name}": _OWN for role in _TRAINER for name in ("experiment_name", "trial_name")},
     **{f"{role}.init_from_scratch": changes("use actor.init_model for random weights", False) for role in _TRAINER},
     **{f"{role}.disable_dropout": drop("models are trained without dropout") for role in _TRAINER},
-    **{f"{role}.{name}": SPEED for role in _TRAINER for name in ("attn_impl", "use_kernels", "pad_to_maximum")},
-    **{f"{role}.{name}": SPEED for role in _TRAINER for name in ("mb_spec", "log_level", "_version", "archon", "fsdp")},
+    **{f"{role}.{name}": shared.SPEED for role in _TRAINER for name in ("attn_impl", "use_kernels", "pad_to_maximum")},
+    **{
+        f"{role}.{name}": shared.SPEED
+        for role in _TRAINER
+        for name in ("mb_spec", "log_level", "_version", "archon", "fsdp")
+    },
     **{f"{role}.{name}": _OWN for role in _TRAINER for name in ("request_timeout", "setup_timeout", "admin_api_key")},
     **{f"{role}.scheduling_spec": drop("the layout defines the GPUs") for role in _TRAINER},
     **{f"{role}.scheduling_spec.env_vars": rename(f"{role}.env_vars", below=True) for role in _TRAINER},
-    **{f"{role}.scheduling_strategy.fork": LAYOUT for role in _TRAINER},
-    "rollout.scheduling_strategy": LAYOUT,
+    **{f"{role}.scheduling_strategy.fork": shared.LAYOUT for role in _TRAINER},
+    "rollout.scheduling_strategy": shared.LAYOUT,
     **{f"{role}.grad_reduce_dtype": changes("gradients are reduced in float32", "float32") for role in _TRAINER},
     **{
         f"{role}.gradient_checkpointing": rename(
@@ -89,29 +88,29 @@ AREAL: Table = {
         )
         for role in _TRAINER
     },
-    **{f"{role}.enable_tree_training": SPEED for role in _TRAINER},
+    **{f"{role}.enable_tree_training": shared.SPEED for role in _TRAINER},
     **{f"{role}.is_critic": drop("use the section critic") for role in _TRAINER},
     **{f"{role}.temperature": together("gconfig.temperature") for role in _TRAINER},
     **{f"{role}.weight_update_mode": rename("weight_update.mode", {"xccl": None, "nccl": None}) for role in _TRAINER},
-    **{f"{role}.megatron.ddp.{k}": rename(f"{role}.megatron.{k}") for role in ("actor", "critic") for k in DDP},
-    **{f"{role}.megatron.ddp": SPEED for role in _TRAINER},
+    **{f"{role}.megatron.ddp.{k}": rename(f"{role}.megatron.{k}") for role in ("actor", "critic") for k in shared.DDP},
+    **{f"{role}.megatron.ddp": shared.SPEED for role in _TRAINER},
     **{
         f"{role}.megatron.{k}": rename(f"{role}.megatron.override_transformer_config.{k}")
         for role in _TRAINER
         for k in ("distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion")
     },
-    **{f"{role}.megatron.virtual_pipeline_parallel_size": LAYOUT for role in _TRAINER},
+    **{f"{role}.megatron.virtual_pipeline_parallel_size": shared.LAYOUT for role in _TRAINER},
     **{
         f"{role}.megatron.fp8_config": changes("set Megatron's fp8 options in override_transformer_config")
         for role in _TRAINER
     },
-    **{f"{role}.megatron": SPEED for role in _TRAINER},
+    **{f"{role}.megatron": shared.SPEED for role in _TRAINER},
     "actor.lora_name": drop("a run has a single adapter"),
-    "actor.target_modules": rename("actor.target_modules", LORA_MODULES),
+    "actor.target_modules": rename("actor.target_modules", shared.LORA_MODULES),
     "actor.optimizer.type": changes("the only optimizer is Adam", "adam", "adam_bf16", "adamw"),
     "actor.optimizer.offload": rename("actor.megatron.optimizer_offload"),
     **{
-        f"actor.optimizer.{k}": drop("loss scaling is for float16; weights are bfloat16")
+        f"actor.optimizer.{k}": drop("float16 has a dynamic loss scale with fixed settings")
         for k in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     },
     **{f"actor.{k}": together(f"actor.{k}") for k in ("reward_norm", "adv_norm")},
@@ -142,14 +141,14 @@ AREAL: Table = {
     **{f"sglang.{k}": drop("the actor's value is used") for k in ("model_path", "dtype", "skip_tokenizer_init")},
     "sglang.random_seed": drop("derived from seed"),
     **{f"sglang.{k}": drop("use actor.use_lora") for k in ("enable_lora", "max_lora_rank", "lora_backend")},
-    "sglang.enable_multimodal": changes(IMAGES, False),
+    "sglang.enable_multimodal": changes(shared.IMAGES, False),
     "sglang.kv_cache_dtype": changes("the KV cache uses the model's data type", "auto"),
-    "sglang.dp_size": LAYOUT,
-    "sglang.ep_size": LAYOUT,
-    "sglang": SPEED,
+    "sglang.dp_size": shared.LAYOUT,
+    "sglang.ep_size": shared.LAYOUT,
+    "sglang": shared.SPEED,
     "vllm": drop("all servers are SGLang servers"),
     **{
-        f"{data}.{k}": SPEED
+        f"{data}.{k}": shared.SPEED
         for data in ("train_dataset", "valid_dataset")
         for k in ("pin_memory", "num_workers", "num_dataset_workers", "scheduling_spec", "setup_timeout")
     },
@@ -205,6 +204,7 @@ DEFAULTS: dict[str, Any] = {
     "actor.discount": 1.0,
     "actor.gae_lambda": 1.0,
     "actor.importance_sampling_level": "token",
+    "rollout.return_routed_experts": False,
     "actor.optimizer.lr": 1e-3,
     "actor.optimizer.weight_decay": 0.01,
     "actor.optimizer.beta1": 0.9,

@@ -1,10 +1,8 @@
-"""Entries of the tables: our equivalent of another system's key, and entries that several tables share."""
+"""Entries of the tables: our equivalent of another system's key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from allocation.convert import megatron
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +57,3 @@ def prune(table: Table) -> Table:
         return next((table[section] for section in sections if section in table), None)
 
     return {key: entry for key, entry in table.items() if nearest(key) != entry}
-
-
-LAYOUT = drop("the layout defines it (allocation_mode, or actor.backend and rollout.backend)")
-DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
-PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb; their size does not change the gradient"
-REPORT = drop("console, TensorBoard and a report are written (stats_logger)")
-HELD_OUT = drop("set evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
-IMAGES = "images, audio and video are not supported: prompts are text"
-NO_ALGORITHM = "this algorithm is not built in: write a function and set algorithm=my_file.py:make (docs/algorithms.md)"
-PATTERN = "samples are drawn from the full distribution, which SGLang's log-probs describe"
-NEVER = {"-1": None, "0": None}
-MODEL = drop("the model's config.json defines it")
-SPEED = drop("it changes speed or memory, not training")
-LORA_MODULES = {  # Megatron's linear layers
-    "linear_qkv": ["q_proj", "k_proj", "v_proj"],
-    "linear_proj": ["o_proj"],
-    "linear_fc1": ["gate_proj", "up_proj"],
-    "linear_fc2": ["down_proj"],
-}
-ESTIMATORS = {"kl": "k1", "low_var_kl": "k3", "mse": "k2", "kl+": "k1", "low_var_kl+": "k3", "k3+": "k3"}
-SCHEDULES = {"cosine_with_min_lr": "cosine", "constant_with_warmup": "constant"}
-
-TRANSFORMER = (
-    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-    *("moe_token_dispatcher_type", "moe_grouped_gemm", "moe_layer_recompute"),
-)
-MEGATRON: Table = {
-    **dict.fromkeys(megatron.MEGATRON.values(), LAYOUT),
-    "sequence_parallel": drop("sequence parallelism is on whenever tensor parallelism is"),
-}

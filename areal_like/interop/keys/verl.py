@@ -2,25 +2,11 @@
 
 from typing import Any
 
-from areal_like.interop.keys.entries import (
-    IMAGES,
-    LAYOUT,
-    MEGATRON,
-    NEVER,
-    PACKED,
-    PATTERN,
-    REPORT,
-    SCHEDULES,
-    SPEED,
-    TRANSFORMER,
-    Table,
-    changes,
-    drop,
-    rename,
-    together,
-)
+from areal_like.interop.keys import shared
+from areal_like.interop.keys.entries import Table, changes, drop, rename, together
 
 _ACTOR, _REF, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _FULL = {"True": "full", "False": None}
 
 
@@ -30,17 +16,17 @@ def _optimizer(role: str, ours: str) -> Table:
         f"{role}.lr": rename(f"{ours}.lr"),
         f"{role}.weight_decay": rename(f"{ours}.weight_decay"),
         f"{role}.clip_grad": rename(f"{ours}.gradient_clipping"),
-        f"{role}.lr_warmup_steps": rename(f"{ours}.warmup_steps", NEVER),
+        f"{role}.lr_warmup_steps": rename(f"{ours}.warmup_steps", shared.NEVER),
         f"{role}.lr_warmup_steps_ratio": together(f"{ours}.warmup_steps_proportion"),
-        f"{role}.lr_decay_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
-        f"{role}.lr_scheduler_type": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
-        f"{role}.warmup_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.lr_decay_style": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
+        f"{role}.lr_scheduler_type": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
+        f"{role}.warmup_style": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
         f"{role}.min_lr_ratio": rename(f"{ours}.min_lr_ratio"),
         f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
         f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
         f"{role}.eps": rename(f"{ours}.eps"),
         f"{role}.optimizer": changes("the only optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
-        f"{role}.optimizer_impl": SPEED,
+        f"{role}.optimizer_impl": shared.SPEED,
         f"{role}.num_cycles": changes("a cosine schedule has no restarts", 0.5),
         f"{role}.lr_warmup_init": changes("warm-up starts at 0", 0, 0.0),
         f"{role}.lr_decay_steps": changes("the learning rate decays over the whole run"),
@@ -48,13 +34,13 @@ def _optimizer(role: str, ours: str) -> Table:
         f"{role}.override_optimizer_config.use_precision_aware_optimizer": rename(
             f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
         ),
-        f"{role}.override_optimizer_config": SPEED,
+        f"{role}.override_optimizer_config": shared.SPEED,
     }
 
 
-def _engine(role: str, ours: str) -> Table:
-    """Return the keys of section `role`, mapped to our section `ours`."""
-    t: Table = {f"{role}.megatron.{k}": e for k, e in MEGATRON.items()}
+def _megatron(role: str, ours: str) -> Table:
+    """Return the keys of the section `megatron` of `role`, mapped to that of our section `ours`."""
+    t: Table = {f"{role}.megatron.{k}": e for k, e in shared.MEGATRON.items()}
     t[f"{role}.megatron.use_distributed_optimizer"] = (
         rename(f"{ours}.megatron.use_distributed_optimizer")
         if ours != "ref"
@@ -65,28 +51,34 @@ def _engine(role: str, ours: str) -> Table:
     t[f"{role}.megatron.override_transformer_config"] = rename(
         f"{ours}.megatron.override_transformer_config", {"{}": None}, below=True
     )
-    for k in TRANSFORMER:
+    for k in shared.TRANSFORMER:
         t[f"{role}.megatron.override_transformer_config.{k}"] = rename(f"{ours}.megatron.{k}")
     for k in ("attention_backend", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
-        t[f"{role}.megatron.override_transformer_config.{k}"] = SPEED
+        t[f"{role}.megatron.override_transformer_config.{k}"] = shared.SPEED
     for k in ("overlap_grad_reduce", "overlap_param_gather"):
         t[f"{role}.megatron.override_ddp_config.{k}"] = rename(f"{ours}.megatron.{k}")
-    t[f"{role}.megatron.override_ddp_config"] = SPEED
+    t[f"{role}.megatron.override_ddp_config"] = shared.SPEED
     t[f"{role}.megatron.use_mbridge"] = drop("a bridge always converts the weights (actor.megatron.bridge_type)")
     t[f"{role}.megatron.vanilla_mbridge"] = drop("use actor.megatron.bridge_type")
     for k in ("use_dist_checkpointing", "dist_checkpointing_path"):
         t[f"{role}.megatron.{k}"] = rename(f"{ours}.megatron.{k}", {"None": None})
     t[f"{role}.megatron.param_dtype"] = rename(f"{ours}.dtype")
-    t[f"{role}.megatron"] = SPEED
+    t[f"{role}.megatron"] = shared.SPEED
+    return t
+
+
+def _engine(role: str, ours: str) -> Table:
+    """Return the keys of section `role`, mapped to our section `ours`."""
+    t = _megatron(role, ours)
     t[f"{role}.load_weight"] = drop("weights are always loaded")
-    t[f"{role}.strategy"] = LAYOUT
+    t[f"{role}.strategy"] = shared.LAYOUT
     for place in ("fsdp_config", "model.fsdp_config"):
         t[f"{role}.{place}.param_offload"] = rename(f"{ours}.offload")
         t[f"{role}.{place}.optimizer_offload"] = drop(f"{ours}.offload moves all parts to host memory or none")
         t[f"{role}.{place}.offload_policy"] = rename(f"{ours}.fsdp.offload_params")
-        t[f"{role}.{place}.model_dtype"] = rename(f"{ours}.dtype", {"fp32": "float32", "bf16": "bfloat16"})
+        t[f"{role}.{place}.model_dtype"] = rename(f"{ours}.dtype", _DTYPES)
         t[f"{role}.{place}"] = drop("a layout such as fsdp:d8 defines it; every layer is sharded separately")
-    t[f"{role}.ulysses_sequence_parallel_size"] = LAYOUT
+    t[f"{role}.ulysses_sequence_parallel_size"] = shared.LAYOUT
     t[f"{role}.use_dynamic_bsz"] = drop("sequences are always packed")
     for k in (
         "ppo_micro_batch_size_per_gpu",
@@ -99,14 +91,17 @@ def _engine(role: str, ours: str) -> Table:
         "forward_micro_batch_size",
         "forward_max_token_len_per_gpu",
     ):
-        t[f"{role}.{k}"] = drop(PACKED)
+        t[f"{role}.{k}"] = drop(shared.PACKED)
     t[f"{role}.ppo_max_token_len_per_gpu"] = rename(f"{ours}.mb_spec.max_tokens_per_mb")
     t[f"{role}.use_prefix_grouper"] = rename(f"{ours}.mb_spec.share_prompts")
     for k in ("entropy_checkpointing", "entropy_from_logits_with_chunking", "use_torch_compile", "use_fused_kernels"):
-        t[f"{role}.{k}"] = SPEED
+        t[f"{role}.{k}"] = shared.SPEED
     for k in ("checkpoint", "profiler", "profile", "use_remove_padding", "nccl_timeout", "calculate_entropy"):
-        t[f"{role}.{k}"] = SPEED
-    t[f"{role}.router_replay.mode"] = changes("this key does not replay expert routes", "disabled")
+        t[f"{role}.{k}"] = shared.SPEED
+    for place in ("router_replay", "megatron.router_replay"):
+        t[f"{role}.{place}.mode"] = (
+            together("rollout.router_replay") if ours == "actor" else drop("the actor's mode is used")
+        )
     t[f"{role}.shuffle"] = drop("samples are distributed to mini-batches round-robin")
     t[f"{role}.data_loader_seed"] = drop("samples are distributed to mini-batches round-robin")
     t[f"{role}.ppo_epochs"] = changes("each sample is trained once", 1)
@@ -144,7 +139,7 @@ VERL: Table = {
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     f"{_ACTOR}.tau_pos": drop("only used with policy_loss.loss_mode"),
     f"{_ACTOR}.tau_neg": drop("only used with policy_loss.loss_mode"),
-    f"{_ACTOR}.freeze_vision_tower": changes(IMAGES, False),
+    f"{_ACTOR}.freeze_vision_tower": changes(shared.IMAGES, False),
     f"{_MODEL}.path": rename("actor.path"),
     f"{_MODEL}.tokenizer_path": rename("tokenizer_path"),
     f"{_MODEL}.enable_gradient_checkpointing": rename("actor.megatron.recompute_granularity", _FULL),
@@ -155,7 +150,7 @@ VERL: Table = {
     f"{_MODEL}.lora.alpha": together("actor.lora_alpha"),
     f"{_MODEL}.lora.target_modules": together("actor.target_modules"),
     f"{_MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
-    f"{_MODEL}.lora": SPEED,
+    f"{_MODEL}.lora": shared.SPEED,
     f"{_MODEL}.exclude_modules": changes("name the layers in actor.target_modules"),
     f"{_MODEL}.lora_adapter_path": changes("adapters always start untrained"),
     f"{_MODEL}.external_lib": changes("only the run's own code is imported"),
@@ -164,17 +159,17 @@ VERL: Table = {
     f"{_MODEL}.trust_remote_code": drop("code shipped with a model is never executed"),
     f"{_MODEL}.mtp.enable": changes("multi-token prediction is not trained", False),
     f"{_MODEL}.mtp": drop("multi-token prediction is not trained"),
-    f"{_MODEL}": SPEED,
+    f"{_MODEL}": shared.SPEED,
     "actor_rollout_ref.hybrid_engine": together("rollout.sharing"),
-    "actor_rollout_ref.nccl_timeout": SPEED,
+    "actor_rollout_ref.nccl_timeout": shared.SPEED,
     f"{_ROLLOUT}.n": rename("gconfig.n_samples"),
     f"{_ROLLOUT}.temperature": rename("gconfig.temperature"),
-    f"{_ROLLOUT}.top_p": changes(PATTERN, 1, 1.0),
-    f"{_ROLLOUT}.top_k": changes(PATTERN, -1, 0),
+    f"{_ROLLOUT}.top_p": rename("gconfig.top_p"),
+    f"{_ROLLOUT}.top_k": rename("gconfig.top_k", shared.ALL_WORDS),
     f"{_ROLLOUT}.do_sample": changes("responses are always sampled", True),
     f"{_ROLLOUT}.ignore_eos": changes("only the model's end-of-text token ends a response", False),
     f"{_ROLLOUT}.quantization": changes("servers use the trainer's data type"),
-    f"{_ROLLOUT}.enable_rollout_routing_replay": changes("this key does not replay expert routes", False),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": together("rollout.router_replay"),
     f"{_ROLLOUT}.multi_turn.enable": together("workflow"),
     f"{_ROLLOUT}.multi_turn": drop("a workflow defines its turns and tools"),
     f"{_ROLLOUT}.agent.default_agent_loop": together("workflow"),
@@ -189,7 +184,7 @@ VERL: Table = {
     f"{_ROLLOUT}.val_kwargs.n": rename("evaluator.n_samples"),
     f"{_ROLLOUT}.val_kwargs": drop("evaluation samples from the full distribution"),
     **{
-        f"{_ROLLOUT}.{k}": LAYOUT
+        f"{_ROLLOUT}.{k}": shared.LAYOUT
         for k in (
             *("name", "tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"),
             *("expert_parallel_size", "mode", "nnodes", "n_gpus_per_node"),
@@ -209,15 +204,15 @@ VERL: Table = {
     "data.truncation": together("train_dataset.overlong_prompts"),
     "data.apply_chat_template_kwargs": rename("train_dataset.chat_template_kwargs", {"{}": None}, below=True),
     "data.train_max_samples": changes("all rows are used", -1),
-    "data.val_max_samples": rename("valid_dataset.max_samples", NEVER),
+    "data.val_max_samples": rename("valid_dataset.max_samples", shared.NEVER),
     "data.custom_cls.path": together("train_dataset.path"),
     "data.custom_cls": drop("write a function that returns the rows: train_dataset.path=my_data.py:rows"),
     "data.sampler": changes("prompts are shuffled every epoch"),
     "data.image_key": together("train_dataset.path"),
-    "data.video_key": changes(IMAGES, "videos"),
+    "data.video_key": changes(shared.IMAGES, "videos"),
     "data.tool_config_path": together("workflow"),
     **{
-        f"data.{k}": SPEED
+        f"data.{k}": shared.SPEED
         for k in (
             *("val_batch_size", "return_raw_chat", "return_raw_input_ids", "return_full_prompt", "reward_fn_key"),
             *("filter_overlong_prompts_workers", "dataloader_num_workers", "trust_remote_code", "use_shm", "tokenizer"),
@@ -228,18 +223,18 @@ VERL: Table = {
     "trainer.nnodes": rename("cluster.n_nodes"),
     "trainer.experiment_name": rename("experiment_name"),
     "trainer.total_epochs": rename("total_train_epochs"),
-    "trainer.total_training_steps": rename("total_train_steps", NEVER | {"None": None}),
-    "trainer.save_freq": rename("saver.freq_steps", NEVER),
-    "trainer.test_freq": rename("evaluator.freq_steps", NEVER),
+    "trainer.total_training_steps": rename("total_train_steps", shared.NEVER | {"None": None}),
+    "trainer.save_freq": rename("saver.freq_steps", shared.NEVER),
+    "trainer.test_freq": rename("evaluator.freq_steps", shared.NEVER),
     "trainer.val_before_train": rename("evaluator.at_start"),
     "trainer.val_only": changes("a run always trains", False),
     "trainer.default_local_dir": rename("cluster.fileroot"),
-    "trainer.logger": REPORT,
+    "trainer.logger": shared.REPORT,
     "trainer.resume_mode": rename("recover.mode", {"disable": "off", "False": "off", "resume_path": "auto"}),
     "trainer.max_actor_ckpt_to_keep": rename("recover.keep", {"None": None}),
     "trainer.critic_warmup": together("critic.warmup_steps"),
     "trainer.project_name": drop("use experiment_name"),
-    "trainer": SPEED,
+    "trainer": shared.SPEED,
     "algorithm.adv_estimator": together("algorithm"),
     "algorithm.norm_adv_by_std_in_grpo": together("actor.reward_norm.std_level"),
     "algorithm.use_kl_in_reward": together("actor.kl_ctl"),
@@ -263,13 +258,13 @@ VERL: Table = {
     "reward_model": drop("use the section reward"),
     "reward_manager": drop("use the section reward"),
     "custom_reward_function": together("reward.function"),
-    "model_engine": LAYOUT,
+    "model_engine": shared.LAYOUT,
     "ray_init": drop("scheduler.address connects to an existing cluster"),
     "ray_kwargs": drop("scheduler.address connects to an existing cluster"),
-    "global_profiler": SPEED,
-    "transfer_queue": SPEED,
+    "global_profiler": shared.SPEED,
+    "transfer_queue": shared.SPEED,
     "hydra": drop("areal-like does not use Hydra"),
-    "profiler": SPEED,
+    "profiler": shared.SPEED,
     "defaults": changes("included files were not read"),
 }
 DEFAULTS: dict[str, Any] = {
@@ -280,6 +275,7 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.gamma": 1.0,
     "algorithm.lam": 1.0,
     f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.router_replay.mode": "disabled",
     f"{_ACTOR}.clip_ratio_low": 0.2,
     f"{_ACTOR}.clip_ratio_high": 0.2,
     f"{_ACTOR}.clip_ratio_c": 3.0,

@@ -1,6 +1,6 @@
 """Values that follow from several of AReaL's keys."""
 
-from areal_like.interop.keys.entries import IMAGES, NO_ALGORITHM
+from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, OFFLINE
 from areal_like.interop.rules.translation import Translation
 
 _NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True}
@@ -33,7 +33,7 @@ def _algorithm(peer: Translation) -> None:
     kind = str(peer.get("train_dataset.type") or "rl")
     if kind in _OTHER_TRAINING:
         own = _OTHER_TRAINING[kind]
-        peer.changes["train_dataset.type"] = f"{kind} is not supported: runs use reinforcement learning"
+        peer.changes["train_dataset.type"] = OFFLINE.format(own) if own else "reward models are not trained"
         if own:
             peer.ours["algorithm"] = own
             example = {"sft": "answers", "dpo": "preferences"}[own]
@@ -84,11 +84,11 @@ def _behaviour(peer: Translation) -> None:
         return
     action = {"mask": "mask", "clamp": "truncate"}.get(str(peer.get(f"{prefix}.action") or "mask"))
     level = {"token": "token", "sequence": "geometric"}.get(str(peer.get(f"{prefix}.level") or "token"))
-    peer.behaviour(f"{level}_{action}", peer.get(f"{prefix}.upper") or 5.0)
-    same = {"metric": ("ratio", None), "lower": (None, 0, 0.0), "agg": ("mean", None)}
+    peer.behaviour(f"{level}_{action}", peer.get(f"{prefix}.upper") or 5.0, peer.number(f"{prefix}.lower"))
+    same = {"metric": ("ratio", None), "agg": ("mean", None)}
     for name, values in same.items():
         if (value := peer.get(f"{prefix}.{name}")) not in values:
-            peer.changes[f"{prefix}.{name}"] = f"{value}: only the mean ratio with an upper bound is supported"
+            peer.changes[f"{prefix}.{name}"] = f"{value}: only the mean ratio is supported"
 
 
 def _reference(peer: Translation) -> None:

@@ -1,6 +1,8 @@
 """Values that follow from several of ROLL's keys."""
 
-from areal_like.interop.keys.entries import IMAGES, NO_ALGORITHM, PATTERN
+from typing import Any
+
+from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM, OFFLINE
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
 
@@ -8,6 +10,14 @@ _TRAIN, _CONFIG = "actor_train.training_args", "actor_train.strategy_args.strate
 _INFER = "actor_infer.generating_args"
 _AGENTS = "environments and agents are not converted: write a workflow (docs/workflows.md)"
 _NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo"}
+_BY_TEACHER = "write algorithm=distill and a section teacher by hand (docs/algorithms.md#distillation)"
+_PIPELINES = {
+    "sft_train": OFFLINE.format("sft"),
+    "dpo_config": OFFLINE.format("dpo"),
+    "beta": OFFLINE.format("dpo"),
+    "student": _BY_TEACHER,
+    "student_train": _BY_TEACHER,
+}
 _PATHS = ("actor_train.data_args.file_name", "validation.data_args.file_name")
 _IMAGES = ("-vl-", "-VL-", "omni", "Omni")
 
@@ -18,12 +28,12 @@ def rules(peer: Translation, text: str) -> None:
     _algorithm(peer, estimator)
     _norms(peer, estimator)
     _clips(peer)
+    _masks(peer, estimator)
     aggregation(peer, "loss_agg_mode")
     _divergence(peer)
     _batches(peer)
-    for key in (f"{_INFER}.top_p", f"{_INFER}.top_k"):
-        if key not in peer.said and peer.get(key) not in (1, -1):
-            peer.changes[key] = f"ROLL's default {peer.get(key)}: {PATTERN}"
+    if any(peer.keys_below("train_env_manager")):
+        _agents(peer)
     if peer.is_on("is_offload_states"):
         peer.ours["rollout.sharing"] = "alternate"
     if (ratio := peer.number("async_generation_ratio")) is not None:
@@ -39,26 +49,24 @@ def _algorithm(peer: Translation, estimator: str) -> None:
     for key, plain in (("use_policy_loss_type", "PPO"), ("pg_variant", "vanilla")):
         if peer.get(key) not in (None, plain, "ppo"):
             peer.unknown_algorithm(key, f"{peer.get(key)}: {NO_ALGORITHM}")
-    for key in [key for key in peer.said if key.split(".")[0] in ("sft_train", "student", "student_train", "beta")]:
-        peer.fill(
-            "algorithm", "supervised, preference and distillation pipelines are not supported (docs/algorithms.md)"
-        )
-        peer.changes[key.split(".")[0]] = "this pipeline is not reinforcement learning"
+    for section in sorted({key.split(".")[0] for key in peer.said} & _PIPELINES.keys()):
+        peer.fill("algorithm", f"the settings of this pipeline are not converted: {_PIPELINES[section]}")
+        peer.changes[section] = _PIPELINES[section]
+    peer.replay(False)  # ROLL has no key for it
     peer.ours["actor.use_decoupled_loss"] = not peer.is_on("force_disable_old_logprobs_recompute")
     peer.behaviour("disabled")
     if estimator == "gae":
         peer.ours["actor.gae_lambda"] = peer.get("lambd")
         peer.ours["critic.warmup_steps"] = peer.get("critic_warmup") or 0
-        clip = peer.get("value_clip")
-        if clip is None:
-            peer.changes["value_clip"] = "ROLL does not clip values; critic.eps_clip always does"
-        else:
-            peer.ours["critic.eps_clip"] = clip
+        peer.ours["critic.eps_clip"] = peer.get("value_clip")
 
 
 def _norms(peer: Translation, estimator: str) -> None:
     kinds = {"mean_level": peer.get("norm_mean_type"), "std_level": peer.get("norm_std_type")}
-    if estimator == "grpo":
+    agentic = any(peer.keys_below("train_env_manager"))
+    if agentic:
+        kinds = _agent_norm(peer)
+    elif estimator == "grpo":
         kinds = {"mean_level": "group", "std_level": "group"}
     if "running" in kinds.values():
         peer.changes["norm_mean_type"] = "running: rewards are normalised within a group or a step"
@@ -66,7 +74,8 @@ def _norms(peer: Translation, estimator: str) -> None:
     peer.norm("actor.reward_norm", **levels, std_unbiased=levels["std_level"] is not None)
     whole = "batch" if peer.is_on("whiten_advantages") else None
     peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
-    clip, group = peer.number("reward_clip"), peer.number("num_return_sequences_in_group") or 1
+    size = "train_env_manager.group_size" if agentic else "num_return_sequences_in_group"
+    clip, group = peer.number("reward_clip"), peer.number(size) or 1
     if clip and levels["std_level"] == "group" and clip * clip >= group:
         peer.unneeded["reward_clip"] = f"normalised rewards of {group} samples are smaller"
     elif clip and kinds == {"mean_level": None, "std_level": None}:
@@ -81,15 +90,27 @@ def _clips(peer: Translation) -> None:
     peer.ours["actor.c_clip"] = 1 + 2 * peer.get("pg_clip") if peer.is_on("dual_clip_loss") else None
 
 
+def _masks(peer: Translation, estimator: str) -> None:
+    """Write which responses are left out of the loss; an agentic pipeline has no such masks."""
+    if any(peer.keys_below("train_env_manager")):
+        return
+    if peer.is_on("max_len_mask"):
+        peer.ours["actor.mask_truncated"] = True
+    if peer.is_on("difficulty_mask") and (peer.number("num_return_sequences_in_group") or 1) > 1:
+        low, high = (peer.number(f"difficulty_{bound}_threshold") for bound in ("low", "high"))
+        peer.ours["actor.group_reward_above"] = 0.0 if low is None else low
+        peer.ours["actor.group_reward_below"] = 1.0 if high is None else high
+    for key in ("max_len_mask", "difficulty_mask"):
+        if peer.is_on(key) and (estimator == "gae" or peer.number("entropy_loss_coef")):
+            peer.changes[key] = "ROLL masks the policy's loss alone; here the critic and the entropy are masked too"
+
+
 def _divergence(peer: Translation) -> None:
     peer.ours["actor.kl_ctl"] = peer.get("init_kl_coef") if peer.is_on("add_token_level_kl") else 0.0
     peer.ours["actor.kl_loss_coef"] = peer.get("kl_loss_coef") if peer.is_on("use_kl_loss") else 0.0
-    if peer.ours["actor.kl_ctl"]:
-        peer.ours["actor.kl_estimator"] = {"kl": "k1", "mse": "k2"}.get(str(peer.get("kl_penalty")), "k3")
-        if peer.get("target_kl") is not None:
-            peer.changes["target_kl"] = "the weight of the KL divergence is constant"
-    elif peer.ours["actor.kl_loss_coef"]:
-        peer.ours["actor.kl_estimator"] = "k3"
+    peer.divergence("kl_penalty", None)
+    if peer.ours["actor.kl_ctl"] and peer.get("target_kl") is not None:
+        peer.changes["target_kl"] = "the weight of the KL divergence is constant"
 
 
 def _batches(peer: Translation) -> None:
@@ -97,12 +118,53 @@ def _batches(peer: Translation) -> None:
     if least and most:
         peer.ours["actor.optimizer.min_lr_ratio"] = least / most
     prompts, group = peer.get("rollout_batch_size"), peer.get("num_return_sequences_in_group")
+    if any(peer.keys_below("train_env_manager")):
+        group = 1  # the batch size counts trajectories
     parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     if peer.data_parallel and all(isinstance(value, int) for value in (prompts, group, *parts)):
         size = parts[0] * parts[1] * peer.data_parallel
         peer.minibatches(prompts * group, size, f"{_TRAIN}.gradient_accumulation_steps")
     else:
         peer.fill("actor.ppo_n_minibatches", "optimizer steps per training step: the batch size is unknown")
+
+
+def _agents(peer: Translation) -> None:
+    """Write what an agentic pipeline reads elsewhere: its batch counts trajectories, and its rewards have a norm."""
+    group, whole = peer.number("train_env_manager.group_size") or 1, peer.number("rollout_batch_size")
+    peer.ours["gconfig.n_samples"] = group
+    if isinstance(whole, int) and isinstance(group, int):
+        peer.ours["train_dataset.batch_size"] = max(1, whole // group)
+    if not any(peer.keys_below(_INFER)):
+        for name in ("temperature", "top_p", "top_k"):
+            value = peer.get(f"train_env_manager.generating_args.{name}")
+            if value is not None:
+                peer.ours[f"gconfig.{name}"] = ALL_WORDS.get(str(value), value) if name == "top_k" else value
+    if limits := _turn_limits(peer):
+        peer.ours["gconfig.max_new_tokens"] = min(limits)
+    peer.ours["actor.importance_sampling_level"] = "token"
+
+
+def _agent_norm(peer: Translation) -> dict[str, Any]:
+    """Return the levels of mean and deviation with which an agentic pipeline normalises rewards."""
+    grouping = str(peer.get("reward_normalization.grouping") or "batch")
+    if grouping not in ("batch", "traj_group_id"):
+        peer.changes["reward_normalization.grouping"] = f"{grouping}: rewards are normalised within a group or a step"
+    level = "batch" if grouping == "batch" else "group"
+    method = peer.get("reward_normalization.method")
+    mean = peer.get("reward_normalization.norm_mean_type") or (
+        level if method in ("mean", "mean_std", "asym_clip") else None
+    )
+    std = peer.get("reward_normalization.norm_std_type") or (level if method in ("mean_std", "asym_clip") else None)
+    return {name: level if kind == "group" else kind for name, kind in (("mean_level", mean), ("std_level", std))}
+
+
+def _turn_limits(peer: Translation) -> list[float]:
+    """Return the limits of a turn's tokens in an agentic pipeline, the least of which applies."""
+    if not any(peer.keys_below("train_env_manager")):
+        return []
+    own = _INFER if any(peer.keys_below(_INFER)) else "train_env_manager.generating_args"
+    found = [peer.number("max_tokens_per_step"), peer.number(f"{own}.max_new_tokens")]
+    return [value for value in found if value]
 
 
 def _data(peer: Translation) -> None:
@@ -120,7 +182,7 @@ def _data(peer: Translation) -> None:
         peer.ours["valid_dataset.path"] = held_out[0] if isinstance(held_out, list) else held_out
     if "actor_train.data_args.messages" in peer.said:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")
-    if peer.get("sequence_length") and peer.get("response_length") is None:
+    if peer.get("sequence_length") and peer.get("response_length") is None and not _turn_limits(peer):
         peer.fill("gconfig.max_new_tokens", "ROLL's sequence_length covers prompt and response together")
     if any(peer.keys_below("custom_envs")) or any(peer.keys_below("train_env_manager")):
         peer.fill("workflow", _AGENTS)

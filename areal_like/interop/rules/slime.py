@@ -2,7 +2,7 @@
 
 import json
 
-from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
+from areal_like.interop.keys.shared import NO_ALGORITHM, OFFLINE, TRAINERS_ROUTES
 from areal_like.interop.rules.translation import Translation
 
 _NAMES = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp"} | {
@@ -21,7 +21,10 @@ def rules(peer: Translation, text: str) -> None:
     peer.ours["actor.loss_agg_mode"] = "token_mean" if peer.is_on("calculate-per-token-loss") else "sequence_mean"
     _divergence(peer)
     peer.ours["actor.use_decoupled_loss"] = not peer.is_on("use-rollout-logprobs")
-    peer.behaviour(*("token_truncate", peer.get("tis-clip")) if peer.is_on("use-tis") else ("disabled",))
+    bounds = peer.get("tis-clip"), peer.number("tis-clip-low")
+    if peer.is_on("use-routing-replay") and not peer.is_on("use-rollout-routing-replay"):
+        peer.changes["use-routing-replay"] = TRAINERS_ROUTES
+    peer.behaviour(*("token_truncate", *bounds) if peer.is_on("use-tis") else ("disabled",))
     _batches(peer)
     least, most = peer.number("min-lr"), peer.number("lr")
     if least and most:
@@ -36,7 +39,7 @@ def rules(peer: Translation, text: str) -> None:
 def _algorithm(peer: Translation, estimator: str) -> None:
     loss = str(peer.get("loss-type") or "policy_loss")
     if loss == "sft_loss":
-        peer.changes["loss-type"] = "supervised training is not supported: runs use reinforcement learning"
+        peer.changes["loss-type"] = OFFLINE.format("sft")
         peer.ours["algorithm"] = "sft"
         peer.fill("workflow", "examples/offline/answers.py:run trains on given responses (docs/algorithms.md)")
     elif estimator in _NAMES and loss == "policy_loss":
@@ -70,12 +73,7 @@ def _divergence(peer: Translation) -> None:
     if in_reward and str(peer.get("advantage-estimator")) in ("grpo", "gspo", "cispo"):
         peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not subtract it from the reward", 0.0
     peer.ours |= {"actor.kl_loss_coef": in_loss, "actor.kl_ctl": in_reward}
-    kind = str(peer.get("kl-loss-type"))
-    if in_loss or in_reward:
-        peer.ours["actor.kl_estimator"] = ESTIMATORS.get(kind, kind)
-    if in_loss and ESTIMATORS.get(kind, kind) == "k1":
-        peer.changes["kl-loss-type"] = "k1 in the loss has no gradient towards the reference; k3 is used"
-        peer.ours["actor.kl_estimator"] = "k3"
+    peer.divergence("kl-loss-type", "kl-loss-type")
 
 
 def _batches(peer: Translation) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_like.interop.keys.shared import ESTIMATORS
+
 MISSING = "???"  # OmegaConf's mark of a value that the user must fill in
 NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
 
@@ -70,8 +72,36 @@ class Translation:
         self.changes[key] = why
         self.fill("algorithm", why)
 
-    def behaviour(self, mode: str, cap: Any = None) -> None:
-        """Write the weight of the distance from the policy that generated."""
+    def divergence(self, in_reward: str, in_loss: str | None) -> None:
+        """Write the estimator of both KL terms from the keys that name theirs."""
+        loss = "k3" if in_loss is None else str(self.get(in_loss))
+        self.estimator((in_reward, str(self.get(in_reward))), (in_loss or in_reward, loss))
+
+    def estimator(self, in_reward: tuple[str, str], in_loss: tuple[str, str]) -> None:
+        """Write the estimator of the KL terms that have a weight; each has its key and its name there.
+
+        Both together follow null, which is k1 in the reward and k3 in the loss.
+        """
+        both = [bool(self.ours.get(f"actor.{key}")) for key in ("kl_ctl", "kl_loss_coef")]
+        (reward_key, reward), (loss_key, loss) = in_reward, in_loss
+        if both[0] and ESTIMATORS.get(reward, reward) != "k1":
+            self.changes[reward_key] = f"{reward}: only k1 in the reward has the gradient of the divergence; k1 is used"
+        if both[1] and ESTIMATORS.get(loss, loss) not in (("k3",) if both[0] else ("k2", "k3")):
+            self.changes[loss_key] = (
+                f"{loss}: k1 in the loss has no gradient towards the reference, and beside actor.kl_ctl it is k3; k3 is used"
+            )
+            loss = "k3"
+        if any(both):
+            self.ours["actor.kl_estimator"] = None if all(both) else "k1" if both[0] else ESTIMATORS.get(loss, loss)
+
+    def replay(self, on: bool) -> None:
+        """Write whether models with experts replay the servers' routes (R3)."""
+        self.ours["rollout.router_replay"] = "auto" if on else "off"
+
+    def behaviour(self, mode: str, cap: Any = None, floor: Any = None) -> None:
+        """Write the weight of the distance from the policy that generated, and its bounds."""
         self.ours["actor.behave_imp_weight_mode"] = mode
         if mode != "disabled" and cap is not None:
             self.ours["actor.behave_imp_weight_cap"] = cap
+        if mode != "disabled" and (floor or mode.startswith("geometric")):  # whose default is not 0
+            self.ours["actor.behave_imp_weight_floor"] = floor or 0

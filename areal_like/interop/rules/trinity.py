@@ -1,10 +1,11 @@
 """Values that follow from several of Trinity-RFT's keys."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from areal_like.interop.keys.entries import ESTIMATORS, NO_ALGORITHM
+from areal_like.interop.keys.shared import NO_ALGORITHM
 from areal_like.interop.rules.translation import Translation
-from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, split_list
+from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, replays_routes, split_list
 
 _TASKS = "buffer.explorer_input.taskset"
 _BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
@@ -31,6 +32,7 @@ def rules(peer: Translation, text: str) -> None:
     _divergence(peer, kind)
     peer.ours["actor.use_decoupled_loss"] = kind != "cispo" and not peer.is_on("algorithm.bypass_old_logprobs")
     peer.behaviour("disabled")
+    peer.replay(any(_replays(peer)))
     peer.ours["actor.entropy_coeff"] = (
         0.0
         if peer.said.get("algorithm.entropy_loss_fn", "default") in (None, "none")
@@ -42,6 +44,13 @@ def rules(peer: Translation, text: str) -> None:
         peer.ours["actor.optimizer.beta1"], peer.ours["actor.optimizer.beta2"] = map(float, split_list(betas)[:2])
     _verls_optimizers(peer)
     _tasks(peer)
+
+
+def _replays(peer: Translation) -> Iterator[bool]:
+    """Yield whether Trinity-RFT's own key, and verl's in its two places, replay the servers' routes."""
+    yield peer.is_on("algorithm.enable_router_replay")
+    for place in ("", "trainer.trainer_config."):
+        yield replays_routes(peer, place)
 
 
 def _algorithm(peer: Translation, kind: str) -> None:
@@ -89,19 +98,17 @@ def _loss(peer: Translation, kind: str) -> None:
 
 
 def _divergence(peer: Translation, kind: str) -> None:
-    default = _TYPES.get(kind, ("", {}, {}, "none"))[3]
+    default, kinds = _TYPES.get(kind, ("", {}, {}, "none"))[3], dict[str, str]()
     for place, ours, own in (
         ("algorithm.kl_penalty_fn", "actor.kl_ctl", "none"),
         ("algorithm.kl_loss_fn", "actor.kl_loss_coef", default),
     ):
-        name = str(peer.get(place)) if place in peer.said else own  # none is read as null
+        kinds[ours] = name = str(peer.get(place)) if place in peer.said else own  # none is read as null
         weight = 0.0 if name in ("none", "None") else peer.get(f"{place}_args.kl_coef")
         peer.ours[ours] = weight
-        if weight:
-            peer.ours["actor.kl_estimator"] = ESTIMATORS.get(name, name)
-            if name not in ("k1", "k2", "k3", "low_var_kl") or (name == "k1" and ours.endswith("loss_coef")):
-                peer.changes[place] = f"{name}: actor.kl_estimator is k1 in the reward, k2 or k3; k3 is used"
-                peer.ours["actor.kl_estimator"] = "k3"
+    peer.estimator(
+        ("algorithm.kl_penalty_fn", kinds["actor.kl_ctl"]), ("algorithm.kl_loss_fn", kinds["actor.kl_loss_coef"])
+    )
 
 
 def _batches(peer: Translation) -> None:

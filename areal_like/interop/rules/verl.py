@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from areal_like.interop.keys.entries import ESTIMATORS, IMAGES, NO_ALGORITHM
+from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, TRAINERS_ROUTES
 from areal_like.interop.rules.translation import Translation
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -41,6 +41,7 @@ def rules(peer: Translation, text: str) -> None:
     if estimator == "gae" and (own := peer.get("critic.ppo_mini_batch_size")) not in (None, mini):
         peer.changes["critic.ppo_mini_batch_size"] = f"{own}: the critic uses the actor's mini-batches"
     _correction(peer)
+    peer.replay(replays_routes(peer))
     _lora(peer)
     optimizers(peer)
     if peer.system == "siirl" and "megatron" in str(peer.get(f"{_ACTOR}.strategy", "trainer.trainer_strategy")):
@@ -89,16 +90,7 @@ def _divergence(peer: Translation, estimator: str) -> None:
     in_reward, in_loss = peer.is_on("algorithm.use_kl_in_reward"), peer.is_on(f"{_ACTOR}.use_kl_loss")
     peer.ours["actor.kl_ctl"] = peer.get("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
     peer.ours["actor.kl_loss_coef"] = peer.get(f"{_ACTOR}.kl_loss_coef") if in_loss else 0.0
-    keys = {"algorithm.kl_penalty": in_reward, f"{_ACTOR}.kl_loss_type": in_loss and peer.ours["actor.kl_loss_coef"]}
-    for key in [key for key, counts in keys.items() if counts]:
-        kind = str(peer.get(key))
-        peer.ours["actor.kl_estimator"] = ESTIMATORS.get(kind, kind)
-        if ESTIMATORS.get(kind) is None:
-            peer.changes[key] = f"{kind}: actor.kl_estimator is k1, k2 or k3"
-            del peer.ours["actor.kl_estimator"]
-        elif key.endswith("kl_loss_type") and ESTIMATORS[kind] == "k1":
-            peer.changes[key] = f"{kind}: k1 in the loss has no gradient towards the reference; k3 is used"
-            peer.ours["actor.kl_estimator"] = "k3"
+    peer.divergence("algorithm.kl_penalty", f"{_ACTOR}.kl_loss_type")
     if in_reward and estimator not in ("gae", "reinforce_plus_plus"):
         peer.changes["algorithm.use_kl_in_reward"] = (
             "it is subtracted from the reward after the group's norm, not before"
@@ -117,13 +109,35 @@ def _correction(peer: Translation) -> None:
         peer.behaviour(f"{weight}_truncate", peer.get(f"{_CORRECTION}.rollout_is_threshold") or 2.0)
     else:
         peer.behaviour("disabled")
-        if weight is not None or rejected is not None:
-            peer.changes[f"{_CORRECTION}.rollout_rs"] = (
-                f"{weight} weights with {rejected} rejection: actor.behave_imp_weight_mode supports only one of them"
-            )
+        _note_correction(peer, weight, rejected)
+    if veto := peer.number(f"{_CORRECTION}.rollout_token_veto_threshold"):
+        peer.ours["actor.behave_imp_weight_veto"] = veto
     for name in ("rollout_is_batch_normalize", "rollout_rs_threshold_lower"):
         if peer.get(f"{_CORRECTION}.{name}") not in (None, False):
-            peer.changes[f"{_CORRECTION}.{name}"] = "actor.behave_imp_weight_cap is the only bound"
+            peer.changes[f"{_CORRECTION}.{name}"] = "only actor.behave_imp_weight_cap and its floor bound the weight"
+
+
+def _note_correction(peer: Translation, weight: Any, rejected: Any) -> None:
+    """Note weights and rejection of off-policy samples that actor.behave_imp_weight_mode does not have."""
+    mode = "actor.behave_imp_weight_mode"
+    if weight is not None and rejected is not None:
+        note = f"{weight} weights with {rejected} rejection: {mode} supports only one of them"
+        peer.changes[f"{_CORRECTION}.rollout_rs"] = note
+    elif rejected is not None:
+        note = f"{rejected} rejection without weights: a mask in {mode} also weights what it keeps"
+        peer.changes[f"{_CORRECTION}.rollout_rs"] = note
+    elif weight is not None:
+        peer.changes[f"{_CORRECTION}.rollout_is"] = f"{weight} weights: {mode} lists the supported weights"
+
+
+def replays_routes(peer: Translation, place: str = "") -> bool:
+    """Return whether the servers' routes are replayed, by verl's keys below `place`; note the trainer's own routes."""
+    modes = [f"{place}{_ACTOR}.{part}router_replay.mode" for part in ("", "megatron.")]
+    named = {key: str(peer.said[key]) for key in modes if peer.said.get(key) is not None}
+    peer.changes.update({key: TRAINERS_ROUTES for key, mode in named.items() if mode == "R2"})
+    if named:
+        return "R3" in named.values()
+    return peer.is_on(f"{place}{_ROLLOUT}.enable_rollout_routing_replay")
 
 
 def _lora(peer: Translation) -> None:
