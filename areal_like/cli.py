@@ -58,7 +58,10 @@ def _describe_plan(job: Job) -> Table:
         table.add_column(column)
     for engine in job.plan.engines:
         sizes = engine.sizes
-        dense, expert = f"{sizes.dp} servers, tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}", ""
+        dense, expert = (
+            f"{sizes.dp} server{'s' if sizes.dp > 1 else ''}, tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}",
+            "",
+        )
         if engine.dense and not engine.servers:
             dense = f"dp {sizes.dp}, tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, vpp {sizes.vpp}"
             expert = f"ep {sizes.ep}, etp {sizes.etp}, edp {sizes.edp}"

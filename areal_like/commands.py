@@ -65,17 +65,61 @@ def run(config: Config, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def check(config: Config, overrides: Overrides = None) -> None:
+def check(
+    config: Annotated[Path | None, typer.Argument(metavar="FILE", help="YAML file of the run.")] = None,
+    overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME_OR_DIRECTORY", help="Check whether this model trains, instead of a run."),
+    ] = None,
+    backend: Annotated[
+        Literal["megatron", "fsdp"] | None, typer.Option(help="With --model: consider this trainer only.")
+    ] = None,
+) -> None:
     """Check everything that a run needs, and print its configuration and layout. Starts and writes nothing.
+
+    With --model: report which trainers take a model, and where SGLang serves it, without a network. Exit code 1: no
+    trainer takes it, with the reasons.
 
     \b
     Examples:
       areal-like check examples/math/gsm8k_grpo_cpu.yaml
       areal-like check examples/math/gsm8k_grpo_cpu.yaml rollout.backend=sglang:d2
+      areal-like check --model Qwen/Qwen3-8B
+      areal-like check --model Qwen/Qwen3-30B-A3B --backend fsdp
     """
-    from areal_like.cli import main as script
+    if model is not None:
+        if config is not None:
+            _refuse("check takes FILE or --model, not both")
+        _check_model(model, backend)
+    elif config is None:
+        _refuse("check needs the YAML file of a run, or --model NAME_OR_DIRECTORY")
+    elif backend is not None:
+        _refuse(f"--backend needs --model; a run's trainer is set by actor.backend={backend}:d1 or another layout")
+    else:
+        from areal_like.cli import main as script
 
-    script(config, overrides, dry_run=True)
+        script(config, overrides, dry_run=True)
+
+
+def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> None:
+    """Print which trainers take a model, and where it is served; exit with 1 if none takes it."""
+    from allocation.diagnostics import has_errors
+    from areal_like.metrics.console import complain
+    from areal_like.preflight.trainable import check_trainable
+
+    answer = check_trainable(model, backend)
+    if answer.spec is not None and answer.trainers:
+        source = " (sizes from the offline table; check the directory after the download)" if answer.from_table else ""
+        typer.echo(f"{answer.spec.name}: {answer.spec.family}{source}")
+        for name, findings in answer.trainers.items():
+            typer.echo(f"{name}: {'no, see below' if has_errors(findings) else 'trains'}")
+        for name, served in answer.servers.items():
+            typer.echo(f"{name}: {served}")
+    if answer.instead:
+        typer.echo(f"Another trainer takes the model: --backend {answer.instead}")
+    complain(dict.fromkeys([*answer.findings, *(found for each in answer.trainers.values() for found in each)]))
+    raise typer.Exit(0 if answer.trains else 1)
 
 
 @app.command()
@@ -97,10 +141,10 @@ def samples(
       areal-like samples runs/gsm8k/first --evaluation valid_dataset --json
     """
     from areal_like.metrics.lines import as_json
-    from areal_like.metrics.samples import by_reward, picked, read_samples, recorded
+    from areal_like.metrics.samples import by_reward, list_written, pick, read_samples
 
     _is_run(directory)
-    there = [number for number, name in recorded(directory) if name == evaluation]
+    there = [number for number, name in list_written(directory) if name == evaluation]
     if not there:
         what = f"evaluation of {evaluation}" if evaluation else "training step"
         _refuse(f"{directory} holds the samples of no {what}; see stats_logger.samples")
@@ -110,7 +154,7 @@ def samples(
     with _exit_on_error():
         found = read_samples(directory, step, evaluation)
     chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
-    chosen = chosen if worst or best else picked(found, 5)
+    chosen = chosen if worst or best else pick(found, 5)
     if json_lines:
         typer.echo("\n".join(map(as_json, chosen)))
         return
@@ -174,13 +218,13 @@ def _summary(samples: "list[Sample]") -> str:
 
 
 def _describe(sample: "Sample") -> str:
-    from areal_like.metrics.samples import reward_of, shown
+    from areal_like.metrics.samples import escape, reward_of
 
     versions = ", ".join(str(version) for version, _ in sample["versions"])
     parts = "".join(f" · {name} {_number(value)}" for name, value in sample["parts"].items())
     about = f"group {sample['group']} · {sample['tokens']} tokens · {sample['finish_reason']} · versions {versions}"
     head = f"\n--- {reward_of(sample)}{parts} · {about}"
-    return f"{head}\nprompt:   {shown(sample['prompt'])}\nresponse: {shown(sample['response'])}"
+    return f"{head}\nprompt:   {escape(sample['prompt'])}\nresponse: {escape(sample['response'])}"
 
 
 def _number(value: float | None) -> str:
@@ -286,7 +330,10 @@ def migrate(
     typer.echo(done.report(), err=True)
     typer.echo(done.yaml, nl=False)
     if done.changes and not accept:
-        typer.echo("error: this run trains something else; --accept takes it as it is", err=True)
+        typer.echo(
+            "error: the converted run trains differently (the changes are listed above). Use --accept to exit with 0 all the same",
+            err=True,
+        )
     if done.problems or (done.changes and not accept):
         raise typer.Exit(1)
 

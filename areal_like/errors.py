@@ -76,13 +76,22 @@ class LogprobMismatch(RunError):
         )
 
 
-class RewardsMissing(RunError):
-    """Not a single response could be judged."""
+class LogprobDrift(RunError):
+    """Trainer and servers have computed different log-probs for several steps; the message names the likely cause."""
 
-    def __init__(self, responses: int, where: str) -> None:
+
+class RewardsMissing(RunError):
+    """Not a single response could be judged, or scored by the teacher."""
+
+    def __init__(self, responses: int, where: str, *, has_teacher: bool = False) -> None:
+        teacher = (
+            " A response that the teacher cannot score has no reward either: see the messages of the teacher above, and "
+            "check teacher.url, teacher.path, teacher.token_variable and teacher.timeout_s."
+        )
         super().__init__(
-            f"{where}: all {responses} rewards are missing, because judging them failed (the causes are said above, "
-            "tracebacks are in logs/rewards.log); if it took too long, raise reward.timeout_s or reward.workers"
+            f"{where}: all {responses} rewards are missing, because judging them failed (the causes are listed above, "
+            "tracebacks are in logs/rewards.log). If it took too long, raise reward.timeout_s or reward.workers."
+            + (teacher if has_teacher else "")
         )
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allocation import Plan
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.per_token import RouteShape
 from areal_like.types import Device, Prompt
 
 
@@ -27,6 +28,9 @@ class Job:
     warnings: Sequence[Finding] = ()
     sharing: str | None = None  # how trainer and servers share GPUs, in words
     models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
+    routes: RouteShape | None = None  # that servers return and the trainer replays
+    routes_off: str = ""  # the reason why they do not
+    layouts: "Sequence[Job]" = ()  # the same run in each of `recover.layouts`, for a trainer that has lost hosts
 
     @property
     def valid_prompts(self) -> Sequence[Prompt]:

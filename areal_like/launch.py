@@ -23,7 +23,7 @@ from areal_like.metrics.console import View, complain
 from areal_like.preflight import preflight
 from areal_like.rewards import worker
 from areal_like.run.assemble import run
-from areal_like.runtime.user_code import given
+from areal_like.runtime.user_code import register
 
 type Config = str | Path | Mapping[str, Any] | RunConfig | LoadedConfig
 
@@ -57,7 +57,7 @@ def train(
         "train_dataset.path": dataset,
         "valid_dataset.path": valid_dataset,
     }
-    with given({key: it for key, it in objects.items() if it is not None}) as references, _main_script_stays_here():
+    with register({key: it for key, it in objects.items() if it is not None}) as references, _main_script_stays_here():
         changes = [*_texts(overrides), *_texts(references)]
         loaded = config if isinstance(config, LoadedConfig) and not changes else load(config, changes)
         with _main_script_stays_here():

@@ -12,10 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.per_token import KeptIds, Routes
+
 type Device = Literal["cpu", "cuda"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+TEMPERATURES = "temperatures"  # field of a batch
 
 
 class FinishReason(StrEnum):
@@ -49,10 +53,14 @@ type AnswerCheck = Callable[[str], tuple[str, str] | None]
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward of a response: `value`, None where it is missing, and named parts, which are recorded beside it."""
+    """Reward of a response: `value`, None where it is missing, and named parts, which are recorded beside it.
+
+    `turns` are rewards of an episode's turns beside its own, in the order of the answers.
+    """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
+    turns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,10 @@ class Trajectory:
     and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
     are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
     (a timed-out or crashed verifier); `reward_parts` are recorded beside it. `sample` numbers the episodes of a group;
-    one with several conversations gives several trajectories.
+    one with several conversations gives several trajectories. `routes` and `kept`, a row or list for each token, are
+    there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
+    `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`. `turn_rewards` `[tokens]` are rewards
+    of turns, each at the last token of its turn, if there are any.
     """
 
     sample_id: int
@@ -75,6 +86,11 @@ class Trajectory:
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     sample: int = 0
+    routes: Routes | None = None
+    kept: KeptIds | None = None
+    temperatures: Floats | None = None
+    teacher_logprobs: Floats | None = None
+    turn_rewards: Floats | None = None
 
     @property
     def generated(self) -> NDArray[np.bool]:
@@ -99,11 +115,15 @@ class Batch:
     `lengths` is `[sequences]`; `tokens` and each array of `fields` are `[tokens]`, tokens = sum(lengths).
     `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
     loss counts in the mean over these tokens; without it all count the same. Other fields are what the loss wants.
+    `fields[TEMPERATURES]`, if there, are those that tokens were sampled at, 0 for the run's. `routes` and `kept` have
+    a row or list for each token.
     """
 
     lengths: Ints
     tokens: Ints
     fields: Mapping[str, Floats] = field(default_factory=dict)
+    routes: Routes | None = None
+    kept: KeptIds | None = None
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test l
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.config.schema import DType, InitModelConfig
 from areal_like.demo.tokenizers import BOS, EOS, PAD, UNK, make_tokenizer
 
 _INITIALIZER_RANGE = 0.02
@@ -20,9 +20,7 @@ _ROPE_THETA = 1_000_000.0
 _EXPERTS = {"num_experts", "num_experts_per_tok", "moe_intermediate_size"}
 
 
-def write_init_model(
-    shape: InitModelConfig, directory: Path, *, seed: int, dtype: Literal["float32", "bfloat16"] = "float32"
-) -> None:
+def write_init_model(shape: InitModelConfig, directory: Path, *, seed: int, dtype: DType = "float32") -> None:
     """Write config.json, model.safetensors and the tokenizer into `directory`, which is made if it is missing.
 
     Weights are normal with standard deviation 0.02, norms are 1, as transformers initialises Qwen3.
@@ -122,8 +120,8 @@ def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype:
         values = np.ones(shape, np.float32)
     else:
         values = rng.standard_normal(shape, np.float32) * np.float32(_INITIALIZER_RANGE)
-    if dtype == "float32":
-        return values
+    if dtype != "bfloat16":
+        return values.astype(dtype, copy=False)
     bits = values.view(np.uint32)  # their upper halves, rounded to nearest, ties to even
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from allocation import Finding, render
+from allocation.diagnostics import Finding, render
 
 COLUMNS = {  # of the table of steps: the statistic that each shows, where it is one, and its form
     "step": ("", "{:>5.0f}"),
     "reward": ("reward", "{:>7.3f}"),
-    "held-out": ("", "{:>8.3f}"),
+    "eval": ("", "{:>8.3f}"),
     "loss": ("loss", "{:>8.4f}"),
     "kl": ("kl", "{:>8.5f}"),
     "entropy": ("entropy", "{:>8.3f}"),
@@ -24,9 +24,9 @@ COLUMNS = {  # of the table of steps: the statistic that each shows, where it is
 }
 REPEAT_HEADER = 25
 LEGEND = """\
-Each step below: reward of its samples, held-out reward of prompts that are not trained on, loss, kl to the policy that
-sampled, entropy, share of tokens that were clipped, staleness in versions, distance of the servers' log-probs to the
-trainer's, tokens generated a second, seconds."""
+Each row is a step: mean reward of its samples, mean reward of the evaluation prompts, loss, KL to the policy that
+sampled, entropy, share of clipped tokens, staleness in versions, difference between the log-probs of servers and
+trainer, tokens generated per second, seconds."""
 
 
 class _Terminal(Console):

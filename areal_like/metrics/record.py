@@ -13,9 +13,10 @@ from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, recording, span
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
-from areal_like.metrics.idle import idle_share
 from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
-from areal_like.metrics.samples import Decode, Sample, picked, reward_of, sample_of, shown, thin_out, write_samples
+from areal_like.metrics.rollback import forget
+from areal_like.metrics.samples import Decode, Sample, escape, pick, reward_of, sample_of, thin_out, write_samples
+from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
 from areal_like.metrics.writer import Writer
 from areal_like.types import Trajectory
@@ -54,7 +55,7 @@ class Record:
         self._report = Report(directory / REPORT_FILE) if report else None
         self._unwritten: set[str] = set()  # files about which that was reported
         if self._report:
-            self._report.about(self._about)
+            self._report.describe(self._about)
         self._sinks = list(sinks)
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
@@ -72,7 +73,7 @@ class Record:
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Show and note what comes before the first step."""
-        with self._view.doing(what), span(_CONTROLLER, what):
+        with self._view.doing(what), span(CONTROLLER, what):
             yield
 
     @contextmanager
@@ -82,7 +83,7 @@ class Record:
         try:
             yield
         finally:
-            self._log.note(_CONTROLLER, name, start, time.time(), step=self._last + 1)
+            self._log.note(CONTROLLER, name, start, time.time(), step=self._last + 1)
 
     def checkpoint(self, step: int) -> Path:
         """Return where the Hugging Face checkpoint of `step` goes."""
@@ -110,15 +111,15 @@ class Record:
         tagged = {f"evaluation/{name}/{key}": value for name, of_it in judged.items() for key, value in of_it.items()}
         self._write(step, {"reward/held_out": reward} | tagged)
         if step == 0:
-            self._view.say(f"held-out reward before training: {reward:.3f}")
-        if len(tagged) > 2:  # of one response to each prompt of one set the row says it all
+            self._view.say(f"evaluation reward before training: {reward:.3f}")
+        if len(tagged) > 2:  # for one response to each prompt of one set the row is enough
             said = (
                 f"{name} " + ", ".join(f"{key} {value:.3f}" for key, value in of_it.items())
                 for name, of_it in judged.items()
             )
-            self._view.say(f"  held-out at step {step}: " + "; ".join(said))
+            self._view.say(f"  evaluation at step {step}: " + "; ".join(said))
         if row:
-            self._view.row(row | {"held-out": reward})
+            self._view.row(row | {"eval": reward})
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a run resumed after `step` needs from the steps before; their numbers are written by then.
@@ -139,12 +140,31 @@ class Record:
         )
         self._last, self._tokens_generated = step, tokens_generated
 
+    def roll_back(self, step: int | None, open_sinks: Callable[[int], Sequence[StatsSink]]) -> None:
+        """Void what follows `step`, everything with None; `open_sinks` is given the first step that is void.
+
+        Blocks, so that a thread has to call it. Raises RecordError.
+        """
+        void_from = 0 if step is None else step + 1
+        self._writer.wait()
+        for sink in self._sinks:
+            sink.close()
+        if self._report:
+            self._report.close()
+        forget(self.directory, void_from)
+        if self._report:
+            self._report = Report(self.directory / REPORT_FILE)
+        self._sinks = list(open_sinks(void_from))
+        self._waiting.clear()
+        self._unjudged = {each for each in self._unjudged if each < void_from}
+        self._rewards, self._held_out, self._last, self._tokens_generated = {}, {}, 0, 0
+
     def start(self) -> None:
         """The first step begins: what came before is not part of it."""
         self._drain()
 
     async def samples(self, step: int, trajectories: Sequence[Trajectory], name: str | None = None) -> None:
-        """Keep some of a step's trajectories, or of the set of held-out prompts that is `name`d, and say a few of that.
+        """Keep some of a step's trajectories, or of the evaluation set `name`, and show a few of the latter.
 
         Everything that takes long happens in a thread.
         """
@@ -153,8 +173,8 @@ class Record:
         kept = await asyncio.to_thread(self._samples_of, trajectories[: self._n_samples])
         self._writer.do(partial(self._optional, "samples", partial(self._write_samples, step, name, kept)))
         self._on_page(lambda page: page.samples(step, name, kept))
-        for sample in picked(kept, self._n_shown) if name else ():
-            prompt, response = (shown(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
+        for sample in pick(kept, self._n_shown) if name else ():
+            prompt, response = (escape(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
             self._view.say(f"  {name} at step {step}, {reward_of(sample)}: {prompt} -> {response}")
 
     def _samples_of(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
@@ -172,33 +192,24 @@ class Record:
         While the step is evaluated, its row waits for `held_out`.
         """
         began, events = self._step_began, self._drain()
-        end = self._step_began
-        seconds = {"step": max(end - began, 1e-6)}  # a clock may be set back
-        for event in events:
-            if event.lane == _CONTROLLER:
-                seconds[event.name] = seconds.get(event.name, 0.0) + max(event.end - event.start, 0.0)
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
-        throughput = {"throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"]}
-        if "tokens" in stats and seconds.get("training", 0.0) > 0:
-            throughput["throughput/train_tokens_per_second"] = stats["tokens"] / seconds["training"]
+        scalars = step_scalars(stats, events, began, self._step_began, rollout_tokens)
         self._last = step
         if "reward" in stats:
             self._rewards[step] = stats["reward"]
         else:
             self._view.say(f"step {step} was skipped: all of its rewards are missing")
+        if stats.get("unselected"):
+            self._view.say(f"step {step} trained nothing: the algorithm selected no response")
         if stats.get("skipped"):
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
-        tagged = {_TAGS.get(name, name if "/" in name else f"train/{name}"): value for name, value in stats.items()}
-        phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
-        shares = {tag: idle_share(events, role, began, end) for tag, role in _ROLES.items()}
-        idle = {tag: share for tag, share in shares.items() if share is not None}
-        self._write(step, tagged | throughput | phases | idle)
-        row = {"step": step, "tok/s": throughput["throughput/rollout_tokens_per_second"], "s": seconds["step"]}
+        self._write(step, scalars)
+        row = {"step": step, "tok/s": scalars["throughput/rollout_tokens_per_second"], "s": scalars["seconds/step"]}
         row |= {column: stats[name] for column, (name, _) in COLUMNS.items() if name in stats}
         if evaluating and step not in self._held_out.keys() | self._unjudged:
             self._waiting[step] = row
         else:
-            self._view.row(row | ({"held-out": self._held_out[step]} if step in self._held_out else {}))
+            self._view.row(row | ({"eval": self._held_out[step]} if step in self._held_out else {}))
 
     def finish(self) -> None:
         """Write the summary and the picture, and say where everything lies."""
@@ -214,7 +225,7 @@ class Record:
         if self._held_out:
             evaluated = sorted({min(self._held_out), max(self._held_out)})
             rewards = " -> ".join(f"{self._held_out[step]:.3f} at step {step}" for step in evaluated)
-            self._view.say(f"\nheld-out reward: {rewards} of {last}")
+            self._view.say(f"\nevaluation reward: {rewards} of {last}")
         board = self.directory / "tensorboard"
         with writing(board):
             has_board = board.exists()
@@ -242,8 +253,8 @@ class Record:
                 closing.callback(self._optional, REPORT_FILE, self._report.close)
             self._writer.wait()
 
-    def ended(self, how: str) -> None:
-        """Note how the run ended; what cannot be written then is no second failure."""
+    def end(self, how: str) -> None:
+        """Note how the run ended; a failure to write then is not reported."""
         self._log.note("run", how, self._about["started"], time.time())
         with suppress(RecordError):
             self._drain()
@@ -284,22 +295,3 @@ class Record:
             if what not in self._unwritten:
                 self._unwritten.add(what)
                 complain([f"{error}; training goes on without it ({what})"])
-
-
-_CONTROLLER = "controller"  # its lane
-_ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
-_TAGS = {
-    "reward": "reward/mean",
-    "reward_missing": "reward/missing",
-    "skipped_batches": "reward/skipped_batches",
-    "queue_seconds_mean": "reward/queue_seconds_mean",
-    "queue_seconds_max": "reward/queue_seconds_max",
-    "staleness_mean": "staleness/mean",
-    "staleness_max": "staleness/max",
-    "dropped_groups": "rollout/dropped_groups",
-    "response_length": "rollout/response_length",
-    "truncated_share": "rollout/truncated_share",
-    "logprob_diff": "rollout/logprob_diff_server_trainer",
-    "on_policy_share": "rollout/on_policy_share",
-    "tokens": "train/tokens",
-}

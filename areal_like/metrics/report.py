@@ -14,7 +14,7 @@ from areal_like.errors import RecordError, writing
 from areal_like.events import Event
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import Appended, as_json, first_of, replacing, rows_of
-from areal_like.metrics.samples import Sample, picked, read_samples, recorded
+from areal_like.metrics.samples import Sample, list_written, pick, read_samples
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
 ABOUT_FILE, METRICS_FILE, REPORT_FILE = "run.json", "metrics.jsonl", "report.html"
@@ -48,7 +48,7 @@ class Report:
         """Whether it has to be made anew."""
         return self._file.size > PAGE_BYTES
 
-    def about(self, about: Mapping[str, Any]) -> None:
+    def describe(self, about: Mapping[str, Any]) -> None:
         """Return what is known before the run (`run.json`)."""
         self._add("about", about)
 
@@ -81,7 +81,7 @@ class Report:
             return
         some = [
             {**sample, "prompt": _cut(sample["prompt"]), "response": _cut(sample["response"])}
-            for sample in picked(samples, MOST_SAMPLES)
+            for sample in pick(samples, MOST_SAMPLES)
         ]
         self._add("samples", [step, name, some])
 
@@ -115,10 +115,10 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     with replacing(output) as partial:
         report = Report(partial)
         for report.run, directory in enumerate(runs):
-            report.about(read_about(directory))
+            report.describe(read_about(directory))
             add_metrics(report, directory / METRICS_FILE)
             report.events([event for event in read_events(directory) if event.lane != "groups"][-MOST_SPANS:])
-            places = recorded(directory)
+            places = list_written(directory)
             for step, name in places[:: -(-len(places) // MOST_STEPS)] if places else ():
                 report.samples(step, name, read_samples(directory, step, name))
         report.close()

@@ -49,7 +49,7 @@ def sample_of(item: Trajectory, decode: Decode) -> Sample:
 
 
 def write_samples(directory: Path, step: int, name: str | None, samples: Iterable[Sample]) -> None:
-    """Write those of a training step, or of the set of held-out prompts that is `name`d. Raises RecordError."""
+    """Write the samples of a training step, or of the evaluation set `name`; raise RecordError."""
     lines = Lines(_path(directory, step, name))
     lines.write({"step": step, **sample} for sample in samples)
     lines.close()
@@ -58,7 +58,7 @@ def write_samples(directory: Path, step: int, name: str | None, samples: Iterabl
 def thin_out(directory: Path, name: str | None) -> None:
     """Remove every other file of the older half where more than MOST_FILES are kept. Raises RecordError."""
     with writing(directory / FOLDER):
-        steps = [step for step, of_it in recorded(directory) if of_it == name]
+        steps = [step for step, of_it in list_written(directory) if of_it == name]
         if len(steps) > MOST_FILES:
             for step in steps[1 : len(steps) // 2 : 2]:
                 _path(directory, step, name).unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sa
     return read_rows(_path(directory, step, name), Sample)
 
 
-def recorded(directory: Path) -> list[tuple[int, str | None]]:
+def list_written(directory: Path) -> list[tuple[int, str | None]]:
     """Step and name of everything that was written, in order of steps."""
     found: list[tuple[int, str | None]] = []
     for file in (directory / FOLDER).glob("*-*.jsonl"):
@@ -85,7 +85,7 @@ def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sa
     return sorted(samples, key=lambda sample: missing if sample["reward"] is None else sign * sample["reward"])
 
 
-def picked(samples: Sequence[Sample], most: int) -> list[Sample]:
+def pick(samples: Sequence[Sample], most: int) -> list[Sample]:
     """At most so many, from the worst to the best, and one without a reward where there is one."""
     ordered = by_reward(samples)
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
@@ -97,7 +97,7 @@ def reward_of(sample: Sample) -> str:
     return "reward missing" if sample["reward"] is None else f"reward {sample['reward']:g}"
 
 
-def shown(text: str, most: int | None = None) -> str:
+def escape(text: str, most: int | None = None) -> str:
     """Text of a model as a terminal can take it: what does not print is escaped, the middle left out beyond `most`."""
     if most is not None and len(text) > most:
         text = f"{text[: most // 2]} … {text[-(most // 2) :]}"

@@ -16,7 +16,7 @@ from areal_like.metrics.event_file import read_events
 from areal_like.metrics.record import Record
 from areal_like.metrics.report import METRICS_FILE, write_report
 from areal_like.metrics.rollback import forget
-from areal_like.metrics.samples import recorded
+from areal_like.metrics.samples import list_written
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.types import FinishReason, Trajectory
 
@@ -46,7 +46,7 @@ def train(directory: Path, steps: int, groups: int, first: int = 1) -> None:
                 await asyncio.to_thread(record.state, step)  # as a checkpoint does
 
     asyncio.run(make_steps())
-    record.ended("finished")
+    record.end("finished")
     record.close()
 
 
@@ -75,8 +75,8 @@ def test_files_are_bounded_and_curves_keep_their_peaks(tmp_path: Path, monkeypat
     found = sizes(tmp_path)
     assert found["events.jsonl"] + found["events.previous.jsonl"] < 1_000_000
     assert found["report.html"] < 2_100_000
-    assert len(recorded(tmp_path)) <= 200
-    assert recorded(tmp_path)[0][0] == 1 and recorded(tmp_path)[-1][0] == 400
+    assert len(list_written(tmp_path)) <= 200
+    assert list_written(tmp_path)[0][0] == 1 and list_written(tmp_path)[-1][0] == 400
     assert [event.name for event in read_events(tmp_path) if event.lane == "run"] == ["finished"]
 
     lines = (tmp_path / METRICS_FILE).read_text().splitlines()

@@ -41,10 +41,10 @@ def record_run(directory: Path, held_out: Mapping[int, float] = EVALUATED) -> No
 def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    (header,) = [line for line in lines if "reward held-out" in line]
+    (header,) = [line for line in lines if "reward     eval" in line]
     assert header.split() == list(COLUMNS)
     explained = lines[: lines.index(header)]  # once, before the first one
-    assert [line.startswith("Each step below: reward") for line in explained].count(True) == 1
+    assert [line.startswith("Each row is a step: mean reward") for line in explained].count(True) == 1
     first, second = lines[lines.index(header) + 1 : lines.index(header) + 3]
     assert len(first) == len(second) == len(header)  # columns stay below their names, where a value is missing too
     assert first.split()[:6] == ["1", "0.500", "-0.0100", "0.00002", "1.500", "0.020"]
@@ -54,10 +54,10 @@ def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("held_out", "said"),
     [
-        (EVALUATED, ["held-out reward: 0.250 at step 0 -> 0.750 at step 2 of 2"]),
-        ({0: 0.25, 1: 0.5}, ["held-out reward: 0.250 at step 0 -> 0.500 at step 1 of 2"]),
-        ({0: 0.25}, ["held-out reward: 0.250 at step 0 of 2"]),
-        ({2: 0.75}, ["held-out reward: 0.750 at step 2 of 2"]),
+        (EVALUATED, ["evaluation reward: 0.250 at step 0 -> 0.750 at step 2 of 2"]),
+        ({0: 0.25, 1: 0.5}, ["evaluation reward: 0.250 at step 0 -> 0.500 at step 1 of 2"]),
+        ({0: 0.25}, ["evaluation reward: 0.250 at step 0 of 2"]),
+        ({2: 0.75}, ["evaluation reward: 0.750 at step 2 of 2"]),
         ({}, []),
     ],
     ids=str,
@@ -66,7 +66,7 @@ def test_the_last_line_names_the_steps_that_were_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: Mapping[int, float], said: list[str]
 ) -> None:
     record_run(tmp_path, held_out)
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out reward:")] == said
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluation reward:")] == said
 
 
 def test_a_run_without_a_console_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_several_sets_are_recorded_by_name_and_said(tmp_path: Path, capsys: pyte
         "evaluation/code/mean@1": 0.75,
         "evaluation/code/pass@1": 0.5,
     }
-    said = "  held-out at step 4: math mean@2 0.250, pass@1 0.250, pass@2 0.500; code mean@1 0.750, pass@1 0.500\n"
+    said = "  evaluation at step 4: math mean@2 0.250, pass@1 0.250, pass@2 0.500; code mean@1 0.750, pass@1 0.500\n"
     assert capsys.readouterr().out == said
 
 

@@ -72,7 +72,7 @@ def record_run(directory: Path, seed: int = 0, title: str = "a title", end: str 
             record.held_out(step, {"valid_dataset": {"mean@2": step / 20, "pass@1": step / 20, "pass@2": step / 12}})
         record.step(step, stats, 100 * step)
     if end:
-        record.ended(end)
+        record.end(end)
         record.close()
     record._writer.wait()
     return directory
@@ -187,7 +187,7 @@ def test_the_page_tells_of_the_last_attempt(tmp_path: Path) -> None:
     again = Record(directory, "a title", View(False), about=ABOUT | {"started": time.time() + STEPS}, report=True)
     page = drawn(directory / "report.html")["page"]
     assert "failed: a rank died" not in page and "has not ended" in page
-    again.ended("finished")
+    again.end("finished")
     again.close()
     assert '<span class="good">finished</span>' in drawn(directory / "report.html")["page"]
 

@@ -1,0 +1,45 @@
+"""The numbers of a step, by the tags under which loggers show them."""
+
+from collections.abc import Mapping, Sequence
+
+from areal_like.events import Event
+from areal_like.metrics.idle import idle_share
+
+CONTROLLER = "controller"  # its lane
+_ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
+_TAGS = {
+    "reward": "reward/mean",
+    "reward_missing": "reward/missing",
+    "skipped_batches": "reward/skipped_batches",
+    "queue_seconds_mean": "reward/queue_seconds_mean",
+    "queue_seconds_max": "reward/queue_seconds_max",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "dropped_groups": "rollout/dropped_groups",
+    "response_length": "rollout/response_length",
+    "truncated_share": "rollout/truncated_share",
+    "logprob_diff": "rollout/logprob_diff_server_trainer",
+    "logprob_diff_probe": "rollout/logprob_diff_probe",
+    "on_policy_share": "rollout/on_policy_share",
+    "routed_share": "rollout/routed_share",
+    "kept_ids": "rollout/kept_ids",
+    "tokens": "train/tokens",
+}
+
+
+def step_scalars(
+    stats: Mapping[str, float], events: Sequence[Event], began: float, end: float, rollout_tokens: int
+) -> dict[str, float]:
+    """Return the numbers of a step between two times from its statistics, its events and the tokens generated in it."""
+    seconds = {"step": max(end - began, 1e-6)}  # a clock may be set back
+    for event in events:
+        if event.lane == CONTROLLER:
+            seconds[event.name] = seconds.get(event.name, 0.0) + max(event.end - event.start, 0.0)
+    throughput = {"throughput/rollout_tokens_per_second": rollout_tokens / seconds["step"]}
+    if "tokens" in stats and seconds.get("training", 0.0) > 0:
+        throughput["throughput/train_tokens_per_second"] = stats["tokens"] / seconds["training"]
+    tagged = {_TAGS.get(name, name if "/" in name else f"train/{name}"): value for name, value in stats.items()}
+    phases = {f"seconds/{name.replace(' ', '_')}": value for name, value in seconds.items()}
+    shares = {tag: idle_share(events, role, began, end) for tag, role in _ROLES.items()}
+    idle = {tag: share for tag, share in shares.items() if share is not None}
+    return tagged | throughput | phases | idle
