@@ -108,7 +108,7 @@ def _end_samples(waiting: int, servers: int) -> Iterator[Callable[[], object]]:
     def end() -> None:
         state = in_flight[place]
         assert state is not None
-        dispatch.done(state)
+        dispatch.release(state)
         in_flight[place] = dispatch.next()
         wait()
 

@@ -52,7 +52,7 @@ from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.versions import LABELS
+from areal_like.rollout.sglang.labels import LABELS
 from areal_like.run.start import start_client
 from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
@@ -138,7 +138,7 @@ async def measure(
         ServerPool(urls, TOKEN, STALL_S, prefill_once=False, read_answer=clients.read if clients else None) as pool,
         asyncio.TaskGroup() as tasks,
     ):
-        async with pool.interrupted(0, Deadline(60)):
+        async with pool.interrupt(0, Deadline(60)):
             for server in pool.servers:
                 await server.connection.post("/pace", in_flight * CHUNK / rate, 60)  # type: ignore[arg-type]
         collector = Collector(

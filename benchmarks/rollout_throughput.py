@@ -118,7 +118,7 @@ def bare_session(token: str) -> dict:
 
 async def set_version(pool: ServerPool, model: Path) -> None:
     """As a run's first weight update over disk does."""
-    async with pool.interrupted(VERSION, Deadline(LIMIT_S)):
+    async with pool.interrupt(VERSION, Deadline(LIMIT_S)):
         await pool.servers[0].load(str(model), VERSION, LIMIT_S)
 
 

@@ -44,6 +44,7 @@ SETTINGS = (
         "trial_name=run",
         "recover.mode=fault",
         "recover.restart=true",
+        "recover.restarts_per_hour=0",
         "recover.freq_steps=2",
         "saver.freq_steps=7",
     ),

@@ -1,0 +1,85 @@
+"""Compare distillation with GRPO on a CPU: tokens that a small student generates until its evaluation reward is 0.9.
+
+    python -m benchmarks.distill [--seeds 1,2] [--target 0.9] [--limit-s 900] [--teacher DIRECTORY]
+
+Without --teacher the CPU demo trains one first. GRPO has groups of 8 samples, as in the CPU demo. Tokens are those of
+the ledger (`tokens/generated`), of training only. Figures go to the result file.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.demo import CONFIG, SCRIPT
+from benchmarks.report import ROOT, save
+
+STUDENT = ROOT / "examples/distill/student_cpu.yaml"
+ALGORITHMS = {
+    "distill": ("algorithm=distill",),
+    "grpo": (
+        *("algorithm=grpo", "teacher=null", "gconfig.n_samples=8"),
+        *("actor.skip_zero_advantages=true", "total_train_steps=120"),
+    ),
+}
+
+
+def main(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value ...")] = None,
+    seeds: str = "1",
+    target: float = 0.9,
+    limit_s: float = 900,
+    teacher: Path | None = None,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        given = teacher or train(folder, "teacher", CONFIG, [], limit_s) / "checkpoints/step-100"
+        runs = {}
+        for name, settings in ALGORITHMS.items():
+            for seed in seeds.split(","):
+                own = [*([f"teacher.path={given}"] if name == "distill" else []), *settings, f"seed={seed}"]
+                directory = train(folder, f"{name}-{seed}", STUDENT, [*own, *(overrides or [])], limit_s)
+                runs[f"{name}, seed {seed}"] = figures(directory, target)
+                print(name, seed, runs[f"{name}, seed {seed}"], flush=True)
+    save("distill_cpu", {"target": target, "runs": runs})
+
+
+def train(folder: str, name: str, config: Path, settings: list[str], limit_s: float) -> Path:
+    """Return the directory of a run, which is ended after `limit_s`; what it has evaluated until then counts."""
+    where = [f"cluster.fileroot={folder}", "experiment_name=distill", f"trial_name={name}"]
+    process = subprocess.Popen([sys.executable, str(SCRIPT), "--config", str(config), *where, *settings], cwd=ROOT)
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+    if process.returncode not in (0, 143):
+        raise SystemExit(f"the run {name} failed with exit code {process.returncode}")
+    return Path(folder) / "distill" / name
+
+
+def figures(directory: Path, target: float) -> dict[str, Any]:
+    """Return what the run's metrics say; tokens and steps to the target are None if it was not reached."""
+    tokens, held_out = {0: 0.0}, dict[int, float]()
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if "tokens/generated" in entry:
+            tokens[entry["step"]] = entry["tokens/generated"]
+        if "reward/held_out" in entry:
+            held_out[entry["step"]] = entry["reward/held_out"]
+    reached = next((step for step, reward in held_out.items() if reward >= target), None)
+    return {
+        "steps_to_target": reached,
+        "tokens_to_target": None if reached is None else tokens[reached],
+        "final_reward": [*held_out.values()][-1],
+        "held_out": [[step, round(reward, 4)] for step, reward in held_out.items()],
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)
