@@ -56,7 +56,7 @@ def _most_used() -> str:
         section: type[Section] | None = RunConfig
         for part in sections:
             section = section_of(section.model_fields[part].annotation) if section else None
-        rows += _row(key, section.model_fields[name]) if section else ""
+        rows += _row(key, section.model_fields[name], section) if section else ""
     return f"\n## Most used keys\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
 
 
@@ -68,19 +68,22 @@ def _anchor(title: str) -> str:
 def _chapters(section: type[Section], key: str, may_be_null: bool = False, ignored: str = "") -> Iterator[str]:
     """The section's own keys as a table, then its sections."""
     fields = section.model_fields
-    rows = "".join(_row(name, info) for name, info in fields.items() if not section_of(info.annotation))
+    rows = "".join(_row(name, info, section) for name, info in fields.items() if not section_of(info.annotation))
     title = f"`{key}`" if key else "The run"
     absent = " The section is absent by default." if may_be_null else ""
     yield f"\n## {title}\n\n{section.__doc__}{absent}{ignored}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
     for name, info in fields.items():
         if inner := section_of(info.annotation):
-            optional, ignored = types.NoneType in members(info.annotation), "".join(map(" {}".format, _ignored(info)))
+            optional, ignored = (
+                types.NoneType in members(info.annotation),
+                "".join(map(" {}".format, _ignored(info, section))),
+            )
             yield from _chapters(inner, f"{key}.{name}".lstrip("."), optional, ignored)
         elif entries := entries_of(info.annotation):
             yield from _chapters(entries, f"{key}.{name}.NAME".lstrip("."))
 
 
-def _row(name: str, info: FieldInfo) -> str:
+def _row(name: str, info: FieldInfo, section: type[Section]) -> str:
     default = "required" if info.is_required() else f"`{_yaml(info.get_default(call_default_factory=True))}`"
     kinds = " or ".join(map(_type, members(info.annotation)))
     bounds = [
@@ -89,14 +92,16 @@ def _row(name: str, info: FieldInfo) -> str:
         for bound, sign in _BOUNDS.items()
         if getattr(rule, bound, None) is not None
     ]
-    meaning = " ".join([info.description or "", *_ignored(info)])
+    meaning = " ".join([info.description or "", *_ignored(info, section)])
     cells = (f"`{name}`", ", ".join([kinds, *bounds]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _ignored(info: FieldInfo) -> list[str]:
-    """Return the conditions under which a key or section has no effect, as sentences."""
-    return [f"Ignored if {mark.why}." for mark in info.metadata if isinstance(mark, Ignored)]
+def _ignored(info: FieldInfo, section: type[Section]) -> list[str]:
+    """Return the conditions under which a key of `section` has no effect, as sentences, each once."""
+    marks = [mark for mark in info.metadata if isinstance(mark, Ignored)]
+    able = [mark for mark in marks if mark.reads is None or mark.reads in section.model_fields]
+    return list(dict.fromkeys(f"Ignored if {mark.why}." for mark in able))
 
 
 def _type(annotation: Any) -> str:

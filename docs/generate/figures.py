@@ -38,6 +38,12 @@ SHARED = {
     "shared_prompts_fsdp_0.6b_h200": "FSDP",
 }
 
+TREE_SHAPES = {
+    "last": "all before turn 8",
+    "halves": "two at a time, before turns 3, 5 and 7",
+    "each": "one before each turn",
+}
+
 
 def main() -> None:
     """Write the page and its charts."""
@@ -63,6 +69,8 @@ def sections() -> Iterator[str]:
     yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
     yield PROMPTS
     yield from table(["Backend", "Prompt + response", "Training", "Log-probs"], shared_prompts())
+    yield TREES
+    yield from table(["Branches", "Tokens, flat / tree", "Training", "Log-probs"], tree_training())
     yield ROLLOUTS
     yield from table(["Measure", "Ratio", "Device"], rollouts())
     yield CONTROLLER
@@ -151,6 +159,14 @@ def shared_prompts() -> Iterator[Sequence[str]]:
         found = read(name)
         size = f"{found['prompt_tokens']} + {found['response_tokens']}"
         yield backend, size, link(name, f"{found['ratio']['train']:.2f}"), f"{found['ratio']['log_probs']:.2f}"
+
+
+def tree_training() -> Iterator[Sequence[str]]:
+    """Yield the speed of conversations packed as trees."""
+    for shape, found in read("tree_training_cpu")["shapes"].items():
+        ratio = found["ratio"]
+        training = link("tree_training_cpu", f"{ratio['train']:.2f}")
+        yield TREE_SHAPES[shape], f"{found['bound']:.2f}", training, f"{ratio['log_probs']:.2f}"
 
 
 def rollouts() -> Iterator[Sequence[str]]:
@@ -259,6 +275,9 @@ PROMPTS = """
 
 Speed with `actor.mb_spec.share_prompts` relative to without, Qwen3-0.6B on one H200, eight samples per prompt
 (`python -m benchmarks.shared_prompts`).
+"""
+TREES = """
+Conversations of 8 turns with 8 branches, as trees relative to flat packing, on a CPU (`python -m benchmarks.tree_training`).
 """
 ROLLOUTS = """
 ## Rollouts

@@ -1,0 +1,188 @@
+"""Write `docs/models.md` from the checks before a start and the models of `tests/models`.
+
+python docs/generate/models.py
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import allocation
+from allocation.diagnostics import Finding, has_errors
+from allocation.families import FAMILIES, TRAINED
+from allocation.model_spec import ModelSpec, from_config
+from areal_like.config.schema import ALL_LINEAR, RunConfig
+from areal_like.preflight.lora import ATTENTION, check_lora
+from areal_like.preflight.trainable import check_layout, find_servers
+from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
+
+PAGE = Path(__file__).parents[1] / "models.md"
+MODELS = runpy.run_path(str(Path(__file__).parents[2] / "tests/models/tiny_models.py"))
+UNDER_FSDP = (*MODELS["FSDP_DENSE"], *MODELS["FSDP_EXPERTS"], *MODELS["FSDP_OTHERS"])
+# The layouts with which the checks are asked, by parallel dimension
+DENSE = {"TP": "t2", "PP": "p2", "CP": "c2"}
+EXPERTS = {"TP": "(attn:t2|ffn:t2)", "PP": "p2", "CP": "c2", "EP": "(attn:d2|ffn:e2)"}
+TARGETS = {"all linear layers": [ALL_LINEAR], "attention": list(ATTENTION), "`o_proj`": ["o_proj"]}
+TRAINERS = {
+    "mbridge": ("megatron", BRIDGES[0]),
+    "Megatron Bridge": ("megatron", BRIDGES[1]),
+    "FSDP": ("fsdp", BRIDGES[0]),
+}
+HEAD = """# Models
+
+- [Which family trains where](#which-family-trains-where)
+- [Reasons](#reasons)
+- [Other families](#other-families)
+
+`areal-like check --model NAME_OR_DIRECTORY` gives the same answers for one model, with all fields of its `config.json`
+([examples](bridges.md#supported-models)). Fields that a family trains with, and fields that are rejected, are listed in
+[Bridges](bridges.md#supported-models). All tests use tiny models.
+
+## Which family trains where
+
+- **tested**: log-probs equal those of transformers within 1e-4 in float32, and every exported tensor equals the loaded one
+  (`tests/models`). For servers: the log-probs of sampled tokens equal those of transformers.
+- **converts**: the bridge converts every tensor to Megatron's format and back, bit for bit, and a run is rejected.
+- **rejected**: the checks before a run reject the family, for the numbered [reason](#reasons).
+- **accepted**: nothing rejects the family, but no test shows the result.
+- Layouts: the parallel dimensions that the checks accept with two ranks. Bold: tested for this family. FSDP always shards over
+  data-parallel ranks, so its column says whether ranks can share sequences (CP).
+- LoRA: the modules that can have adapters. The first entry is Megatron's, the second FSDP's.
+
+"""
+TAIL = """
+## Other families
+
+A family that is not in the table is rejected on Megatron. FSDP accepts it if it is dense, has the usual fields in `config.json`, and its
+weights have as many parameters as a dense model of these sizes ([details](bridges.md#without-a-bridge-fsdp)). Models with images are rejected by
+all trainers.
+"""
+COLUMNS = (*TRAINERS, "SGLang on CPU", "SGLang on GPUs", "Megatron layouts", "FSDP layouts", "LoRA")
+
+
+class Reasons:
+    """The numbered reasons of a page: one number for each text."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def number(self, text: str) -> int:
+        """Return the number of a text, a new one for a new text."""
+        if text not in self._texts:
+            self._texts.append(text)
+        return self._texts.index(text) + 1
+
+    def __str__(self) -> str:
+        return "".join(f"{number}. {text}\n" for number, text in enumerate(self._texts, 1))
+
+
+def page() -> str:
+    """Return the page."""
+    reasons = Reasons()
+    lines = ["| Family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [f"| `{family}` | " + " | ".join(_cells(family, reasons)) + " |" for family in sorted(FAMILIES)]
+    return HEAD + "\n".join(lines) + f"\n\n## Reasons\n\n{reasons}" + TAIL
+
+
+def _cells(family: str, reasons: Reasons) -> Iterator[str]:
+    """Yield the cells of a family, in the order of COLUMNS."""
+    trains = {}
+    for name, how in TRAINERS.items():
+        errors = list(_find_errors(family, *how, "d1"))
+        trains[name] = not errors
+        yield _trainer_cell(family, name, how, errors, reasons)
+    for device, served in find_servers(family).items():
+        if served == "yes":
+            yield "tested" if device == "SGLang on CPU" and family in MODELS["SERVED"] else "accepted"
+        else:
+            yield f"rejected ({reasons.number(_sentence(family, served.removeprefix('no: ')))})"
+    bridges = [bridge for name, (_, bridge) in TRAINERS.items() if trains[name] and name != "FSDP"]
+    on_fsdp = trains["FSDP"] and family in TRAINED["fsdp"]
+    yield _layouts(family, "megatron", bridges) if bridges else "–"
+    yield _layouts(family, "fsdp", BRIDGES[:1]) or "DP only" if on_fsdp else "–"
+    yield " / ".join(
+        _adapters(family, backend) if can else "–" for backend, can in (("megatron", bool(bridges)), ("fsdp", on_fsdp))
+    )
+
+
+def _trainer_cell(family: str, name: str, how: tuple[str, str], errors: list[Finding], reasons: Reasons) -> str:
+    backend, bridge = how
+    if errors:
+        reason = reasons.number(_sentence(family, errors[0].message))
+        converts = backend == "megatron" and bridge in converting_bridges({"model_type": family})
+        return f"converts ({reason})" if converts else f"rejected ({reason})"
+    variants = MODELS["VARIANTS"].values()
+    if backend == "fsdp":
+        shown = any(MODELS["VARIANTS"][name].family == family for name in UNDER_FSDP)
+    else:
+        shown = any(variant.family == family and bridge in variant.bridges for variant in variants)
+    return "tested" if shown else "accepted"
+
+
+def _sentence(family: str, text: str) -> str:
+    """Return a reason as a sentence that holds for other families too."""
+    text = re.sub(r"^config\.json, \w+: ", "", text)
+    text = re.sub(rf"\bis an? {family}\b", "is of this family", text)
+    text = re.sub(rf"\ban? {family}\b", "this family", text)
+    return text[0].upper() + text[1:].rstrip(".") + "."
+
+
+def _layouts(family: str, backend: str, bridges: tuple[str, ...] | list[str]) -> str:
+    """Return the parallel dimensions that a backend accepts with at least one of its bridges, tested ones in bold."""
+    asked = {"CP": "c2"} if backend == "fsdp" else EXPERTS if _model(family)[0].experts else DENSE
+    found = [
+        name for name, sizes in asked.items() if any(not [*_find_errors(family, backend, b, sizes)] for b in bridges)
+    ]
+    return ", ".join(f"**{name}**" if name in _tested(family, backend) else name for name in found)
+
+
+def _tested(family: str, backend: str) -> set[str]:
+    """Return the parallel dimensions of the layouts in which tests compare a family with transformers."""
+    layouts = MODELS["LAYOUTS" if backend == "megatron" else "FSDP_LAYOUTS"]
+    sizes = [sizes for name, sizes in layouts if MODELS["VARIANTS"][name].family == family]
+    return {name for name in EXPERTS for each in sizes if getattr(each, name.lower()) > 1}
+
+
+def _adapters(family: str, backend: str) -> str:
+    """Return the most modules of TARGETS that the checks accept for adapters."""
+    plan = allocation.check(f"{backend}:d1+sglang:d1").plan
+    for words, targets in TARGETS.items():
+        run = _run(f"{backend}:d1", use_lora=True, target_modules=targets)
+        if not has_errors(list(check_lora(run, _model(family)[0], plan))):
+            return words
+    return "no"
+
+
+def _run(backend: str, **actor: Any) -> RunConfig:
+    data = {"path": "data.jsonl", "batch_size": 1}
+    settings = {"path": "model", "backend": backend, **actor}
+    return RunConfig.model_validate({"experiment_name": "page", "train_dataset": data, "actor": settings})
+
+
+def _find_errors(family: str, backend: str, bridge: str, sizes: str) -> Iterator[Finding]:
+    spec, config = _model(family)
+    for found in check_layout("model", spec, config, backend, bridge, sizes):
+        if found.severity == "error":
+            yield found
+
+
+@cache
+def _model(family: str) -> tuple[ModelSpec, Mapping[str, Any]]:
+    """Return the tiny model of a family; where the tests have none, that of a relative."""
+    known = FAMILIES[family]
+    relative = "deepseek_v3" if known.latent_attention else "qwen3_moe" if known.experts else "qwen3"
+    tiny = family if family in MODELS["FAMILIES"] else relative
+    config = MODELS["config_of"](MODELS["Variant"](tiny, MODELS["TIED"].get(family, {}))).to_dict()
+    if known.experts in config:
+        config.pop("num_experts" if known.experts != "num_experts" else "", None)  # written twice, with a default
+    config |= {"model_type": family, "architectures": [architecture_of(family)]}
+    return from_config(config, family), config
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
