@@ -2,15 +2,17 @@
 VENV := .venv
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PYTEST_ARGS ?= tests
+WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-long soak docs pages lint format lock clean
+.PHONY: help setup setup-gpu demo test test-long test-hosts soak docs pages lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
-	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part)"
+	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part, WORKERS=4 on more cores)"
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
+	@echo "make test-hosts  runs over several hosts made of network namespaces (root; elsewhere skipped)"
 	@echo "make soak    kill runs at random moments and resume them, for an hour"
 	@echo "make lint    ruff, mypy, codespell and the prose lint"
 	@echo "make docs    build the pages of docs/ as a site in docs/site"
@@ -37,10 +39,13 @@ demo: setup
 	@$(RUN) python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml $(ARGS)
 
 test: $(VENV)/.dev-installed $(VENV)/.docs-installed
-	@$(RUN) $(PYTEST) -m 'not long' $(PYTEST_ARGS)
+	@$(RUN) $(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed $(VENV)/.docs-installed
 	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)
+
+test-hosts: $(VENV)/.dev-installed
+	@$(RUN) $(PYTEST) -m hosts $(or $(filter-out tests,$(PYTEST_ARGS)),tests/hosts)
 
 soak: $(VENV)/.dev-installed
 	@$(RUN) PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 python benchmarks/soak.py $(ARGS)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,15 +49,22 @@ ENDLESS = (
 class Run:
     """A started run. `observe` while it lives: the more often, the more is known that has to be gone."""
 
-    def __init__(self, folder: Path, *overrides: str, script: Path = SCRIPT) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *overrides: str,
+        script: Path = SCRIPT,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = folder / "runs/test/run"
         self.weights = self.directory / ".weights"  # on their way to the servers, or to a checkpoint
         self._output, self._errors = folder / "output.txt", folder / "errors.txt"
         overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(script), "--config", str(CONFIG), *overrides],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                [*prefix, sys.executable, str(script), "--config", str(CONFIG), *overrides],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
@@ -183,6 +190,18 @@ def run(folder: Path, *overrides: str, script: Path = SCRIPT) -> Iterator[Run]:
 def listening() -> dict[int, int | None]:
     """Process of every listening TCP port of this host."""
     return {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def writing(logs: Path) -> list[psutil.Process]:
+    """Living processes whose output goes to a run's logs: ranks, servers and the actors around them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(logs)):
+                found.append(process)
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return found
 
 
 def _standard_output(process: psutil.Process) -> str | None:

@@ -1,4 +1,4 @@
-"""Folders import what lies below them or beside them, never what lies above; modules form no circle."""
+"""Folders import what lies below them; modules form no circle, no long chain, and none imports many others."""
 
 from __future__ import annotations
 
@@ -12,34 +12,44 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOP = "the run itself"  # every module of areal_like/ that is not named here
-LAYERS = [
-    {"types", "errors", "events", "runtime"},
-    {"config"},
-    {
-        "algorithms",
-        "checkpoint",
-        "cluster",
-        "data",
-        "demo",
-        "metrics",
-        "rewards",
-        "rollout",
-        "trainer",
-        "weights",
-        "workflows",
-    },
-    {"experimental", "job"},
-    {"preflight"},
-    {"interop", "run"},
-    {TOP},
+INTERFACE = "the package itself"  # `__init__.py`, the Python interface
+MOST = 20  # modules in a chain of imports, and modules of ours that one imports
+# Modules and folders of areal_like/ from the bottom up: each imports only those before it.
+ORDER = [
+    "per_token",
+    "types",
+    "errors",
+    "events",
+    "runtime",
+    "config",
+    "demo",
+    "data",
+    "algorithms",
+    "checkpoint",
+    "metrics",
+    "cluster",
+    "job",
+    "rollout",
+    "rewards",
+    "experimental",
+    "trainer",
+    "weights",
+    "workflows",
+    "preflight",
+    "interop",
+    "run",
+    "launch",
+    INTERFACE,
+    "cli",
+    "commands",
+    "__main__",
 ]
-COMPILER_TOP = "the package itself"  # `allocation/__init__.py`, the Python interface
-# Modules and folders of allocation/ from the bottom up: each imports only those before it.
+# The same of allocation/.
 COMPILER_ORDER = [
     "diagnostics",
     "grid",
     "gpus",
+    "backends",
     "hardware",
     "efficiency",
     "families",
@@ -63,19 +73,11 @@ COMPILER_ORDER = [
     "planner",
     "views",
     "readers",
-    COMPILER_TOP,
+    INTERFACE,
     "cases",
-    "arguments",
     "cli",
     "__main__",
 ]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-
-
-def level(module: str) -> int:
-    """Return the level of a module of areal_like: its folder's, its own (`types`, `job`), or the run's."""
-    name = module.split(".")[1] if "." in module else TOP
-    return LEVEL.get(name, LEVEL[TOP])
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -101,37 +103,42 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, member if member in BOTH else str(node.module)
 
 
-def test_no_folder_imports_what_lies_above_it():
-    wrong = [
-        f"{file.relative_to(ROOT)}:{line} imports {name}"
-        for module, file in OWN.items()
-        for line, name in imports(file)
-        if name in OWN and level(name) > level(module)
-    ]
-    assert wrong == []
+GRAPH = {
+    module: {name for _, name in imports(file) if name in BOTH and name != module} for module, file in BOTH.items()
+}
 
 
-def test_each_part_of_the_compiler_imports_only_parts_below_it():
-    def part(module: str) -> str:
-        return module.split(".")[1] if "." in module else COMPILER_TOP
+@pytest.mark.parametrize(("own", "order"), [(OWN, ORDER), (COMPILER, COMPILER_ORDER)], ids=["areal_like", "allocation"])
+def test_each_part_imports_only_parts_below_it(own, order):
+    def place(module: str) -> int:
+        return order.index(module.split(".")[1] if "." in module else INTERFACE)
 
     wrong = [
         f"{file.relative_to(ROOT)}:{line} imports {name}"
-        for module, file in COMPILER.items()
+        for module, file in own.items()
         for line, name in imports(file)
-        if name in COMPILER
-        and part(name) != part(module)
-        and COMPILER_ORDER.index(part(name)) > COMPILER_ORDER.index(part(module))
+        if name in own and place(name) > place(module)
     ]
     assert wrong == []
 
 
 def test_modules_form_no_circle():
-    graph = {module: {name for _, name in imports(file) if name in BOTH} for module, file in BOTH.items()}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(GRAPH).prepare()
     except CycleError as error:
         pytest.fail(f"circle: {' <- '.join(error.args[1])}")
+
+
+def test_no_chain_of_imports_is_long():
+    longest: dict[str, tuple[str, ...]] = {}
+    for module in TopologicalSorter(GRAPH).static_order():
+        longest[module] = (module, *max((longest[name] for name in GRAPH[module]), key=len, default=()))
+    chain = max(longest.values(), key=len)
+    assert len(chain) <= MOST, " <- ".join(chain)
+
+
+def test_no_module_imports_many_of_ours():
+    assert [f"{module}: {len(names)}" for module, names in GRAPH.items() if len(names) > MOST] == []
 
 
 def test_the_compiler_imports_nothing_of_the_engine():

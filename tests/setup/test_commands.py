@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from areal_like.commands import app
 from areal_like.config.load import load
+from areal_like.preflight.trainable import check_trainable
 
 ROOT = Path(__file__).parents[2]
 GROUP = typer.main.get_command(app)
@@ -42,7 +43,9 @@ def test_every_command_teaches_by_examples_that_it_takes(command: str, monkeypat
     for name, *words in found:
         assert name == command
         context = GROUP.commands[command].make_context(command, list(words))  # type: ignore[attr-defined]
-        if command in ("run", "check"):
+        if model := context.params.get("model") if command == "check" else None:
+            assert check_trainable(model, context.params["backend"]).trains
+        elif command in ("run", "check"):
             load(context.params["config"], context.params["overrides"] or [])
 
 
@@ -59,8 +62,8 @@ def test_the_first_help_names_what_to_begin_with() -> None:
         ("run none.yaml", "none.yaml cannot be read: No such file or directory"),
         ("check bytes", "bytes cannot be read"),
         ("check folder", "folder cannot be read: Is a directory"),
-        ("check half.yaml", "half.yaml:2: not YAML"),
-        ("check code.yaml", "code.yaml:1: not YAML"),
+        ("check half.yaml", "half.yaml:2: the file is not valid YAML"),
+        ("check code.yaml", "code.yaml:1: the file is not valid YAML"),
         ("run ok.yaml cluster.n_gpus_per_node=0", "0 should be greater than or equal to 1"),
         ("run ok.yaml cluster.n_nodes=1 cluster.n_gpus_per_node=1", "ALLOC-CLUSTER-SIZE"),
         ("run ok.yaml actor.path=nosuch", "nosuch is not a model directory"),

@@ -51,7 +51,7 @@ def taken_by(app: typer.Typer) -> Callable[[list[str]], None]:
             assert words[0].split("=")[0] in {name for option in group.params for name in option.opts}
             return
         context = group.commands[words[0]].make_context(words[0], words[1:])
-        if "config" in context.params:
+        if "config" in context.params and not context.params.get("model"):
             configured(str(context.params["config"]), context.params["overrides"] or [])
 
     return read

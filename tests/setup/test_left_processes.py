@@ -21,8 +21,10 @@ def test_a_process_that_is_left_is_found(daemon: bool) -> None:
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     process.stdout.readline()  # type: ignore[union-attr]
     (left,) = [line for line in session_processes() if "time.sleep(600)" in line]
-    psutil.Process(int(left.partition(":")[0])).kill()
+    found = psutil.Process(int(left.partition(":")[0]))
+    found.kill()
     process.wait()
+    found.wait()  # also an orphan, before another test looks
 
 
 def test_a_manager_is_found_and_this_process_s_own_helpers_are_not() -> None:

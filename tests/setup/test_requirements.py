@@ -36,8 +36,8 @@ def test_every_line_is_a_pin(file: Path) -> None:
 
 def test_sets_do_not_contradict_each_other() -> None:
     sets = [pins(file) for file in REQUIREMENTS.glob("*.txt") if file.stem in ("cpu", "dev", "docs", "gpu")]
-    names = [name for pinned in sets for name in pinned]
-    assert len(names) == len(set(names))
+    versions = {pin for pinned in sets for pin in pinned.items()}
+    assert len(versions) == len({name for name, _ in versions})
 
 
 def test_project_builds_with_the_pinned_setuptools() -> None:
