@@ -172,7 +172,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (
             ["actor.init_model.num_experts=4"],
             "actor.init_model.tie_word_embeddings",
-            "tie_word_embeddings = true alike",
+            "a qwen3_moe with tie_word_embeddings = true",
         ),
         (
             ["actor.init_model.num_experts=4", "actor.backend=megatron:t2"],

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_preflight import check, errors
+from test_preflight_fsdp import save_tiny
 
 from allocation.model_spec import from_config
 from areal_like.config.schema import InitModelConfig
@@ -115,3 +116,16 @@ def test_rank_and_targets_decide_what_is_trained(write):
     spec_trained = 2 * 3 * (128 + 128 + 128 + 64)  # rank, layers, and both ends of each
     actor = job.config.actor
     assert trained_parameters(actor, from_config(model_config(actor.init_model, "float32"))) == spec_trained
+
+
+def test_adapters_beside_latent_attention_are_refused_on_megatron(write, tmp_path):
+    save_tiny(tmp_path / "model", "deepseek_v3", tie_word_embeddings=False)
+    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", LORA, "actor.target_modules=[o_proj]"]
+
+    def codes(*overrides):
+        return [
+            found.code for found in check(write(), *model, *overrides).findings if found.code.startswith("RUN-LORA")
+        ]
+
+    assert codes("actor.backend=megatron:d1") == ["RUN-LORA-LATENT"]
+    assert "RUN-LORA-LATENT" not in codes("actor.backend=fsdp:d1")

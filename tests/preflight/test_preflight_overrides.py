@@ -1,8 +1,14 @@
 """Overrides of TransformerConfig that Megatron-core refuses are refused before start."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 from test_preflight import check, errors
 
+from allocation.model_spec import load_model
+from areal_like.config.load import load
 from areal_like.preflight import overrides
+from areal_like.preflight.view import RoleView
 
 in_a_process = overrides._answer
 
@@ -25,3 +31,15 @@ def test_what_cannot_be_tried_is_a_warning(write, monkeypatch):
     checked = check(write(), f"{OVERRIDES}.attention_softmax_in_fp32=false")
     assert checked.ok
     assert "could not be checked" in checked.findings[0].message
+
+
+def test_a_fused_rotary_embedding_beside_latent_attention_is_refused(write):
+    key = f"{OVERRIDES}.apply_rope_fusion"
+    config = load(write(), [f"{key}=true"]).config
+    layout = SimpleNamespace(backend="megatron")
+    view = RoleView(config, "actor", config.actor, "cuda", load_model("DeepSeek-V3"), layout)
+    (found,) = overrides.try_overrides([view])
+    assert (found.code, found.key) == ("RUN-MEGATRON-LATENT-ROPE", key)
+    assert found.help == "leave out apply_rope_fusion"
+    without = load(write(), []).config
+    assert list(overrides.try_overrides([replace(view, run=without, engine=without.actor)])) == []
