@@ -200,24 +200,29 @@ class DriftAlarm:
         """Return the servers whose weights are not the trainer's, and which are not; None if that cannot be told."""
         if self._config.rollout.alternates:  # servers have no memory for weights in the trainer's time slice
             return None
-        problems: dict[str, str] = {}
+        problems: dict[str, str | None] = {}
+        noted: set[str] = set()  # weights are sent again if a server leaves meanwhile, and are not to be noted then
 
         @asynccontextmanager
         async def comparing(servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
-            await asyncio.gather(*(server.note_weights(deadline.left) for server in servers))
+            unchanged = [server for server in servers if server.name not in noted]
+            noted.update(server.name for server in unchanged)
+            await asyncio.gather(*(server.note_weights(deadline.left) for server in unchanged))
             async with compare_checksums(self._trainer, servers, deadline):
                 yield
             found = await asyncio.gather(*(_problem(server, deadline.left) for server in servers))
-            problems.update({server.name: text for server, text in zip(servers, found, strict=True) if text})
+            problems.update({server.name: text for server, text in zip(servers, found, strict=True)})
 
         checking, self._pool.checking = self._pool.checking, comparing
         try:
             await publish(self._sync, version, self._config.weight_update.timeout_s)
         except WeightUpdateError as error:
-            return {"every server": f"weights do not arrive as they are sent: {error}"}
+            refusal = _difference(error.__cause__)
+            return {"every server": f"weights do not arrive as they are sent: {refusal}"} if refusal else None
         finally:
             self._pool.checking = checking
-        return problems
+        differing = {name: text for name, text in problems.items() if text}
+        return None if not differing and None in problems.values() else differing
 
     async def _scores_of(self, server: Server, chosen: Sequence[Trajectory]) -> tuple[Score, Score] | None:
         """Return one server's scores of the probe anew and with its prefix cache; None if it fails."""
@@ -258,13 +263,19 @@ def _join(parts: Sequence[tuple[Floats, Routes | None]]) -> Score:
     return Score(logprobs, join_routes([(len(each), routes) for each, routes in parts]))
 
 
-async def _problem(server: Server, limit_s: float) -> str:
-    """Return which weights of a server changed as they were sent once more, '' if none did."""
+async def _problem(server: Server, limit_s: float) -> str | None:
+    """Return which weights of a server changed as they were sent once more, '' if none did, None if it did not tell."""
     try:
         await server.compare_noted(limit_s)
     except ServerError as error:
-        return str(error).rpartition("ValueError: ")[2]
+        return _difference(error)
     return ""
+
+
+def _difference(error: BaseException | None) -> str | None:
+    """Return which tensors a server found to differ; None for another error, such as a server that is late."""
+    _, differs, tensors = str(error).rpartition("ValueError: ")
+    return tensors if isinstance(error, ServerError) and differs else None
 
 
 def _range(versions: Sequence[int]) -> str:

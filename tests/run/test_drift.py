@@ -84,12 +84,16 @@ class FakeServer:
         self.noted = self.wrong
 
     async def compare_noted(self, timeout_s: float) -> None:
+        if "late" in self.wrong:
+            raise ServerError(f"{self.name} did not answer within 30 s", "late", [self.name])
         if self.noted:
             raise ServerError(f"{self.name} refused: rank 0 failed to load: ValueError: {self.noted}", "refused")
 
     async def watch_checksums(self, timeout_s: float) -> None: ...
 
     async def compare_checksums(self, expected: str, timeout_s: float) -> None:
+        if "stalls" in self.wrong:
+            raise ServerError(f"{self.name} did not answer within 30 s", "late", [self.name])
         if "transport" in self.wrong:
             raise ServerError(f"{self.name} refused: ValueError: {self.wrong}", "refused", [self.name])
 
@@ -203,6 +207,31 @@ def test_each_fault_is_named_after_warnings(fault: str) -> None:
     assert "(1 of 3 steps)" in scene.said[0] and "(2 of 3 steps)" in scene.said[1] and len(scene.said) == 2
     assert fault != "a wrong rope" or "The difference grows with the position" in scene.said[0]
     assert scene.sent == ([] if fault == "a stale prefix cache" else [6])
+
+
+@pytest.mark.parametrize("wrong", ["late", "stalls"])
+def test_a_server_that_cannot_compare_its_weights_is_not_accused_of_others(wrong: str) -> None:
+    scene = Scene([FakeServer("server 0", added(0.3), wrong)], "rollout.drift_patience=1")
+    with pytest.raises(LogprobDrift) as raised:
+        asyncio.run(scene.step(0))
+    assert "differ even without the prefix cache" in str(raised.value)
+    assert "the weights of" not in str(raised.value) and "whose weights are" not in str(raised.value)
+
+
+def test_weights_that_are_sent_twice_are_compared_with_those_before_the_first_time() -> None:
+    """As if a server left during the first time: the second time nothing changes any more."""
+    server = FakeServer("server 0", added(0.3), "1 of 9 tensors differ: layers.0.gate_up_proj")
+    scene = Scene([server], "rollout.drift_patience=1")
+    send = scene.send
+
+    async def twice(version: int, deadline: Deadline) -> None:
+        await send(version, deadline)
+        server.wrong = ""
+        await send(version, deadline)
+
+    scene.send = twice
+    with pytest.raises(LogprobDrift, match="the weights of server 0"):
+        asyncio.run(scene.step(0))
 
 
 def test_experts_that_servers_chose_otherwise_are_replayed_and_are_no_drift() -> None:
