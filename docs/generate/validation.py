@@ -15,13 +15,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
-FEATURES = [
-    "TP", "PP", "VPP", "CP", "EP", "ETP", "folded attention and expert grids", "FSDP", "shared prompts", "LoRA",
-    "PPO with critic", "reference model", "colocated", "time-shared", "updates: collective", "updates: disk",
-    "updates: IPC", "updates in flight", "offload", "resume after SIGKILL", "server restart", "agents", "reward model",
-    "checkpoint conversion", "client processes", "several hosts",
+PARALLEL = ["TP", "PP", "VPP", "CP", "EP", "ETP", "folded attention and expert grids"]
+OTHERS = [
+    "FSDP", "shared prompts", "LoRA", "PPO with critic", "reference model", "colocated", "time-shared",
+    "updates: collective", "updates: disk", "updates: IPC", "updates in flight", "offload", "resume after SIGKILL",
+    "server restart", "agents", "sandboxes", "reward model", "distillation", "router replay", "sampling masks",
+    "drift alarm", "checkpoint conversion", "client processes",
 ]  # fmt: skip
+FEATURES = PARALLEL + OTHERS
+ROWS = {"TP, PP, VPP, CP, EP, ETP, folded grids": PARALLEL, **{feature: [feature] for feature in OTHERS}}
 COLUMNS = ("CPU in CI", "1 GPU", "2–4 GPUs", "several hosts")
+KINDS = ("tested", "ran once", "–")
 START, END = "<!-- status -->", "<!-- end of status -->"
 
 
@@ -38,7 +42,10 @@ def main() -> None:
 def status() -> str:
     """Return the status table."""
     cells = evidence()
-    rows = [f"| {feature} | {' | '.join(cell(cells[feature][column]) for column in COLUMNS)} |" for feature in FEATURES]
+    rows = []
+    for row, features in ROWS.items():
+        found = ([cell(cells[feature][column]) for feature in features] for column in COLUMNS)
+        rows.append(f"| {row} | {' | '.join(max(each, key=KINDS.index) for each in found)} |")  # the least of several
     return "\n".join(["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS), *rows, ""])
 
 
@@ -53,8 +60,9 @@ def evidence() -> dict[str, dict[str, list[str]]]:
     """Return test modules and result files by feature and column. Raises ValueError for an unknown feature."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for module, features in covered_by_tests():
+        column = "several hosts" if module.startswith("tests/hosts/") else "CPU in CI"
         for feature in features:
-            found[feature]["CPU in CI"].append(module)
+            found[feature][column].append(module)
     for name, result in results():
         for entry in result.get("tests", [result]):
             column = column_of(name, entry)
@@ -144,7 +152,8 @@ def claim(result: dict[str, Any]) -> str:
 HEAD = """# Validation
 
 What is tested, and where. `tested`: a test covers it there (CI runs on CPU; the tests for GPUs ran by hand, on the devices and at the
-commits of their records). `ran once`: a run or a measurement is on record. `–`: not tried.
+commits of their records). `ran once`: a run or a measurement is on record. `–`: not tried. Several hosts are CPU hosts of network
+namespaces on one machine ([clusters](clusters.md#what-was-tested)).
 `python docs/generate/validation.py` writes this page from the markers of the tests and the files in `benchmarks/results/`.
 
 - [Status](#status)

@@ -27,6 +27,7 @@ from areal_like.checkpoint.store import DIRECTORY, JOURNAL
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.long,
+    pytest.mark.covers("server restart", "updates: collective", "updates: disk"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
 PORT = 6379

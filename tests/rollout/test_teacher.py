@@ -27,6 +27,8 @@ from areal_like.rollout.sglang.scoring import split_temperature
 from areal_like.rollout.teacher import Teacher
 from areal_like.types import FinishReason, Prompt, Trajectory
 
+pytestmark = pytest.mark.covers("distillation")
+
 PROMPT = Prompt(0, [7, 8])
 ITEM = Trajectory(
     sample_id=0,

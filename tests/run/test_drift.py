@@ -21,6 +21,8 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.drift import DriftAlarm, choose_probe
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
+pytestmark = pytest.mark.covers("drift alarm")
+
 LIMIT = 0.05
 PROMPT, RESPONSE = 6, 40
 

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from allocation import ParallelSizes
 from areal_like.types import TEMPERATURES
 
+pytestmark = pytest.mark.covers("sampling masks")
+
 
 def by_place(outcomes: list[Outcome]) -> np.ndarray:
     values = np.full(len(make_supported().tokens), np.nan)

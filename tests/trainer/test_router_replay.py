@@ -15,6 +15,8 @@ from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
 from areal_like.types import Batch
 
+pytestmark = pytest.mark.covers("router replay")
+
 # Adam's first step is lr * g / (|g| + eps): the gradient, if eps is large and lr is the same
 GRADIENTS = OptimizerConfig(lr=1e6, eps=1e6, gradient_clipping=1e9, weight_decay=0.0, warmup_steps_proportion=0.0)
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -22,6 +22,8 @@ from areal_like.runtime.processes import UserProcesses
 from areal_like.types import Prompt
 from areal_like.workflows.make import WorkflowError, Workflows, level_of
 
+pytestmark = pytest.mark.covers("sandboxes")
+
 bubblewrap = pytest.mark.skipif(bool(why_not()), reason=why_not() or "bubblewrap")
 ROW = {"question": "1 + 1?"}
 SLEEP = "88664433.125"
