@@ -20,6 +20,7 @@ from areal_like.per_token import Routes, RouteShape, join_routes
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
+from areal_like.run.drift_backoff import LONGEST, Backoff
 from areal_like.run.drift_causes import Distances, Rerouted, likely_cause
 from areal_like.run.drift_evidence import find_wrong_layer, measure_pairs
 from areal_like.run.drift_routes import differ, find_rerouted
@@ -29,7 +30,7 @@ from areal_like.types import Batch, Floats, Trajectory
 from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import WeightSync, publish
 
-SCORE_S = 30.0  # that a server has to score a response of the probe; a busy one is left out of the step
+PROBE_S = 30.0  # that a step waits for all scores of its probe; a server that is late is left out of it
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,15 @@ class DriftAlarm:
         self._allowed = allowed_logprob_diff(config)
         self._probe: Probe | None = None
         self._since: dict[str, list[int]] = {"probe": [], "generation": []}  # versions in a row beyond the limit
+        self._backoff = Backoff()
         self._unscored: set[str] = set()
         self._numbers = 0
 
     async def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Have every server score the probe of a batch; a server that fails is left out of this step."""
+        """Have every server score the probe of a batch within PROBE_S seconds in all.
+
+        A server that fails, as under a heavy load, is left out of this step and, by `Backoff`, of some that follow.
+        """
         chosen = choose_probe(trajectories, self._config.rollout.drift_probe_tokens)
         self._probe = None
         if not chosen:
@@ -91,8 +96,8 @@ class DriftAlarm:
         batch = Batch(whole.lengths, whole.tokens, {"loss_mask": whole.fields["loss_mask"]})
         told = batch.fields["loss_mask"] > 0
         told[np.cumsum(batch.lengths) - batch.lengths] = False
-        servers = self._pool.serving
-        scores = await asyncio.gather(*(self._scores_of(server, chosen) for server in servers))
+        servers, deadline = self._backoff.select(self._pool.serving), Deadline(PROBE_S)
+        scores = await asyncio.gather(*(self._scores_of(server, chosen, deadline) for server in servers))
         found = {server.name: score for server, score in zip(servers, scores, strict=True) if score is not None}
         self._probe = Probe(batch, told, whole.routes, found) if found else None
 
@@ -194,7 +199,8 @@ class DriftAlarm:
         if self._config.rollout.alternates or server is None:
             return distances
         tokens = probe.batch.tokens[: probe.batch.lengths[0]]
-        return replace(distances, pairs=await measure_pairs(server, self._trainer, tokens, self._routes, SCORE_S))
+        pairs = await measure_pairs(server, self._trainer, tokens, self._routes, Deadline(PROBE_S))
+        return replace(distances, pairs=pairs)
 
     async def _differing_weights(self, version: int) -> dict[str, str] | None:
         """Return the servers whose weights are not the trainer's, and which are not; None if that cannot be told."""
@@ -224,12 +230,14 @@ class DriftAlarm:
         differing = {name: text for name, text in problems.items() if text}
         return None if not differing and None in problems.values() else differing
 
-    async def _scores_of(self, server: Server, chosen: Sequence[Trajectory]) -> tuple[Score, Score] | None:
+    async def _scores_of(
+        self, server: Server, chosen: Sequence[Trajectory], deadline: Deadline
+    ) -> tuple[Score, Score] | None:
         """Return one server's scores of the probe anew and with its prefix cache; None if it fails."""
 
         async def score(number: int, cache: str | None) -> tuple[Floats, Routes | None]:
             tokens, start = chosen[number].tokens, int(np.argmax(chosen[number].generated)) - 1
-            return await server.token_scores(tokens, SCORE_S, start=start, cache=cache, shape=self._routes)
+            return await server.token_scores(tokens, deadline.left, start=start, cache=cache, shape=self._routes)
 
         async def scores(cache: Callable[[int], str | None]) -> Score:
             first = await score(0, cache(0))  # the others find its prompt in the cache
@@ -239,12 +247,18 @@ class DriftAlarm:
         shared = self._routes is not None  # the trainer shares prompts and replays one prompt's experts for all
         try:
             anew = await scores(lambda number: f"drift {self._numbers}" + ("" if shared else f" {number}"))
-            return anew, await scores(lambda number: None)
+            cached = await scores(lambda number: None)
         except ServerError as error:
+            steps = self._backoff.note_failure(server)
             if server.name not in self._unscored:
-                self._say(f"warning: {server.name} did not score the drift probe: {error}")
+                self._say(
+                    f"warning: {server.name} did not score the drift probe: {error}. It is left out of {steps} more "
+                    f"step{'s' * (steps > 1)}, and of twice as many after each further failure, up to {LONGEST}"
+                )
             self._unscored.add(server.name)
             return None
+        self._backoff.note_score(server)
+        return anew, cached
 
 
 def choose_probe(trajectories: Sequence[Trajectory], most_tokens: int) -> list[Trajectory]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from areal_like.errors import ServerError
 from areal_like.per_token import Routes, RouteShape, join_routes, unknown_expert
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Ints
@@ -14,17 +15,17 @@ PAIRS = 16
 
 
 async def measure_pairs(
-    server: Server, trainer: Trainer, tokens: Ints, shape: RouteShape | None, limit_s: float
+    server: Server, trainer: Trainer, tokens: Ints, shape: RouteShape | None, deadline: Deadline
 ) -> float | None:
     """Return the mean distance of log-probs after a single token, which attends to nothing else; None if it fails.
 
-    The pairs are neighbours among `tokens`. A request has at most `limit_s` seconds.
+    The pairs are neighbours among `tokens`. All requests share the `deadline`.
     """
     places = np.unique(np.linspace(0, len(tokens) - 2, PAIRS).astype(np.int64))
     pairs = [tokens[place : place + 2] for place in places]
     try:
         scores = [
-            await server.token_scores(pair, limit_s, start=0, cache=f"pair {place}", shape=shape)
+            await server.token_scores(pair, deadline.left, start=0, cache=f"pair {place}", shape=shape)
             for place, pair in zip(places, pairs, strict=True)
         ]
     except ServerError:

@@ -17,8 +17,10 @@ from areal_like.config.load import load
 from areal_like.errors import LogprobDrift, ServerError
 from areal_like.per_token import Routes, RouteShape, unknown_expert
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
+from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.run.drift import DriftAlarm, choose_probe
+from areal_like.run.drift import PROBE_S, DriftAlarm, choose_probe
+from areal_like.run.drift_backoff import LONGEST
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
@@ -331,6 +333,87 @@ def test_a_server_that_fails_is_left_out_and_reported_once() -> None:
 
     asyncio.run(steps())
     assert [text.split(" did not")[0] for text in scene.said] == ["warning: server 1", "warning: server 0"]
+
+
+class Clock:
+    """Time that passes while servers answer, and nothing else happens."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.ends: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        self.ends.append(end)
+        while self.now < end:
+            for _ in range(20):  # in which everything else happens that can
+                await asyncio.sleep(0)
+            if end == min(self.ends):
+                self.now = end
+        self.ends.remove(end)
+
+
+class SlowServer(FakeServer):
+    """A server whose answers take some seconds of a clock, however many it gives at once."""
+
+    def __init__(self, name: str, clock: Clock, takes: float) -> None:
+        super().__init__(name)
+        self.clock, self.takes, self.asked = clock, takes, list[float]()
+
+    async def token_scores(self, tokens: Ints, timeout_s: float, **more: Any) -> tuple[np.ndarray, Routes | None]:
+        self.asked.append(timeout_s)
+        await self.clock.sleep(min(self.takes, timeout_s))
+        if self.takes > timeout_s:
+            raise ServerError(f"{self.name} did not answer within {timeout_s:.3g} s", "late", [self.name])
+        return await super().token_scores(tokens, timeout_s, **more)
+
+
+def test_a_saturated_server_delays_a_step_by_one_time_limit_and_ever_fewer_steps(monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(http, "time", clock)
+    slow, quick = SlowServer("server 0", clock, 20.0), SlowServer("server 1", clock, 0.1)
+    scene = Scene([slow, quick])
+    delayed: list[int] = []
+
+    async def steps(first: int, count: int) -> None:
+        for version in range(first, first + count):
+            before = clock.now
+            assert (await scene.step(version))["logprob_diff_probe"] < LIMIT  # of the other server
+            assert clock.now - before <= PROBE_S + 0.01
+            delayed.extend([version] * (clock.now - before > 1))
+
+    asyncio.run(steps(0, 200))
+    assert np.diff(delayed).tolist() == [2, 3, 5, 9, 17, 33, 65, 65] and LONGEST == 64
+    assert slow.asked[:2] == [PROBE_S, pytest.approx(PROBE_S - 20)]  # all requests of a step share one limit
+    (said,) = scene.said
+    assert "server 0 did not answer within 10 s. It is left out of 1 more step, and of twice as many" in said
+
+    slow.takes, asked = 0.1, len(slow.asked)
+    asyncio.run(steps(200, 65))
+    assert len(slow.asked) > asked  # it scores again, in every step
+    slow.takes, delayed = 20.0, []
+    asyncio.run(steps(265, 4))
+    assert delayed == [265, 267]
+
+
+def test_all_pairs_of_the_last_evidence_share_one_time_limit(monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(http, "time", clock)
+    server = SlowServer("server 0", clock, 1.0)
+    server.fault = added(0.3)
+    scene = Scene([server], "rollout.drift_patience=1")
+
+    async def run() -> None:
+        await scene.alarm.score(responses())
+        server.takes = 20.0
+        await scene.alarm.compare(0)
+
+    with pytest.raises(LogprobDrift, match="in all tokens alike"):
+        asyncio.run(run())
+    assert clock.now <= 4 + PROBE_S + 0.01
 
 
 @pytest.mark.parametrize(("requests", "ends"), [("drain", True), ("recompute", True), ("in_place", False)])
