@@ -46,15 +46,16 @@ class RouteShape:
         if len(data) != rows * self.row_bytes:
             raise ValueError(
                 f"{len(data)} bytes for {rows} tokens, where {self.layers} layers and {self.chosen} experts of each "
-                f"take {self.row_bytes} bytes per token"
+                f"take {self.row_bytes} bytes per token as {self.dtype}"
             )
         routes = np.frombuffer(data, self.dtype).reshape(rows, self.layers, self.chosen)
         if len(self.with_experts) < self.layers:
             routes = routes[:, list(self.with_experts)]
         if not rows:
             return routes
-        if (largest := int(routes.max())) >= self.experts:
-            raise ValueError(f"expert {largest}, where the model has experts 0 to {self.experts - 1}")
+        for number in (int(routes.min()), int(routes.max())):
+            if not 0 <= number < self.experts:
+                raise ValueError(f"expert {number}, where the model has experts 0 to {self.experts - 1}")
         for row in (routes[0], routes[-1]):
             if self.chosen > 1 and (np.diff(np.sort(row), axis=1) == 0).any():
                 raise ValueError("the same expert twice for a token: this model's layers do not report their experts")

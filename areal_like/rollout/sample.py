@@ -12,6 +12,7 @@ import numpy as np
 from areal_like.per_token import KeptIds, Routes, RouteShape, join_kept
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
+from areal_like.rollout.sglang.unusable import refuse_kept, refuse_routes
 from areal_like.types import FinishReason, Floats, Ints
 
 CHUNK = 512  # tokens after which a server says what it has: as much is lost with it at most
@@ -158,7 +159,7 @@ class Sample:
                 f"{server} generated with weights of version {made}; expected {first} to {last}", "wrong_version"
             )
         routes = self._read_routes(data, tokens, ended, server)
-        self._check_kept(kept, tokens, server)
+        self._check_kept(kept, columns, server)
         self._add(columns)
         self._routes = routes
         self._kept.append((tokens, kept))
@@ -186,30 +187,25 @@ class Sample:
                 return shape.read(data, len(self.prompt) + length - 1 - self.routes_from)
             except ValueError as error:
                 problem = str(error)
-        raise ServerError(
-            f"{server} does not return the experts of each token, which rollout.router_replay needs: {problem}. Set "
-            "rollout.router_replay=off",
-            "unusable",
-            [server],
-        )
+        raise refuse_routes(server, problem)
 
-    def _check_kept(self, kept: KeptIds | None, tokens: int, server: str) -> None:
-        """Raise ServerError where the ids that tokens were sampled from are missing, or more than could be."""
-        if not self.sampling.is_cut or not tokens:
+    def _check_kept(self, kept: KeptIds | None, columns: Ints, server: str) -> None:
+        """Raise ServerError where the ids that tokens were sampled from are missing, or cannot be these."""
+        tokens = columns[0]
+        if not self.sampling.is_cut or not len(tokens):
             return
         most = self.sampling.top_k + 1  # with a sampled id that rounding left out
-        if kept is None or len(kept) != tokens or not kept.counts.all():
-            problem = "does not return the ids that each token was sampled from"
-        elif (largest := int(kept.counts.max())) > most:
-            problem = f"returned {largest} ids that a token was sampled from; gconfig.top_k allows {most - 1}"
-        else:
-            return
-        raise ServerError(
-            f"{server} {problem}. The trainer needs these ids for gconfig.top_p, gconfig.top_k and gconfig.min_p. Set "
-            "gconfig.top_p=1, gconfig.top_k=-1 and gconfig.min_p=0",
-            "unusable",
-            [server],
-        )
+        if kept is None or len(kept) != len(tokens) or not kept.counts.all():
+            raise refuse_kept(server, "does not return the ids that each token was sampled from")
+        if (largest := int(kept.counts.max())) > most:
+            problem = f"returned {largest} ids that a token was sampled from, where its top_k is {most - 1}"
+            raise refuse_kept(server, problem)
+        if (smallest := int(kept.ids.min())) < 0:
+            raise refuse_kept(server, f"returned the id {smallest} among the ids that a token was sampled from")
+        sampled = np.logical_or.reduceat(kept.ids == np.repeat(tokens, kept.counts), kept.ends[:-1])
+        if not sampled.all():
+            token = tokens[int(np.argmin(sampled))]
+            raise refuse_kept(server, f"sampled the token {token}, which is not among the ids that it says it kept")
 
     def _add(self, columns: Ints) -> None:
         """Append a piece's columns; the array that holds them is twice as large when it is full."""

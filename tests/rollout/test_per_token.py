@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -132,14 +133,19 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
         (rows_of([1, 2, 3]).tobytes(), "18 bytes for 5 tokens, where 3 layers and 2 experts of each take 6 bytes"),
         (np.full((5, 3, 2), 9, np.uint8).tobytes(), "expert 9, where the model has experts 0 to 7"),
         (np.zeros((5, 3, 2), np.uint8).tobytes(), "the same expert twice"),
+        (rows_of([1, 2, 3, 4, 5]).astype(np.int32).tobytes(), "120 bytes for 5 tokens, .* take 6 bytes per token as uint8"),
+        (rows_of([1, 2, 3, 4, 5])[:, :2].tobytes(), "20 bytes for 5 tokens"),
+        ("?" * 40, r"Invalid base64 encoded string - at `\$\.meta_info\.routed_experts`"),
+        ([[1, 2]], "Expected `bytes.*`, got `array`"),
     ],
-    ids=["none", "rows", "range", "twice"],
+    ids=["none", "rows", "range", "twice", "type", "layers", "base64", "list"],
 )
 def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(data, problem):
     async def generate(_: FakeServer, body: Body) -> Any:
         (answer,) = answered({**body, "return_routed_experts": False}, [3, 4, 5, 6])
         if data is not None:
-            answer["meta_info"]["routed_experts"] = base64.b64encode(data).decode()
+            encoded = base64.b64encode(data).decode() if isinstance(data, bytes) else data
+            answer["meta_info"]["routed_experts"] = encoded
         return [answer]
 
     async def run() -> None:
@@ -149,7 +155,18 @@ def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(d
 
     with pytest.raises(ServerError, match=r"server 0 .*rollout\.router_replay") as caught:
         asyncio.run(run())
-    assert problem in str(caught.value)
+    assert re.search(problem, str(caught.value))
+    assert str(caught.value).endswith("Set rollout.router_replay=off")
+
+
+@pytest.mark.parametrize(("number", "said"), [(-1, "expert -1"), (300, "expert 300"), (32767, "expert 32767")])
+def test_a_number_that_is_not_an_experts_is_refused_wherever_it_is(number, said):
+    shape = RouteShape(layers=1, with_experts=(0,), chosen=2, experts=300)
+    rows = np.tile(np.array([[[4, 299]]], np.int16), (5, 1, 1))
+    assert shape.read(rows.tobytes(), 5).tolist() == rows.tolist()
+    rows[2, 0, 1] = number
+    with pytest.raises(ValueError, match=f"^{said}, where the model has experts 0 to 299$"):
+        shape.read(rows.tobytes(), 5)
 
 
 def test_turns_keep_the_rows_that_their_tokens_were_computed_with():

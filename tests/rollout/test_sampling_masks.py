@@ -30,24 +30,29 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "AFTERMATH_S", 0.02)
 
 
-def answers(body: Body, masks: list[list[int]] | None) -> list[dict[str, Any]]:
+def answers(body: Body, masks: list[Any] | None, logprobs: list[float]) -> list[dict[str, Any]]:
     """Answers of a server that returns `masks` where they are asked for."""
     wanted, made = body.get("return_sampling_mask") or [False] * len(body["input_ids"]), []
     for asked in wanted:
         answer = output(SAID, reason="length")
         if asked and masks is not None:
             answer["meta_info"]["output_token_sampling_mask"] = masks
-            answer["meta_info"]["output_token_sampling_logprobs"] = [-0.5, -0.25, 0.0]
+            answer["meta_info"]["output_token_sampling_logprobs"] = logprobs
         made.append(answer)
     return made
 
 
-def responses(samplings: list[Sampling], masks: list[list[int]] | None, clients: int = 0) -> tuple[list[Response], Any]:
+def responses(
+    samplings: list[Sampling],
+    masks: list[Any] | None,
+    clients: int = 0,
+    logprobs: tuple[float, ...] = (-0.5, -0.25, 0.0),
+) -> tuple[list[Response], Any]:
     """What a server's answers become, and the request that it got."""
 
     async def run() -> tuple[list[Response], Any]:
         async def generate(_: FakeServer, body: Body) -> Any:
-            return answers(body, masks)
+            return answers(body, masks, list(logprobs))
 
         server = FakeServer(generate)
         async with (
@@ -91,13 +96,22 @@ def test_greedy_and_full_sampling_ask_for_nothing(sampling):
         (None, "server 0 does not return the ids"),
         ([[3], [4]], "server 0 does not return the ids"),
         ([[3], [], [5]], "server 0 does not return the ids"),
-        ([[3], [4], [5, 6, 7, 8, 9, 10]], "server 0 returned 6 ids that a token was sampled from; gconfig.top_k allows 4"),
+        ([[3], [4], [5, 6, 7, 8, 9, 10]], "server 0 returned 6 ids that a token was sampled from, where its top_k is 4"),
+        ([[3], [9, 7], [5]], "server 0 sampled the token 4, which is not among the ids that it says it kept"),
+        ([[3], [4, -1], [5]], "server 0 returned the id -1 among the ids that a token was sampled from"),
+        ([[3], [4, 1 << 40], [5]], "server 0 returned ids that no token has"),
+        ([[3], "4", [5]], r"server 0 gave an unusable answer: Expected `array | null`, got `str` - at .*sampling_mask"),
     ],
 )  # fmt: skip
 def test_a_server_without_usable_ids_is_named_with_the_keys_at_its_first_answer(masks, problem):
     with pytest.raises(ServerError, match=problem) as raised:
         responses([CUT], masks)
     assert "Set gconfig.top_p=1, gconfig.top_k=-1 and gconfig.min_p=0" in str(raised.value)
+
+
+def test_log_probs_that_are_not_one_for_each_token_are_refused():
+    with pytest.raises(ServerError, match="server 0 returned 2 log-probs over the ids that 3 tokens were sampled from"):
+        responses([CUT], [[3], [4], [5]], logprobs=(-0.5, -0.25))
 
 
 def test_a_micro_batch_has_the_ids_of_its_labels_as_rows_of_one_width():

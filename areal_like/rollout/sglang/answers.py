@@ -11,6 +11,7 @@ import numpy as np
 from areal_like.per_token import KeptIds
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
+from areal_like.rollout.sglang.unusable import KEPT, ROUTES, refuse_kept, refuse_routes
 from areal_like.types import FinishReason, Ints
 
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
@@ -41,7 +42,7 @@ def part_of(event: bytes, server: str) -> Part:
         if news.meta_info is None or news.index < 0:
             raise ValueError(f"an event about input {news.index}")
     except (ValueError, TypeError) as error:
-        return OF_ALL, _unusable(server, error)
+        return OF_ALL, _name_field(server, error)
     return news.index, _piece(news.meta_info, server)
 
 
@@ -56,26 +57,41 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
             raise ValueError("no log-probs")
         logprobs, tokens, *_ = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
         columns = np.empty((3, len(tokens)), np.int32)
-        kept = _read_kept(info)
+        kept = _read_kept(info, len(tokens), server)
         if kept is not None:
             logprobs = tuple(info.output_token_sampling_logprobs or ())
-            if len(logprobs) != len(tokens):
-                raise ValueError(
-                    f"{len(logprobs)} log-probs of {len(tokens)} tokens among the ids they were sampled from"
-                )
         columns[0], columns[1].view(np.float32)[:] = tokens, logprobs
         columns[2] = token_versions(bytes(info.labels), len(tokens))
         return Piece(columns, FinishReason(reason.type) if reason else None, info.routed_experts, kept)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
+    except ServerError as error:
+        return error
     except (ValueError, OverflowError) as error:
         return _unusable(server, error)
 
 
-def _read_kept(info: "Info") -> KeptIds | None:
-    """Return the ids that each token was sampled from; None if they were not asked for."""
-    lists = info.output_token_sampling_mask
-    return None if lists is None else KeptIds.from_lists([ids or () for ids in lists])
+def _read_kept(info: "Info", tokens: int, server: str) -> KeptIds | None:
+    """Return the ids that each token was sampled from; None if they were not asked for. Raises ServerError."""
+    lists, logprobs = info.output_token_sampling_mask, info.output_token_sampling_logprobs or ()
+    if lists is None:
+        return None
+    if len(logprobs) != tokens:
+        problem = f"returned {len(logprobs)} log-probs over the ids that {tokens} tokens were sampled from"
+        raise refuse_kept(server, problem)
+    try:
+        return KeptIds.from_lists([ids or () for ids in lists])
+    except OverflowError as error:
+        raise refuse_kept(server, f"returned ids that no token has: {error}") from error
+
+
+def _name_field(server: str, error: Exception) -> ServerError:
+    """Return the error of an event that cannot be decoded, by the field that cannot."""
+    if f"meta_info.{ROUTES}" in str(error):
+        return refuse_routes(server, str(error))
+    if f"meta_info.{KEPT}" in str(error):
+        return refuse_kept(server, f"gave an unusable answer: {error}")
+    return _unusable(server, error)
 
 
 def _unusable(server: str, error: Exception) -> Unavailable:

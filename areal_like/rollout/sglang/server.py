@@ -243,7 +243,7 @@ class Server:
             logprobs = np.array([0.0] * (start + 1) + [logprob for logprob, *_ in scored[1:]], np.float32)
             if shape is None:
                 return logprobs, None
-            return logprobs, shape.read(base64.b64decode(info["routed_experts"]), len(tokens))
+            return logprobs, shape.read(base64.b64decode(info["routed_experts"], validate=True), len(tokens))
 
     async def parse_tools(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str, timeout_s: float
