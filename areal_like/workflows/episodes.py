@@ -26,15 +26,12 @@ from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import Episode, Group, pack_call
-from areal_like.workflows.provenance import NotGenerated, Responses
+from areal_like.workflows.provenance import Generated, NotGenerated, Responses
 from areal_like.workflows.rewarded import EpisodeError, reward_of
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Session
 
 LIMITS = frozenset({"time limit", "limit of turns", "limit of tokens"})  # causes of an episode that was cut short
-
-type Made = list[tuple[int, Response]]
-"""The responses that were generated for a group, each with the number of its session."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class _Group:
     def __init__(self, workflow: UserWorkflow, prompt: Prompt, group_id: int) -> None:
         self._workflow, self._scene, self._prompt, self._id = workflow, workflow.scene, prompt, group_id
         self._home = asyncio.get_running_loop()
-        self._made: Made = []
+        self._made: list[Generated] = []
         self._orphaned = 0  # tokens of answers that nobody has read
         # what depends on a seed alone must not depend on what the cache holds
         once = self._scene.prefill_once and workflow.seed is None
@@ -132,12 +129,12 @@ class _Group:
         try:
             yield
         except asyncio.CancelledError:
-            self._scene.pool.cancel([response for _, response in self._made])
+            self._scene.pool.cancel([each.response for each in self._made])
             raise
 
     def count_unused(self, trajectories: Sequence[Trajectory]) -> None:
         """Count what was generated for the group and is in none of its trajectories."""
-        unused = sum(len(response.tokens) for _, response in self._made) - self._orphaned - generated_in(trajectories)
+        unused = sum(len(each.response.tokens) for each in self._made) - self._orphaned - generated_in(trajectories)
         self._scene.pool.set_aside("orphaned", self._orphaned)
         self._scene.pool.set_aside("unused", unused)
 
@@ -230,8 +227,8 @@ class _Group:
 
     def _forget(self, number: int | None = None) -> None:
         """Count what an earlier attempt has generated as cancelled."""
-        old = [response for session, response in self._made if number in (None, session)]
-        self._made[:] = [each for each in self._made if number not in (None, each[0])]
+        old = [each.response for each in self._made if number in (None, each.session)]
+        self._made[:] = [each for each in self._made if number not in (None, each.session)]
         if old:
             self._home.call_soon_threadsafe(self._scene.pool.cancel, old)
 
@@ -261,7 +258,7 @@ class _Group:
                 routes_from=routes_from,
                 on_tokens=on_tokens,
             )
-            self._made.append((number, response))
+            self._made.append(Generated(number, np.asarray(tokens, np.int32), response))
             return response
 
         session = Session(

@@ -8,7 +8,7 @@ import numpy as np
 
 from areal_like.per_token import KeptIds, Routes, add_rows, join_kept, unknown_routes
 from areal_like.rollout.sample import Response
-from areal_like.types import Floats, Trajectory
+from areal_like.types import Floats, Ints, Trajectory
 from areal_like.workflows.joining import join_temperatures
 
 
@@ -16,23 +16,32 @@ class NotGenerated(Exception):
     """A trajectory has generated tokens that are not those of a response, or a response occurs twice."""
 
 
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """A response to the tokens `prompt` in one session."""
+
+    session: int
+    prompt: Ints
+    response: Response
+
+
 @dataclass(eq=False)
 class Responses:
-    """The responses that the servers generated for one group, by session; each may be trained on once.
+    """The responses that the servers generated for one group; each may be trained on once.
 
     `version` is the weights' version when the group began. Tokens from a dataset, which have no log-probs, get it.
     """
 
-    made: Sequence[tuple[int, Response]]
+    made: Sequence[Generated]
     version: int
-    _unused: dict[int, list[tuple[int, Response]]] = field(init=False)
+    _unused: dict[int, list[Generated]] = field(init=False)
     _used: list[Response] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._unused = defaultdict(list)
-        for session, response in self.made:
-            if len(response.tokens):
-                self._unused[int(response.tokens[0])].append((session, response))
+        for each in self.made:
+            if len(each.response.tokens):
+                self._unused[int(each.response.tokens[0])].append(each)
 
     def claim(self, item: Trajectory) -> tuple[Trajectory, int | None]:
         """Return a trajectory with the servers' versions, and the session of its first response, None without one.
@@ -45,7 +54,7 @@ class Responses:
         claimed = [each for start, end in _runs(item.generated & ~from_data) for each in self._claim(item, start, end)]
         versions = np.where(from_data, np.int32(self.version), item.versions)
         parts = [(start, response) for start, _, response in claimed]
-        routes, kept = _find_routes(parts, len(item.tokens)), _find_kept(parts, len(item.tokens))
+        routes, kept = self._find_routes(claimed, item.tokens), _find_kept(parts, len(item.tokens))
         temperatures = _find_temperatures(parts, len(item.tokens))
         owner = next((session for _, session, _ in claimed), None)
         return replace(item, versions=versions, routes=routes, kept=kept, temperatures=temperatures), owner
@@ -53,15 +62,44 @@ class Responses:
     def _claim(self, item: Trajectory, start: int, end: int) -> Iterator[tuple[int, int, Response]]:
         """Yield where each response begins that a run of generated tokens consists of, its session, and it, as cut."""
         while start < end:
-            same = [each for each in self._unused[int(item.tokens[start])] if _begins(item, start, end, each[1])]
+            same = [each for each in self._unused[int(item.tokens[start])] if _begins(item, start, end, each.response)]
             if not same:
                 raise NotGenerated(self._problem(item, start, end))
-            session, response = max(same, key=lambda each: (len(each[1].tokens) <= end - start, len(each[1].tokens)))
-            self._unused[int(item.tokens[start])].remove((session, response))
-            self._used.append(response)
-            whole = response if len(response.tokens) <= end - start else response.cut(end - start)
-            yield start, session, whole
+            made = max(same, key=lambda each: ((size := len(each.response.tokens)) <= end - start, size))
+            self._unused[int(item.tokens[start])].remove(made)
+            self._used.append(made.response)
+            whole = made.response if len(made.response.tokens) <= end - start else made.response.cut(end - start)
+            yield start, made.session, whole
             start += len(whole.tokens)
+
+    def _find_routes(self, claimed: Sequence[tuple[int, int, Response]], tokens: Ints) -> Routes | None:
+        """Return the rows of a trajectory's tokens.
+
+        A later turn has those of its new tokens alone. Where it goes on from a turn that another trajectory is trained
+        on, the rows before are those of that turn and the ones before it.
+        """
+        rows = [response.routes for _, _, response in claimed if response.routes is not None]
+        if not rows:
+            return None
+        routes, filled = unknown_routes(len(tokens), rows[0]), 0
+        for start, session, response in claimed:
+            if response.routes is None:
+                continue
+            end = start + len(response.tokens) - 1
+            for place, earlier in reversed(list(self._earlier(session, tokens, end - len(response.routes), filled))):
+                filled = add_rows(routes, earlier, place, filled)
+            filled = add_rows(routes, response.routes, end, filled)
+        return routes
+
+    def _earlier(self, session: int, tokens: Ints, end: int, filled: int) -> Iterator[tuple[int, Routes]]:
+        """Yield the rows of the turns that lead to token `end`, and their ends, as far as `filled`, the last one first."""
+        while end > filled:
+            turns = (each for each in self.made if each.session == session)
+            rows = next((rows for each in turns if (rows := _rows_until(each, tokens[: end + 1])) is not None), None)
+            if rows is None or not len(rows):
+                return
+            yield end, rows
+            end -= len(rows)
 
     def _problem(self, item: Trajectory, start: int, end: int) -> str:
         if any(_begins(item, start, end, response) for response in self._used if len(response.tokens)):
@@ -82,15 +120,13 @@ def _find_temperatures(parts: Sequence[tuple[int, Response]], tokens: int) -> Fl
     return join_temperatures([*spans, (tokens - end, 0.0)])
 
 
-def _find_routes(parts: Sequence[tuple[int, Response]], tokens: int) -> Routes | None:
-    rows = [response.routes for _, response in parts if response.routes is not None]
-    if not rows:
+def _rows_until(made: Generated, tokens: Ints) -> Routes | None:
+    """Return the rows of a response whose prompt and first tokens are `tokens`; None for another response."""
+    own = len(tokens) - len(made.prompt)
+    if not 0 < own <= len(made.response.tokens):
         return None
-    routes, filled = unknown_routes(tokens, rows[0]), 0
-    for start, response in parts:
-        if response.routes is not None:
-            filled = add_rows(routes, response.routes, start + len(response.tokens) - 1, filled)
-    return routes
+    same = np.array_equal(tokens, np.concatenate([made.prompt, made.response.tokens[:own]]))
+    return made.response.cut(own).routes if same else None
 
 
 def _find_kept(parts: Sequence[tuple[int, Response]], tokens: int) -> KeptIds | None:

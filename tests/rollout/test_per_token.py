@@ -29,7 +29,7 @@ from areal_like.trainer.packing import packs
 from areal_like.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import as_response as prompt_of
 from areal_like.workflows.joining import join_parts
-from areal_like.workflows.provenance import Responses
+from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
 SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)
@@ -192,11 +192,12 @@ def test_what_a_users_process_returns_gets_the_rows_and_lists_of_its_responses()
     )
     whole = join_parts(Prompt(0, [1, 2]), 0, [prompt_of([1, 2]), response], Reward(1.0))
     bare = replace(whole, routes=None, kept=None)
-    claimed, _ = Responses([(0, response)], 0).claim(bare)
+    made = Generated(0, np.array([1, 2], np.int32), response)
+    claimed, _ = Responses([made], 0).claim(bare)
     assert claimed.routes.tolist() == whole.routes.tolist()
     assert claimed.kept.counts.tolist() == whole.kept.counts.tolist() == [0, 0, 2, 1]
     cut = replace(bare, **{name: getattr(bare, name)[:3] for name in ("tokens", "logprobs", "versions")})
-    claimed, _ = Responses([(0, response)], 0).claim(cut)
+    claimed, _ = Responses([made], 0).claim(cut)
     assert claimed.routes.tolist() == [*whole.routes[:2].tolist(), [[255, 255]] * 2]
     assert claimed.kept.ids.tolist() == [3, 9]
 

@@ -18,7 +18,7 @@ from areal_like.rollout.pool import Response, Sampling
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.packing import pack
 from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
-from areal_like.workflows.provenance import Responses
+from areal_like.workflows.provenance import Generated, Responses
 from areal_like.workflows.session import Limits, Session
 
 USER = {"role": "user", "content": "x"}
@@ -79,9 +79,8 @@ def test_every_turn_is_sampled_and_trained_with_its_own_settings():
 def test_a_users_process_gets_them_back_by_provenance():
     recorded, _ = two_turns({"temperature": 0.3}, {"top_p": 0.9})
     item = trajectory(recorded)
-    claimed, _ = Responses([(0, turn.response) for turn in recorded.turns], 0).claim(
-        replace(item, kept=None, temperatures=None)
-    )
+    made = [Generated(0, turn.tokens[: -len(turn.response.tokens)], turn.response) for turn in recorded.turns]
+    claimed, _ = Responses(made, 0).claim(replace(item, kept=None, temperatures=None))
     assert claimed.temperatures.tolist() == item.temperatures.tolist()
     assert claimed.kept.counts.tolist() == item.kept.counts.tolist()
 
