@@ -133,7 +133,10 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
         (rows_of([1, 2, 3]).tobytes(), "18 bytes for 5 tokens, where 3 layers and 2 experts of each take 6 bytes"),
         (np.full((5, 3, 2), 9, np.uint8).tobytes(), "expert 9, where the model has experts 0 to 7"),
         (np.zeros((5, 3, 2), np.uint8).tobytes(), "the same expert twice"),
-        (rows_of([1, 2, 3, 4, 5]).astype(np.int32).tobytes(), "120 bytes for 5 tokens, .* take 6 bytes per token as uint8"),
+        (
+            rows_of([1, 2, 3, 4, 5]).astype(np.int32).tobytes(),
+            "120 bytes for 5 tokens, .* take 6 bytes per token as uint8",
+        ),
         (rows_of([1, 2, 3, 4, 5])[:, :2].tobytes(), "20 bytes for 5 tokens"),
         ("?" * 40, r"Invalid base64 encoded string - at `\$\.meta_info\.routed_experts`"),
         ([[1, 2]], "Expected `bytes.*`, got `array`"),

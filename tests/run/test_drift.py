@@ -16,8 +16,8 @@ from running import CONFIG
 from areal_like.config.load import load
 from areal_like.errors import LogprobDrift, ServerError
 from areal_like.per_token import Routes, RouteShape, unknown_expert
-from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.drift import PROBE_S, DriftAlarm, choose_probe
 from areal_like.run.drift_backoff import LONGEST

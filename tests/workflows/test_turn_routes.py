@@ -136,7 +136,9 @@ def test_a_tree_of_turns_has_one_row_for_each_token_of_a_micro_batch():
     own, _ = recorded("abthab")
     talk(own, branch)
     batch = batch_of(trajectories(own), 0)
-    count, pack = packs(batch, MicroBatchConfig(max_tokens_per_mb=256, share_prompts=True), dp=1, dp_rank=0, alignment=2)
+    count, pack = packs(
+        batch, MicroBatchConfig(max_tokens_per_mb=256, share_prompts=True), dp=1, dp_rank=0, alignment=2
+    )
     for made in map(pack, range(count)):
         here = made.places[made.places >= 0]
         rows, tokens = batch.routes[here], batch.tokens[here]
