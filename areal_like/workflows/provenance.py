@@ -92,7 +92,7 @@ class Responses:
         return routes
 
     def _earlier(self, session: int, tokens: Ints, end: int, filled: int) -> Iterator[tuple[int, Routes]]:
-        """Yield rows of the turns that lead to token `end`, and their ends, back to `filled`; the last turn comes first."""
+        """Yield rows of the turns that lead to token `end`, and their ends, back to `filled`, the last turn first."""
         while end > filled:
             turns = (each for each in self.made if each.session == session)
             rows = next((rows for each in turns if (rows := _rows_until(each, tokens[: end + 1])) is not None), None)
