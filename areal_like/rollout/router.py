@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -56,7 +57,8 @@ class Router:
         self._stall_s = stall_s
         self._dispatch = Dispatch()
         self._is_giving = False  # some more in the next turn of the event loop
-        self._numbers = itertools.count()  # of requests
+        # SGLang aborts the ids of a stream two seconds after its end, so another run on the server needs other ids.
+        self._own, self._numbers = secrets.token_hex(4), itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
         self._turn = Turns(PARTS)  # to encode and decode
         self._read_answer = read_answer or partial(read, self._turn)
@@ -262,7 +264,7 @@ class Router:
         if not entries:
             return
         first, name = self.version, state.server.name
-        rids = [f"{next(self._numbers)}-{name}" for _ in entries]
+        rids = [f"{self._own}-{next(self._numbers)}-{name}" for _ in entries]
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
         masks = [sample.sampling.is_cut for sample, _ in entries]
         request = generation_request(rids, inputs, params, entries[0][0].first_route, masks)

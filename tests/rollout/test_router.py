@@ -61,6 +61,23 @@ async def hang_up(server: FakeServer, body: Body) -> Any:
     raise ConnectionResetError
 
 
+def test_two_runs_never_ask_a_server_under_the_same_id() -> None:
+    """A server may abort the ids of a run that has ended, after the next one has begun."""
+    ids: list[str] = []
+
+    async def note(server: FakeServer, body: Body) -> Any:
+        ids.extend(body["rid"])
+        return await answer(server, body)
+
+    async def generate() -> None:
+        async with pool_of(FakeServer(note)) as pool:
+            await pool.generate([[1], [2]], SAMPLING)
+
+    for _ in range(2):
+        asyncio.run(generate())
+    assert len(set(ids)) == 4
+
+
 async def half_an_answer(server: FakeServer, body: Body) -> Any:
     return web.Response(body=b'[{"meta_info": ')
 
