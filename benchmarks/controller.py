@@ -13,7 +13,9 @@ Figures for each number in flight:
 - response tokens per second of the controller's CPU time (all threads, including Ray's, without the client processes),
   and of wall time;
 - the longest time between two turns of a task that requests one every 5 ms: in wall time; without the time in which the
-  event loop's thread waited for a core; and in CPU time of that thread;
+  event loop's thread waited for a core; and in CPU time of that thread. All calls that are ready at once lie between
+  two turns, so this grows with the number of connections;
+- the longest single call of the event loop, in CPU time of its thread;
 - the cost of an event in the bookkeeping alone, with as many groups and samples waiting and 512 servers
   (`benchmarks.bookkeeping`).
 """
@@ -33,6 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from unittest import mock
 
 import numpy as np
 import orjson
@@ -152,11 +155,12 @@ async def measure(
         watch = Watch(pool)
         watching = asyncio.create_task(watch.look())
         begun, used = time.perf_counter(), cpu_seconds()
-        for version in range(steps):
-            collector.publish(version)  # no update: the servers' tokens are all of version 0
-            trajectories = await collector.next_batch()
-            await asyncio.to_thread(join, trajectories, version)
-            await release(trajectories)
+        with timed_calls(watch):
+            for version in range(steps):
+                collector.publish(version)  # no update: the servers' tokens are all of version 0
+                trajectories = await collector.next_batch()
+                await asyncio.to_thread(join, trajectories, version)
+                await release(trajectories)
         wall_s, cpu_s = time.perf_counter() - begun, {role: s - used[role] for role, s in cpu_seconds().items()}
         watching.cancel()
         total = pool.tokens["delivered"]
@@ -174,6 +178,7 @@ async def measure(
         "longest_block_wall_ms": round(1e3 * watch.wall_s, 1),
         "longest_block_with_a_core_ms": round(1e3 * watch.with_a_core_s, 1),
         "longest_block_cpu_ms": round(1e3 * watch.cpu_s, 1),
+        "longest_call_cpu_ms": round(1e3 * watch.call_cpu_s, 1),
     }
     print(row, flush=True)
     return row
@@ -202,6 +207,7 @@ class Watch:
     wall_s: float = 0.0
     with_a_core_s: float = 0.0
     cpu_s: float = 0.0
+    call_cpu_s: float = 0.0
     in_flight: int = 0
 
     async def look(self) -> None:
@@ -214,6 +220,20 @@ class Watch:
             self.with_a_core_s = max(self.with_a_core_s, wall - max(TICK_S, without))
             self.cpu_s = max(self.cpu_s, time.thread_time() - cpu)
             self.in_flight = max(self.in_flight, self.pool._router._dispatch.in_flight)
+
+
+@contextmanager
+def timed_calls(watch: Watch) -> Iterator[None]:
+    """Note the longest call of the event loop; two looks at the clock cost each call half a microsecond."""
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        begun = time.thread_time()
+        run(handle)
+        watch.call_cpu_s = max(watch.call_cpu_s, time.thread_time() - begun)
+
+    with mock.patch.object(asyncio.Handle, "_run", timed):
+        yield
 
 
 def without_a_core_s() -> float:
