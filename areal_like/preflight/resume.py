@@ -41,6 +41,7 @@ MAY_CHANGE = (
         "reward.memory_mb",
         "reward.max_missing_batches",
         "reward.model.backend",
+        *(f"reward.judge.{key}" for key in ("url", "token_variable", "requests", "retries", "cache_size")),
         "teacher.backend",
         "teacher.requests",
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
+from areal_like.preflight.chat_judge import check_chat_judge
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
@@ -23,8 +24,9 @@ def answer_check(config: RewardConfig) -> AnswerCheck | None:
 
 
 def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
-    """Check the run's reward functions and its reward model."""
+    """Check the run's reward functions, its reward model and its judge."""
     yield from _check_functions(config, prompts)
+    yield from check_chat_judge(config, prompts)
     yield from check_reward_model(config, prompts)
 
 

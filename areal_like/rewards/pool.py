@@ -35,6 +35,7 @@ class Cause(StrEnum):
     TIMED_OUT = "timed_out"
     DIED = "died"
     RAISED = "raised"
+    UNREADABLE = "unreadable"  # an answer without a score
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from areal_like.config.schema import JudgeConfig, RewardConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import functions, worker
 from areal_like.rewards import texts as texts_of
+from areal_like.rewards.chat_judge import ChatJudge
 from areal_like.rewards.pool import Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS, Verifier
 from areal_like.runtime.user_code import Portable
@@ -30,8 +31,8 @@ type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]
 class Rewards(AbstractAsyncContextManager["Rewards"]):
     """Judges the responses of a run, in a `RewardPool` of its own that ends with the context.
 
-    `model` is the judge of `type: model`, where there is one. What judges print goes to `log`, so do their tracebacks;
-    `say` is told the first failure of each cause.
+    `model` is the judge of `type: model` and `chat` that of `type: judge`, where there is one. What judges print goes
+    to `log`, so do their tracebacks; `say` is told the first failure of each cause.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         tokenizer: Tokenizer,
         *,
         model: Judge | None = None,
+        chat: ChatJudge | None = None,
         log: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._tokenizer, self._model, self._say, self._log = tokenizer, model, say, log
+        self._tokenizer, self._say, self._log = tokenizer, say, log
+        self._chat, self._served = chat, {"model": model, "judge": chat}
         file = tokenizer.directory and tokenizer.directory / "tokenizer.json"
         self._source = str(file) if file else tokenizer.backend.to_str()
         judged: Mapping[str, JudgeConfig] = config.parts or {"": config}
@@ -86,7 +89,8 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         mean, longest = self._pool.queue_seconds()
         missing = {f"reward_missing/{cause}": float(count) for cause, count in self._missing.items()}
         self._missing = Counter(dict.fromkeys(self._missing, 0))
-        return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing
+        judged = self._chat.statistics() if self._chat else {}
+        return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing | judged
 
     def begin(self) -> None:
         """Start what judges in processes, if anything does: it imports for a second. Else the first call starts it."""
@@ -118,9 +122,10 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
     def _judge(self, config: JudgeConfig) -> Judge:
         if config.function is not None:
             return _OfFunction(self._pool, Portable.pack(config.function))
-        if config.type == "model":
-            assert self._model is not None, "reward.model is set"  # for the type checker; preflight has seen to it
-            return self._model
+        if config.type in self._served:
+            judge = self._served[config.type]
+            assert judge is not None, "its section is set"  # for the type checker; preflight has seen to it
+            return judge
         return functools.partial(_verify, self._pool, REWARDS[config.type])
 
 

@@ -16,6 +16,7 @@ from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
 from areal_like.run.serving import (
+    make_chat_judge,
     make_clients,
     make_pool,
     make_reward_model,
@@ -70,7 +71,12 @@ async def _run_on(
     config, record = job.config, opened.record
     playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None
     stacks = record.directory / "logs/stacks.log"
-    async with watch_loop(stacks), playing or nullcontext() as processes, asyncio.TaskGroup() as tasks:
+    async with (
+        watch_loop(stacks),
+        make_chat_judge(job) as chat,
+        playing or nullcontext() as processes,
+        asyncio.TaskGroup() as tasks,
+    ):
         scorers = {
             role: tasks.create_task(start_scorer(cluster, job, role, section))
             for role, section in config.scorers.items()
@@ -85,7 +91,12 @@ async def _run_on(
             make_reward_model(config, scoring, cluster.token) as model,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             Rewards(
-                config.reward, job.tokenizer, model=model, log=record.directory / "logs/rewards.log", say=view.say
+                config.reward,
+                job.tokenizer,
+                model=model,
+                chat=chat,
+                log=record.directory / "logs/rewards.log",
+                say=view.say,
             ) as rewards,
             Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size, processes) as workflows,
         ):

@@ -13,6 +13,7 @@ from areal_like.data.dataset import hinted_tokens
 from areal_like.experimental.client_processes import Clients
 from areal_like.job import Job
 from areal_like.metrics.console import View
+from areal_like.rewards.chat_judge import ChatJudge
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.teacher import Teacher
@@ -65,6 +66,12 @@ def make_reward_model(
         return nullcontext()
     scorer = scorers["reward"]
     return RewardModel(scorer.urls, token, scorer.directory, section.timeout_s)
+
+
+def make_chat_judge(job: Job) -> AbstractAsyncContextManager[ChatJudge | None]:
+    """Return the language model that judges, if the run has one; entering it probes the server."""
+    section = job.config.reward.judge
+    return nullcontext() if section is None else ChatJudge(section, job.train_prompts[0])
 
 
 def make_teacher(

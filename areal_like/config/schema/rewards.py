@@ -5,24 +5,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, Section
 
 _ONLY_MODELS = Ignored(
-    "only a reward model scores; `reward.model.timeout_s` applies",
-    lambda at: all(judge.function is None and judge.type == "model" for judge in at.section.judges.values()),
+    "only models score; `reward.model.timeout_s` and `reward.judge.timeout_s` apply",
+    lambda at: all(part.function is None and part.type in ("model", "judge") for part in at.section.judges.values()),
 )
 _PARTS = Ignored("`reward.parts` is set", lambda at: bool(getattr(at.section, "parts", None)), reads="parts")
 _FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not None)
 
 
 class JudgeConfig(Section):
-    """Judge of a response: your own function, a shipped verifier, or the reward model."""
+    """Judge of a response: your own function, a shipped verifier, the reward model, or a language model."""
 
-    type: Annotated[Literal["gsm8k", "model"], _PARTS, _FUNCTION] = Field(
+    type: Annotated[Literal["gsm8k", "model", "judge"], _PARTS, _FUNCTION] = Field(
         "gsm8k",
         description=(
-            "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`."
+            "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`. `judge`:"
+            " the score in the answer of `reward.judge`."
         ),
     )
     function: Annotated[str | None, _PARTS] = Field(
@@ -65,6 +67,7 @@ class RewardConfig(JudgeConfig):
         ),
     )
     model: RewardModelConfig | None = Field(None, description="Model for `type: model`.")
+    judge: ChatJudgeConfig | None = Field(None, description="Language model for `type: judge`.")
     timeout_s: Annotated[float, _ONLY_MODELS] = Field(
         10.0, gt=0, description="Maximum seconds to score one response; a slower one has no reward."
     )

@@ -1,0 +1,85 @@
+"""A language model as judge: `reward.judge`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from areal_like.config.schema.ignored import Ignored
+from areal_like.config.schema.section import TEMPERATURE, Section
+
+_FIELD = Ignored("`score_field` is set", lambda at: at.section.score_field is not None, reads="score_field")
+
+_PROMPT = """\
+Rate how well the response solves the problem, from 0 (useless or wrong) to 10 (complete and correct).
+
+Problem:
+{question}
+
+Reference answer:
+{answer}
+
+Response:
+{response}
+
+Explain briefly, and end with a line `Score: NUMBER`."""
+
+
+class ChatJudgeConfig(Section):
+    """A language model behind OpenAI's chat completions, whose answer contains a score."""
+
+    url: str = Field(
+        pattern=r"^https?://[^/]+(/.*)?$",
+        description="Base URL of its API, such as `https://api.openai.com/v1` or `http://judge:30000/v1`.",
+    )
+    model: str = Field(min_length=1, description="Name of the model in requests.")
+    token_variable: str | None = Field(
+        None, pattern=r"^\w+$", description="Environment variable with the access token; null: none."
+    )
+    prompt: str | None = Field(
+        None,
+        description=(
+            "Message to the judge. `{question}`, `{answer}` and `{response}` stand for the prompt, the reference answer"
+            " and the response; `{response}` is required. null: asks for a score from 0 to 10 beside the reference"
+            " answer."
+        ),
+    )
+    score_pattern: Annotated[str, _FIELD] = Field(
+        r"(?i)score:\s*\**\s*(-?\d+(?:\.\d+)?)",
+        description="Regular expression with one group, the score; the last match in the answer counts.",
+    )
+    score_field: str | None = Field(
+        None,
+        description=(
+            "Field with the score in an answer that is a JSON object, such as `score`; dots reach nested fields. null:"
+            " `score_pattern`."
+        ),
+    )
+    score_min: float = Field(0.0, description="Score with reward 0; a lower one is unreadable.")
+    score_max: float = Field(10.0, description="Score with reward 1; a higher one is unreadable.")
+    temperature: Annotated[float | None, TEMPERATURE] = Field(
+        0.0, ge=0, description="Softmax temperature of the judge; null: the server's default."
+    )
+    max_tokens: int | None = Field(
+        1024, ge=1, description="Maximum length of an answer in tokens; null: the server's default."
+    )
+    requests: int = Field(64, ge=1, description="Maximum requests at a time.")
+    retries: int = Field(
+        4,
+        ge=0,
+        description=(
+            "Repetitions of a request after a connection error, a timeout or status 408, 409, 429 or 5xx, with growing pauses."
+        ),
+    )
+    timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="Maximum seconds to score one response, repetitions included; a slower one has no reward.",
+    )
+    cache_size: int = Field(
+        10_000, ge=0, description="Scores to keep; an equal prompt has the same score without a request. 0: none."
+    )
+
+    @property
+    def template(self) -> str:
+        """Message to the judge, with its fields."""
+        return _PROMPT if self.prompt is None else self.prompt

@@ -1,0 +1,129 @@
+"""A language model behind OpenAI's chat completions whose answer contains the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self
+
+from areal_like.config.schema import ChatJudgeConfig
+from areal_like.errors import RunError
+from areal_like.rewards.judge_texts import fill, read_score
+from areal_like.rewards.pool import Cause, Failure
+from areal_like.rewards.score_cache import ScoreCache
+from areal_like.types import Prompt, Reward
+
+_SHOWN = 200  # characters of an answer in a message
+_COUNTS = ("judged", "cached", "failed")
+
+
+class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
+    """Scores responses by asking a language model; a Judge (`rewards/scoring.py`).
+
+    Entering it has the judge score `probe` with its reference answer as the response, so that a wrong URL, token, model
+    or prompt ends the run before it trains.
+    """
+
+    def __init__(self, config: ChatJudgeConfig, probe: Prompt) -> None:
+        self._config, self._probe = config, probe
+        self._room = asyncio.Semaphore(config.requests)
+        self._cache = ScoreCache(config.cache_size)
+        self._counts: Counter[str] = Counter()
+        self._client: Any = None
+
+    async def __aenter__(self) -> Self:
+        """Raise RunError if the judge does not score the probe."""
+        self._client = await asyncio.to_thread(_make_client, self._config)
+        outcome = await self._score(self._probe, self._probe.answer or "42")
+        if isinstance(outcome, Failure):
+            await self._client.close()
+            raise RunError(
+                f"the judge at reward.judge.url={self._config.url} did not score row {self._probe.sample_id + 1}: "
+                f"{outcome.message}. The judge must score one response before the first step. {_remedy(outcome.cause)}"
+            )
+        self._counts.clear()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._cache.close()
+        await self._client.close()
+
+    async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
+        """Return a reward for each response, or why there is none."""
+        return await asyncio.gather(*(self._score(prompt, response) for response in responses))
+
+    def statistics(self) -> dict[str, float]:
+        """Return the responses that were judged, had their score in the cache, or failed, since the last call."""
+        counts = {f"judge/{name}": float(self._counts[name]) for name in _COUNTS}
+        self._counts.clear()
+        return counts
+
+    async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
+        text = fill(self._config.template, prompt, response)
+        outcome, was_cached = await self._cache.get(text, self._judge)
+        self._counts["failed" if isinstance(outcome, Failure) else "cached" if was_cached else "judged"] += 1
+        return outcome if isinstance(outcome, Failure) else Reward(outcome)
+
+    async def _judge(self, text: str) -> float | Failure:
+        """Return the reward that one request gives. Waiting for a place does not count in the time limit."""
+        from openai import APIConnectionError, APIStatusError, OpenAIError
+
+        limit = self._config.timeout_s
+        try:
+            async with self._room, asyncio.timeout(limit):
+                answer, was_cut_off = await self._ask(text)
+        except TimeoutError:
+            return Failure(Cause.TIMED_OUT, f"the judge took more than {limit:g} s")
+        except APIStatusError as error:
+            return Failure(
+                Cause.RAISED, f"the judge answered with status {error.status_code}: {_shorten(error.message)}"
+            )
+        except APIConnectionError as error:
+            return Failure(Cause.DIED, f"the judge cannot be reached: {error.__cause__ or error}")
+        except (OpenAIError, ValueError, LookupError, AttributeError, TypeError) as error:  # not OpenAI's interface
+            return Failure(Cause.UNREADABLE, f"the judge's answer is not a chat completion: {_shorten(repr(error))}")
+        reward = read_score(self._config, answer)
+        if reward is None:
+            cut = ", which reward.judge.max_tokens cut off," if was_cut_off else ""
+            return Failure(Cause.UNREADABLE, f"the judge's answer{cut} has no score in the range: {_shorten(answer)!r}")
+        return reward
+
+    async def _ask(self, text: str) -> tuple[str, bool]:
+        """Return the judge's answer, and whether a limit of tokens cut it off."""
+        config = self._config
+        optional = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        completion = await self._client.chat.completions.create(
+            model=config.model,
+            messages=[{"role": "user", "content": text}],
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+        choice = completion.choices[0]
+        return choice.message.content or "", choice.finish_reason == "length"
+
+
+def _make_client(config: ChatJudgeConfig) -> Any:
+    """Return the client; it repeats requests by itself. Its import takes a second, so a thread calls this."""
+    from openai import AsyncOpenAI
+
+    token = os.environ.get(config.token_variable, "") if config.token_variable else ""
+    return AsyncOpenAI(
+        base_url=config.url,
+        api_key=token or "none",  # the client refuses to send no token
+        max_retries=config.retries,
+        timeout=2 * config.timeout_s,  # of one request: the limit of all repetitions ends first
+    )
+
+
+def _remedy(cause: Cause) -> str:
+    if cause is Cause.UNREADABLE:
+        return "Correct reward.judge.prompt, reward.judge.score_pattern or reward.judge.score_field."
+    if cause is Cause.TIMED_OUT:
+        return "Raise reward.judge.timeout_s, or lower reward.judge.max_tokens."
+    return "Correct reward.judge.url, reward.judge.model or reward.judge.token_variable."
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
