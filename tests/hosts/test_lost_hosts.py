@@ -37,30 +37,30 @@ LAYOUT = ("actor.backend=megatron:d1", "rollout.backend=sglang:d2", "cluster.n_n
 
 @contextmanager
 def ray_on(machines: list[Host], env: dict[str, str]) -> Iterator[str]:
-    """Start Ray on hosts; the first has the head, and no place for processes of a run."""
-    start_head(machines[0], env)
-    address = f"{machines[0].address}:{PORT}"
-    for machine in machines[1:]:
-        start_ray(machine, address, env)
-    wait_for_nodes(machines[0], len(machines), env)
-    yield address
+    """Start Ray on hosts, one after the other; the first has the head, and no place for processes of a run."""
+    for alive, machine in enumerate(machines, 1):
+        start_ray(machine, machines[0], alive, env)
+    yield f"{machines[0].address}:{PORT}"
 
 
-def start_head(head: Host, env: dict[str, str]) -> None:
-    """Start Ray's head until it listens: on a busy machine it may give up before."""
-    options = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
-    code = f"import socket; socket.create_connection(({head.address!r}, {PORT}), 5)"
-    started, deadline = ray_start(head, env, *options), time.monotonic() + HUNG_S
-    while head.start(sys.executable, "-S", "-c", code, stderr=subprocess.DEVNULL).wait():
-        assert time.monotonic() < deadline, "Ray's head does not listen"
-        if started.poll() is not None:
-            started = ray_start(head, env, *options)
+def start_ray(machine: Host, head: Host, alive: int, env: dict[str, str]) -> None:
+    """Start Ray on a host until `alive` nodes are in the cluster; on a busy machine Ray may give up before."""
+    address = f"{head.address}:{PORT}"
+    joining = (f"--address={address}", "--num-cpus=1")
+    role = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false") if machine is head else joining
+    code = f"""import ray, time
+ray.init(address="{address}", log_to_driver=False, logging_level="ERROR")
+while sum(node["Alive"] for node in ray.nodes()) < {alive}:
+    time.sleep(0.5)"""
+    ray = waiting = None
+    deadline = time.monotonic() + HUNG_S
+    while waiting is None or waiting.poll() != 0:
+        assert time.monotonic() < deadline, f"Ray does not start on host {machine.address}"
+        if ray is None or ray.poll() is not None:
+            ray = ray_start(machine, env, *role)
+        if waiting is None or waiting.poll() is not None:
+            waiting = head.start(sys.executable, "-c", code, env=os.environ | env, stderr=subprocess.DEVNULL)
         time.sleep(0.5)
-
-
-def start_ray(machine: Host, address: str, env: dict[str, str]) -> None:
-    """Have a host join the cluster with room for one process of a run."""
-    ray_start(machine, env, f"--address={address}", "--num-cpus=1")
 
 
 def ray_start(machine: Host, env: dict[str, str], *role: str) -> subprocess.Popen[Any]:
@@ -71,17 +71,6 @@ def ray_start(machine: Host, env: dict[str, str], *role: str) -> subprocess.Pope
     return machine.start(ray, "start", f"--node-ip-address={machine.address}", *role, *common, **options)
 
 
-def wait_for_nodes(head: Host, count: int, env: dict[str, str]) -> None:
-    code = f"""import ray, time
-ray.init(address="{head.address}:{PORT}", log_to_driver=False, logging_level="ERROR")
-while sum(node["Alive"] for node in ray.nodes()) < {count}:
-    time.sleep(0.5)"""
-    deadline = time.monotonic() + HUNG_S
-    while head.start(sys.executable, "-c", code, env=os.environ | env, stderr=subprocess.DEVNULL).wait():
-        assert time.monotonic() < deadline, "not all nodes have joined"  # the head itself joins after it listens
-        time.sleep(1)
-
-
 @contextmanager
 def run_on(folder: Path, count: int, *overrides: str) -> Iterator[tuple[Run, list[Host], Callable[[Host], None]]]:
     """Start a run on hosts with Ray, the first without processes of it; yields how to start Ray on a host once more."""
@@ -90,7 +79,7 @@ def run_on(folder: Path, count: int, *overrides: str) -> Iterator[tuple[Run, lis
     with hosts(count, *shared) as machines, ray_on(machines, env) as address:
         scheduler = ("scheduler.type=ray", f"scheduler.address={address}", "cluster.n_gpus_per_node=1")
         run = Run(folder, *overrides, *scheduler, prefix=machines[0].entering, env=env)
-        yield run, machines, lambda machine: start_ray(machine, address, env)
+        yield run, machines, lambda machine: start_ray(machine, machines[0], len(machines), env)
 
 
 def interrupt(run: Run) -> None:
