@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,14 +14,17 @@ import pytest
 import torch
 from running import CONFIG
 
+from areal_like.algorithms.batch import batch_of
 from areal_like.config.load import load
-from areal_like.errors import LogprobDrift, ServerError
-from areal_like.per_token import Routes, RouteShape, unknown_expert
+from areal_like.errors import LogprobDrift, LogprobMismatch, ServerError
+from areal_like.per_token import KeptIds, Routes, RouteShape, unknown_expert
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.run import loop
 from areal_like.run.drift import PROBE_S, DriftAlarm, choose_probe
 from areal_like.run.drift_backoff import LONGEST
+from areal_like.run.logprob_check import check_logprobs
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
@@ -333,6 +337,109 @@ def test_a_server_that_fails_is_left_out_and_reported_once() -> None:
 
     asyncio.run(steps())
     assert [text.split(" did not")[0] for text in scene.said] == ["warning: server 1", "warning: server 0"]
+
+
+@pytest.mark.parametrize("fault", [added(0.3), stale_cache])
+def test_servers_without_memory_are_asked_for_nothing_in_the_trainers_time_slice(fault: Fault) -> None:
+    """With time-shared GPUs they score in their own time slice; their weights and pairs are not compared."""
+    servers = [FakeServer("server 0", fault, "1 of 9 tensors differ: layers.0.gate_up_proj"), FakeServer("server 1")]
+    servers[1].flips = {PROMPT + 3: 2}
+    scene = Scene(servers, "rollout.sharing=alternate", "rollout.drift_patience=1", experts=True, routes=SHAPE)
+
+    async def step() -> None:
+        async def has_no_memory(*_: Any, **__: Any) -> Any:
+            raise AssertionError("asked in the trainer's time slice")
+
+        await scene.alarm.score(responses())
+        for server in servers:
+            server.token_scores = server.note_weights = server.compare_noted = has_no_memory
+        await scene.alarm.compare(3)
+
+    words = (
+        "The log-probs of server 0 .* differ even without"
+        if fault is not stale_cache
+        else "the prefix cache of server 0"
+    )
+    with pytest.raises(LogprobDrift, match=words):
+        asyncio.run(step())
+    assert scene.sent == []
+
+
+def test_the_probe_is_scored_before_the_servers_lose_their_memory() -> None:
+    told: list[str] = []
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            async def note(*_: Any) -> list[Any]:
+                told.append(name)
+                return []
+
+            return note
+
+    noting = cast(Any, Noting())
+    parts = cast(Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting))
+    record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
+    asyncio.run(loop._next_batch(parts, record, None))
+    asyncio.run(loop._compare_probe(parts, record, 0))
+    assert told == ["to_servers", "next_batch", "score", "to_trainer", "compare"]
+
+
+class MaskedTrainer:
+    """Log-probs over the kept ids of each token, or all of them, of logits that depend on the token before."""
+
+    logits = np.random.default_rng(5).normal(size=(100, 100))
+
+    async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
+        logits, place = self.logits[np.roll(batch.tokens, 1)] / temperature, np.arange(len(batch.tokens))
+        if batch.kept is not None:
+            outside = np.ones_like(logits, bool)
+            outside[np.repeat(place, batch.kept.counts), batch.kept.ids] = False
+            logits = np.where(outside & (batch.kept.counts > 0)[:, None], -np.inf, logits)
+        totals = np.log(np.exp(logits).sum(1))
+        return ((logits[place, batch.tokens] - totals) * batch.fields["loss_mask"]).astype(np.float32)
+
+
+def masked_responses(returned: int) -> list[Trajectory]:
+    """Responses that were sampled from 5 ids, of which the server returns so many beside the sampled one."""
+    made = []
+    for item in responses():
+        lists = [[(token + more) % 100 for more in range(5)] for token in item.tokens.tolist()]
+        whole = [ids if generated else [] for ids, generated in zip(lists, item.generated, strict=True)]
+        batch = batch_of([replace(item, routes=None, kept=KeptIds.from_lists(whole))], 0)
+        logprobs = asyncio.run(MaskedTrainer().log_probs(batch, 0.7))
+        kept = KeptIds.from_lists([ids[: 1 + returned] for ids in whole])
+        made.append(replace(item, routes=None, kept=kept, logprobs=logprobs))
+    return made
+
+
+def test_a_fault_of_the_kept_ids_is_seen_before_the_first_step_and_during_generation_but_not_by_the_probe() -> None:
+    config = load(CONFIG, ["gconfig.temperature=0.7", f"rollout.max_logprob_diff={LIMIT}"]).config
+    trainer = cast(Any, MaskedTrainer())
+    asyncio.run(check_logprobs(config, trainer, masked_responses(4)))
+    faulty = masked_responses(3)
+    with pytest.raises(LogprobMismatch) as raised:
+        asyncio.run(check_logprobs(config, trainer, faulty))
+
+    # the figure of a later step is this distance too, unless requests continue in place
+    settings = ("rollout.drift_patience=1", "gconfig.temperature=0.7")
+    for requests in ("drain", "recompute"):
+        scene = Scene([FakeServer("server 0")], *settings, f"weight_update.requests={requests}")
+        with pytest.raises(LogprobDrift, match="sample otherwise than the trainer scores"):
+            asyncio.run(scene.alarm.observe(1, distance(faulty, trainer)))
+    assert distance(faulty, trainer) > LIMIT and "apart on average" in str(raised.value)
+
+    # the probe compares models over the whole vocabulary: servers score anew without kept ids
+    scene = Scene([FakeServer("server 0")], *settings, "weight_update.requests=in_place")
+    asyncio.run(scene.alarm.score(faulty))
+    assert asyncio.run(scene.alarm.compare(1))["logprob_diff_probe"] == pytest.approx(0, abs=1e-6)
+    asyncio.run(scene.alarm.observe(1, distance(faulty, trainer)))
+    assert [batch.kept for batch in scene.passes] == [None] and scene.said == []
+
+
+def distance(items: list[Trajectory], trainer: Any) -> float:
+    batch = batch_of(items, 0)
+    trained = asyncio.run(trainer.log_probs(batch, 0.7))
+    return float(np.abs(trained - batch.fields["behaviour_logprobs"])[batch.fields["loss_mask"] > 0].mean())
 
 
 class Clock:
