@@ -48,7 +48,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
     )
     address, port = await ranks.call_one(0, "listen", phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
-    sender = partial(make_sender, job.config.weight_update.mode)
+    sender = partial(make_sender, job.config.weight_update.transport)
     await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
     return Trainer(ranks)
 
@@ -226,7 +226,7 @@ async def start_scorer(cluster: Cluster, job: Job, role: str, section: RewardMod
 
 
 def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
-    """Return the transport that `weight_update.mode` names."""
+    """Return the weight transport of the run."""
     update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
     spec = SyncSpec(
         timeout_s=update.timeout_s,
@@ -236,10 +236,11 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         bucket_mb=update.bucket_mb,
         prefetch_mb=update.prefetch_mb,
         exporters=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
+        full_every=update.full_every,
     )
     if update.checksum:
         pool.checking = partial(compare_checksums, trainer)
-    return make_sync(update.mode, trainer, pool, spec)
+    return make_sync(update.transport, trainer, pool, spec)
 
 
 def _on_gpus_of_servers(actor: EnginePlan, rollout: EnginePlan) -> list[set[int]]:

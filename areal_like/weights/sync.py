@@ -1,6 +1,6 @@
 """Weight updates: every server acknowledges version v, or the update fails in time and names the cause.
 
-A transport is a folder `weights/MODE/`: `controller.py` has a WeightSync, `rank.py` what trainer ranks do for it.
+A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.py` what trainer ranks do for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
 
-TRANSPORTS = {  # by `weight_update.mode`: the controller's class, and that of the trainer's ranks if they have a part
+TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and that of the trainer's ranks if they have a part
     "collective": ("CollectiveSync", "CollectiveSender"),
+    "deltas": ("DeltaSync", "DeltaSender"),
     "disk": ("DiskSync", None),
     "ipc": ("IpcSync", "IpcSender"),
 }
@@ -52,6 +53,7 @@ class SyncSpec:
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
     servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
     `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
+    `full_every` is the number of versions from one full copy to the next, between which there are deltas.
     """
 
     timeout_s: float
@@ -61,6 +63,7 @@ class SyncSpec:
     bucket_mb: int
     prefetch_mb: int = 0
     exporters: Sequence[Collection[int]] = ()
+    full_every: int = 1
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
         """Return how many of the first buckets are gathered before the servers pause; at least one."""
@@ -68,15 +71,16 @@ class SyncSpec:
         return max(1, sum(size <= self.prefetch_mb << 20 for size in sizes))
 
 
-def make_sync(mode: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:
-    """Return the transport that `weight_update.mode` names."""
-    return getattr(import_module(f"areal_like.weights.{mode}.controller"), TRANSPORTS[mode][0])(trainer, pool, spec)
+def make_sync(transport: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec) -> WeightSync:
+    """Return the controller's side of a transport."""
+    module = import_module(f"areal_like.weights.{transport}.controller")
+    return getattr(module, TRANSPORTS[transport][0])(trainer, pool, spec)
 
 
-def make_sender(mode: str, engine: TrainEngine, rank: int, address: str) -> Any:
+def make_sender(transport: str, engine: TrainEngine, rank: int, address: str) -> Any:
     """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none."""
-    name = TRANSPORTS[mode][1]
-    return name and getattr(import_module(f"areal_like.weights.{mode}.rank"), name)(engine, rank, address)
+    name = TRANSPORTS[transport][1]
+    return name and getattr(import_module(f"areal_like.weights.{transport}.rank"), name)(engine, rank, address)
 
 
 @dataclass(frozen=True)

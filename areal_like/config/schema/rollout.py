@@ -31,6 +31,7 @@ _PREFETCHED = Ignored(
     "`weight_update.mode` is `ipc` and `prefetch_mb` is larger",
     lambda at: at.section.mode == "ipc" and at.section.bucket_mb <= at.section.prefetch_mb,
 )
+_NO_FILES = Ignored("`weight_update.mode` is not `disk`", lambda at: at.section.mode != "disk")
 _CPU_CACHE = Ignored(
     "`device` is `cpu`, where the KV cache is sized by the requests in flight", lambda at: at.device == "cpu"
 )
@@ -338,7 +339,20 @@ class WeightUpdateConfig(Section):
             "bucket. The rest is gathered during the pause, bucket by bucket, or with `ipc` this much at a time."
         ),
     )
+    full_every: Annotated[int, _NO_FILES] = Field(
+        1,
+        ge=1,
+        description=(
+            "Versions from one full copy to the next with `disk`. The versions between are lossless deltas: compressed "
+            "changes of each tensor. 1: full copies only ([deltas](weight_updates.md#deltas))."
+        ),
+    )
     checksum: bool = Field(
         False,
         description=("Compare a checksum of every tensor on each server with the trainer's before the server resumes."),
     )
+
+    @property
+    def transport(self) -> str:
+        """Name of the weight transport: `mode`, or `deltas` where `disk` has any."""
+        return "deltas" if self.mode == "disk" and self.full_every > 1 else self.mode

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, NOTE, WATCH, Layout
+from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.checksum import compare, compare_noted, note, watch
 from areal_like.rollout.sglang.giving_up import is_marked, wait_for
 from areal_like.rollout.sglang.ipc import device_name, open_handle
 from areal_like.rollout.sglang.loading import addresses, load
+from areal_like.rollout.sglang.local_copy import LocalCopy
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 
@@ -34,6 +35,8 @@ def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tup
         return _on_each(group, lambda: watch(runner.model))
     if COMPARE in handles:
         return _on_each(group, lambda: compare(runner.model, json.loads(handles[COMPARE])))
+    if FILES in handles:
+        return _receive_files(runner, json.loads(handles[FILES]), group)
     return _on_each(group, lambda: _load_exported(runner, handles))
 
 
@@ -55,6 +58,33 @@ def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
             raise RuntimeError(answer.message)
 
     return _on_each(group, work)
+
+
+def _receive_files(runner: Any, request: Mapping[str, Any], group: Any) -> tuple[bool, str]:
+    """Have every rank of a server load the weights after the last of the `files`, each of which has path and SHA-256.
+
+    The first update creates the server's copy of the weights, in a file that `token` names. After a failure the next
+    update begins with the full copy, which is the first file.
+    """
+    files = request["files"]
+
+    def create() -> None:
+        if runner.local_copy is None or not runner.local_copy.has_tensors(files):
+            runner.local_copy = LocalCopy(request["token"], files)
+
+    def load_all() -> None:
+        runner.local_copy.load(runner.model, _device(runner))
+        torch.get_device_module(_device(runner)).synchronize()
+
+    runner.local_copy = getattr(runner, "local_copy", None)
+    for step in (create, lambda: runner.local_copy.open(), lambda: runner.local_copy.update(files), load_all):
+        done, told = _on_each(group, step)
+        if not done:
+            if runner.local_copy is not None:
+                runner.local_copy.unlink()
+            runner.local_copy = None
+            break
+    return done, told
 
 
 def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:

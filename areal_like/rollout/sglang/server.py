@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import aiohttp
 import numpy as np
 
 from areal_like.per_token import Routes, RouteShape
-from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, NOTE, WATCH, Layout
+from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
 from areal_like.types import Floats, Ints
@@ -145,6 +146,14 @@ class Server:
         weight_version = None if version is None else str(version)
         body = {"zmq_handles": handles, "flush_cache": False, "weight_version": weight_version}
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+
+    async def load_files(self, files: Sequence[tuple[str, str]], version: int, timeout_s: float) -> None:
+        """Load weights as `version`: path and SHA-256 of the last full copy, and of each delta after it.
+
+        The server reads those that it has not read before.
+        """
+        handles = {FILES: json.dumps({"token": secrets.token_hex(8), "files": files})}
+        await self.open_exported(handles, version, timeout_s)
 
     async def watch_checksums(self, timeout_s: float) -> None:
         """Have the server compute the checksums of all tensors that it loads from now on."""

@@ -45,9 +45,14 @@ class DiskSync:
         try:
             await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
         except WorkerError as error:
-            if NO_SPACE not in error.cause:
-                raise
-            raise WeightUpdateError(
-                f"weights of version {version} do not fit on the disk of {self.spec.directory}: make room there, or"
-                f" write weight_update.mode=collective, which needs no disk ({error.cause.splitlines()[0]})"
-            ) from error
+            raise_if_full(error, version, self.spec.directory)
+            raise
+
+
+def raise_if_full(error: WorkerError, version: int, directory: Path) -> None:
+    """Raise WeightUpdateError if a rank failed because the disk of `directory` is full."""
+    if NO_SPACE in error.cause:
+        raise WeightUpdateError(
+            f"weights of version {version} do not fit on the disk of {directory}: make room there, or"
+            f" write weight_update.mode=collective, which needs no disk ({error.cause.splitlines()[0]})"
+        ) from error
