@@ -2,8 +2,8 @@
 
     python -m benchmarks.weight_deltas --steps 40
 
-Each case runs the demo with `weight_update.mode=disk` and one full copy. `share` is the size of each version's file ÷ the
-bytes of the weights; `from_step_10` has the median and the largest share from step 10 on.
+Each case runs the demo with `weight_update.mode=disk` and one full copy. `share` is the size of each version's file ÷
+the bytes of the weights; `from_step_10` has the median and the largest share from step 10 on.
 """
 
 from __future__ import annotations
