@@ -67,6 +67,8 @@ def sections() -> Iterator[str]:
     yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
     yield WEIGHTS
     yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
+    yield DELTAS
+    yield from table(["Case", "Median from step 10 on", "Largest from step 10 on"], weight_deltas())
     yield PROMPTS
     yield from table(["Backend", "Prompt + response", "Training", "Log-probs"], shared_prompts())
     yield TREES
@@ -140,6 +142,13 @@ def updates() -> Iterator[Sequence[str]]:
                 f"{case['share_of_link']:.2f}",
                 "–" if kept is None else f"{kept:.2f}",
             )
+
+
+def weight_deltas() -> Iterator[Sequence[str]]:
+    """Yield sizes of weight deltas."""
+    for case in read("weight_deltas_cpu")["cases"]:
+        late = case["from_step_10"]
+        yield case["case"], link("weight_deltas_cpu", f"{late['median']:.3f}"), f"{late['largest']:.3f}"
 
 
 def pause_ms(case: Mapping[str, Any]) -> float | None:
@@ -238,6 +247,7 @@ two measurements in one run. `python docs/generate/figures.py` writes this page.
 - [Trainer](#trainer)
 - [Asynchronous and synchronous runs](#asynchronous-and-synchronous-runs)
 - [Weight updates](#weight-updates)
+- [Weight deltas](#weight-deltas)
 - [Shared prompts](#shared-prompts)
 - [Rollouts](#rollouts)
 - [Controller](#controller)
@@ -269,6 +279,12 @@ WEIGHTS = """
 
 An update every 5 s while 256 requests run (`python -m benchmarks.update_cost`). The pause is the median time that requests stand
 still. Throughput is relative to no updates.
+"""
+DELTAS = """
+## Weight deltas
+
+Size of the files of [deltas](weight_updates.md#deltas) as a share of a full copy, over 24 steps of the CPU demo with other data types
+and learning rates (`python -m benchmarks.weight_deltas`). The demo's own learning rate, 8e-4, is far above those of large models.
 """
 PROMPTS = """
 ## Shared prompts
