@@ -16,12 +16,30 @@ from typing import Any
 from allocation.config_problems import OPTIONAL, REQUIRED, problems
 from allocation.families import FAMILIES, USUAL, Family
 
-__all__ = ["FAMILIES", "ModelError", "ModelSpec", "from_config", "known_models", "load_model", "read_config"]
+__all__ = [
+    "FAMILIES", "Counted", "ModelError", "ModelSpec", "from_config", "from_counted", "known_models", "load_model",
+    "read_config", "sliding_layers",
+]  # fmt: skip
 HUB_TIMEOUT_S = 10
 
 
 class ModelError(ValueError):
     """Raised for an unreadable model; the message names the file, and the fields that are missing or wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Parameters of a model as its own library builds it.
+
+    `layers` are those of all decoder layers, `largest` those of the largest one, `experts` the part of `layers` that is
+    split among experts. `linear` has for each name of a linear layer the inputs and outputs of all layers of this name.
+    """
+
+    total: int
+    layers: int
+    largest: int
+    experts: int = 0
+    linear: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +54,7 @@ class ModelSpec:
     latent attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention
     (DeepSeek-V3.2). `sliding_layers` attend to `window` tokens. `quantization` is the quantization method of the
     checkpoint, if any. `capped_attention` bounds attention scores, which needs them as a whole (Gemma 2). A model with
-    `known_family` False is counted as a dense model with the usual layers.
+    `known_family` False is counted as a dense model with the usual layers, unless it was `counted` otherwise.
     """
 
     name: str
@@ -83,6 +101,7 @@ class ModelSpec:
     window: int = 0
     quantization: str = ""
     known_family: bool = True
+    counted: Counted | None = None
 
     @property
     def query_width(self) -> int:
@@ -144,6 +163,26 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
     )
 
 
+def from_counted(config: Mapping[str, Any], name: str, shape: Mapping[str, Any], counted: Counted) -> ModelSpec:
+    """Return the spec of a family without an entry here, whose sizes (`shape`, fields of the spec) were counted."""
+    return ModelSpec(
+        name=name,
+        family=config["model_type"],
+        **shape,
+        sliding_layers=sliding_layers({**config, "num_hidden_layers": shape["layers"]}),
+        window=_window(config),
+        capped_attention=bool(config.get("attn_logit_softcapping")),
+        quantization=_quantization(config),
+        known_family=False,
+        counted=counted,
+    )
+
+
+def sliding_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the layers that attend to a window, for a family of any kind."""
+    return tuple(_sliding_layers(config, FAMILIES.get(str(config.get("model_type")), USUAL)))
+
+
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of a multimodal model's text part; whether the output layer is tied comes from the outer
     config."""
@@ -184,11 +223,11 @@ def _window(config: Mapping[str, Any]) -> int:
 def _sliding_layers(config: Mapping[str, Any], family: Family) -> Iterator[int]:
     """Yield layers that attend to a window: `layer_types`, or the family's pattern (transformers' configuration
     classes)."""
+    if not _window(config):
+        return
     layers, types = config["num_hidden_layers"], config.get("layer_types")
     every = config.get("sliding_window_pattern") or family.full_every
     every = every if isinstance(every, int) else family.full_every
-    if not _window(config):
-        return
     for number in range(layers):
         if isinstance(types, list) and len(types) == layers:
             slides = types[number] == "sliding_attention"

@@ -55,6 +55,8 @@ class Parameters:
 
 def total_parameters(model: ModelSpec) -> int:
     """Return all parameters of a model; a tied output layer counts once."""
+    if model.counted:
+        return model.counted.total
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
     return layers_together(model, range(model.layers)).total + tables + model.hidden_size
 
@@ -62,6 +64,8 @@ def total_parameters(model: ModelSpec) -> int:
 def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:
     """Return parameters of low-rank adapters of the attention and dense feed-forward modules whose names `targets`
     wants."""
+    if model.counted:
+        return rank * sum(both for name, both in model.counted.linear if targets(name))
     hidden, queries, keys = model.hidden_size, model.query_width, model.kv_heads * model.head_dim
     ends = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
     ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + model.ffn)
@@ -102,13 +106,18 @@ def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[Kind, int]:
 
 @cache
 def layer(model: ModelSpec, of: Kind) -> Parameters:
-    """Return the parameters of a decoder layer."""
+    """Return the parameters of a decoder layer; of the largest one where they were counted."""
+    if model.counted:
+        return Parameters(split=model.counted.largest)
     attention = _linear(model) if of.linear else _latent(model) if model.latent_attention else _attention(model)
     return attention + _feed_forward(model, of) + Parameters(copied=model.norms * model.hidden_size)
 
 
 def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
     """Return the parameters of some decoder layers."""
+    if model.counted:
+        share, experts = len(layers) / model.layers, model.counted.experts
+        return Parameters(split=round((model.counted.layers - experts) * share), experts=round(experts * share))
     return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
 
 

@@ -30,7 +30,7 @@ def model_readable(model_error: ModelError) -> Iterator[Problem]:
 def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
     """Layers of a known family are counted exactly, layers of an unknown family as dense with a gated feed-forward
     part."""
-    if not whole_model.known_family:
+    if not whole_model.known_family and whole_model.counted is None:
         message = f"{whole_model.name} is of the unknown family {whole_model.family}: "
         yield Problem(f"{message}its parameters are counted as for a dense model with a gated feed-forward part")
 

@@ -61,6 +61,8 @@ def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Ite
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
     """Their names, as far as they can be known: a model that is only named is looked at once it is downloaded."""
+    if spec.counted is not None:
+        return [name for name, _ in spec.counted.linear]
     if spec.latent_attention and spec.experts:
         return (*ATTENTION[3:], *FEED_FORWARD)
     if spec.experts or actor.path is None or not Path(actor.path, "config.json").is_file():

@@ -7,22 +7,24 @@ from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from allocation.families import FAMILIES
-from allocation.model_spec import ModelError, ModelSpec, from_config, load_model
+from allocation.model_spec import ModelError, ModelSpec, from_config, read_config
 from allocation.plan import EnginePlan, ParallelSizes
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
+from areal_like.preflight.counted import find_shape
 from areal_like.preflight.start import check_start
 from areal_like.preflight.view import RoleView
-from areal_like.preflight.weights import check_weights, is_local
+from areal_like.preflight.weights import check_tensors, check_weights, is_local
+from areal_like.rollout.sglang.architectures import served_architectures
 from areal_like.trainer.fsdp.support import (
     ALWAYS_TIED,
     NOT_PACKED,
     WINDOW_SERVED,
     WITHOUT_MODEL,
     WITHOUT_SERVER,
-    has_causal_model,
+    field_apart,
     has_plain_attention,
     looks_ahead,
     rope_of_lengths,
@@ -124,7 +126,7 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     """
     path = view.key("path")
     if why := NOT_PACKED.get(spec.family):
-        message = f"the FSDP trainer packs sequences, and cannot train a {spec.family}: {why}"
+        message = f"the FSDP trainer cannot train a {spec.family}: {why}"
         yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
     elif model.get("text_config") or spec.family in WITHOUT_MODEL:
         kind = "is a model of text and images" if model.get("text_config") else f"is a {spec.family}"
@@ -151,15 +153,29 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
         if view.engine.mb_spec.share_prompts:
             key, message = view.key("mb_spec.share_prompts"), f"the FSDP trainer cannot share prompts {what}"
             yield finding("RUN-SHARED-PROMPTS-FSDP", key, message, f"write {key}=false")
+    if apart := field_apart(model):
+        name, value, why = apart
+        message = f"config.json, {name} = {value}: with it the FSDP trainer and the servers differ: {why}"
+        yield finding("RUN-FSDP-FIELD", path, message, "take a model without it, such as a deepseek_v3")
     if rope := rope_of_lengths(model):
         message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
         yield finding("RUN-FSDP-ROPE", path, message, "take a model whose rope is the same for all lengths")
     if spec.quantization:
         message = f"the checkpoint is quantized ({spec.quantization}); the FSDP trainer needs unquantized weights"
         yield finding("RUN-FSDP-QUANTIZED", path, message, "dequantize the checkpoint")
-    if not spec.known_family and not has_causal_model(spec.family):
+    if spec.counted is not None and view.role == "actor":
+        yield from _without_server(path, spec, model)
+    if not spec.known_family and spec.counted is None:
         message = f"the installed transformers has no language model for model_type {spec.family}"
         yield finding("RUN-FSDP-FAMILY", path, message, "use a model of a family that transformers has")
+
+
+def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find a model of an unknown family for which the installed SGLang has no code."""
+    served, named = served_architectures(), model.get("architectures") or []
+    if served and named and served.isdisjoint(named):
+        message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
+        yield finding("RUN-FSDP-SERVER", path, message, "take a model of another family, such as a qwen3")
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
@@ -183,11 +199,13 @@ def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec |
         message = f"{path} is not a model directory: it has no config.json"
         return None, [finding("RUN-MODEL-DIRECTORY", key, message, "name a directory in Hugging Face form")]
     try:
-        spec = load_model(path)
+        spec, counting = find_shape(*read_config(path))
     except ModelError as error:
         return None, [config_problem(key, error, _CONFIG_HELP if is_local(path) else None)]
     try:
-        if weights and is_local(path):
+        if weights and is_local(path) and counting is not None:
+            check_tensors(Path(path), counting.tensors, counting.tied, counting.ignored, key)
+        elif weights and is_local(path):
             check_weights(Path(path), spec, key)
     except ConfigError as error:
         return spec, list(error.findings)

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import allocation
 from allocation.diagnostics import Finding, Severity, has_errors
 from allocation.families import TRAINED
-from allocation.model_spec import ModelError, ModelSpec, from_config, known_models, read_config
+from allocation.model_spec import ModelError, ModelSpec, known_models, read_config
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
+from areal_like.preflight.counted import find_shape
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
@@ -71,7 +72,7 @@ def _read(model: str) -> tuple[ModelSpec | None, Mapping[str, Any], list[Finding
             findings.append(finding("RUN-WEIGHTS-MISSING", _KEY, message, severity=Severity.NOTE))
     try:
         config, name = read_config(model, download=False)
-        spec = from_config(config, name)
+        spec, _ = find_shape(config, name)
     except ModelError as error:
         if directory.exists():
             return None, {}, [config_problem(_KEY, error)]

@@ -1,14 +1,13 @@
 """The weights of a model directory, as far as the headers of its safetensors files tell without reading a tensor."""
 
 import json
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import total_parameters
 from areal_like.config.findings import ConfigError, finding
 
 _INDEX = "model.safetensors.index.json"
@@ -32,18 +31,36 @@ def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") ->
     layers = {name.removeprefix(before).partition(".")[0] for name in shapes if name.startswith(before)}
     if len(layers) not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
         raise _mismatch(key, directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
-    if not model.known_family:
-        _check_count(key, directory, shapes, model)
 
 
-def _check_count(key: str, directory: Path, shapes: Mapping[str, tuple[int, ...]], model: ModelSpec) -> None:
-    """Raise ConfigError where the weights are not those of the layers that an unknown family is taken to have."""
-    tied_head = model.vocab_size * model.hidden_size if model.tied_embeddings else 0  # which may be saved along or not
-    found, wanted = sum(map(math.prod, shapes.values())), total_parameters(model)
-    if found not in (wanted, wanted + tied_head):
-        problem = f"{directory} has {found:,} parameters; a dense model of its sizes has {wanted:,}"
-        remedy = f"use a model of a known family; {model.family} has other layers than those that can be counted"
+def check_tensors(
+    directory: Path,
+    tensors: Mapping[str, tuple[int, ...]],
+    tied: Collection[str],
+    ignored: Collection[str],
+    key: str = "actor.path",
+) -> None:
+    """Check that files are whole, and that they have the `tensors` of transformers' model, by name and shape.
+
+    A tensor whose name is `tied` may be there; one that fits a regular expression of `ignored` is left out.
+    """
+    shapes = _read_shapes(directory, key)
+    remedy = "save the model with transformers (save_pretrained), or use a model of another family"
+    if missing := sorted(tensors.keys() - shapes.keys()):
+        problem = f"{directory} has no {missing[0]}{_more(missing)}, which transformers' model has"
         raise _wrong(key, "RUN-WEIGHTS-FAMILY", problem, remedy)
+    for name, wanted in tensors.items():
+        if shapes[name] != wanted:
+            found = f"{name} is {_size(shapes[name])}"
+            raise _mismatch(key, directory, found, f"sizes that make it {_size(wanted)}")
+    beyond = sorted(shapes.keys() - tensors.keys() - set(tied))
+    if beyond := [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]:
+        problem = f"{directory} has {beyond[0]}{_more(beyond)}, which transformers' model does not have"
+        raise _wrong(key, "RUN-WEIGHTS-FAMILY", problem, remedy)
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} further tensors" if len(names) > 1 else ""
 
 
 def layer_matrices(directory: Path) -> set[str]:

@@ -58,9 +58,10 @@ HEAD = """# Models
 TAIL = """
 ## Other families
 
-A family that is not in the table is rejected on Megatron. FSDP accepts it if it is dense, has the usual fields in `config.json`, and its
-weights have as many parameters as a dense model of these sizes ([details](bridges.md#without-a-bridge-fsdp)). Models with images are rejected by
-all trainers.
+A family that is not in the table is rejected on Megatron. FSDP accepts it if transformers has a causal language model of it and SGLang has code
+for its architecture: its parameters are counted from transformers' model, and the ranks try at the start whether it can be packed
+([details](bridges.md#without-a-bridge-fsdp)). Tested this way: COUNTED.
+Models with images are rejected by all trainers.
 """
 COLUMNS = (*TRAINERS, "SGLang on CPU", "SGLang on GPUs", "Megatron layouts", "FSDP layouts", "LoRA")
 
@@ -85,8 +86,9 @@ def page() -> str:
     """Return the page."""
     reasons = Reasons()
     lines = ["| Family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    counted = ", ".join(f"`{family}`" for family in sorted(MODELS["COUNTED"]))
     lines += [f"| `{family}` | " + " | ".join(_cells(family, reasons)) + " |" for family in sorted(FAMILIES)]
-    return HEAD + "\n".join(lines) + f"\n\n## Reasons\n\n{reasons}" + TAIL
+    return HEAD + "\n".join(lines) + f"\n\n## Reasons\n\n{reasons}" + TAIL.replace("COUNTED", counted)
 
 
 def _cells(family: str, reasons: Reasons) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from conversions import trained
 from safetensors.torch import load_file, save_file
 from tiny_models import (
+    FSDP_COUNTED,
     FSDP_DENSE,
     FSDP_EXPERTS,
     FSDP_LAYOUTS,
@@ -27,6 +29,7 @@ from transformers import AutoModelForCausalLM
 from allocation import ParallelSizes
 from areal_like.trainer.fsdp import attention
 from areal_like.trainer.fsdp.conversion import to_hugging_face
+from areal_like.trainer.fsdp.counting import count
 
 TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' windows
@@ -37,7 +40,7 @@ def tiny(tmp_path_factory):
     @cache
     def make(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        write_tiny(VARIANTS[name], path)
+        write_tiny({**VARIANTS, **FSDP_COUNTED}[name], path)
         return path
 
     return make
@@ -102,6 +105,32 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
         np.testing.assert_allclose(found[key], gradient, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("starcoder2", "granitemoe") else pytest.param(name, marks=pytest.mark.long)
+        for name in FSDP_COUNTED
+    ],
+)
+def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_it(ranks, tiny, name):
+    """Families that only transformers knows: log-probs, gradients, tensors, and the sizes that a run counts."""
+    ((log_probs, weights),) = ranks.run(log_probs_and_weights, 1, fsdp(tiny(name)), LENGTHS)
+    expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
+    np.testing.assert_allclose(log_probs[1], expected[log_probs[0]], atol=TOLERANCE)
+    original = {key: t for file in tiny(name).glob("*.safetensors") for key, t in load_file(file).items()}
+    assert weights.keys() == original.keys()
+    for key, tensor in original.items():
+        np.testing.assert_array_equal(weights[key], tensor.numpy(), err_msg=key)
+    gradients, wanted = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
+    assert gradients.keys() == wanted.keys()
+    for key, gradient in wanted.items():
+        np.testing.assert_allclose(gradients[key], gradient, atol=1e-5, err_msg=key)
+    counted = count(json.loads((tiny(name) / "config.json").read_text()))
+    assert not counted.problem
+    assert counted.tensors == {key: tuple(tensor.shape) for key, tensor in original.items()}
+    assert counted.counted["total"] == sum(p.numel() for p in alone(tiny(name)).parameters())
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])

@@ -73,6 +73,22 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "deepseek_v32": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
 }
 
+# Families that FSDP trains and `allocation` does not know
+_MANY_EXPERTS = {**_ROUTED, "head_dim": 16, "num_experts": 4, "num_local_experts": 4, "moe_num_experts": 4, "moe_k": 2}
+_PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "head_dim": 16}
+COUNTED: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("granite", "stablelm", "nemotron", "arcee", "apertus", "olmo", "phi", "gpt_neox", "opt")},
+    **{name: {"sliding_window": 8} for name in ("starcoder2", "cohere2")},
+    **{name: {"head_dim": 16} for name in ("helium", "ernie4_5")},
+    "hunyuan_v1_dense": _PLAIN_ROPE,
+    "vaultgemma": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "granitemoe": {"num_local_experts": 4},
+    "ernie4_5_moe": {**_MANY_EXPERTS, "moe_num_shared_experts": 1},
+    "hunyuan_v1_moe": {**_MANY_EXPERTS, **_PLAIN_ROPE},
+    "dots1": {**_MANY_EXPERTS, "n_group": 1, "topk_group": 1},
+    "flex_olmo": _MANY_EXPERTS,
+}
+
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 _LLAMA3 = {
@@ -224,6 +240,7 @@ FSDP_EXPERTS = (
     "minimax_m2",
 )
 FSDP_OTHERS = ("qwen2", "qwen3", "gemma", "glm", "seed_oss", "smollm3", "exaone4")
+FSDP_COUNTED = {name: Variant(name) for name in COUNTED}
 FSDP_LAYOUTS = [(name, ParallelSizes(cp=2, edp=2)) for name in ("gpt_oss", "deepseek_v3", "gemma3_text-window")]
 TWO_RANKS = [ParallelSizes(tp=2, etp=2), ParallelSizes(pp=2), ParallelSizes(dp=2, ep=2), ParallelSizes(cp=2, edp=2)]
 # Variants that tests compare with transformers on several Megatron ranks
@@ -250,7 +267,8 @@ TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma2", 
 
 def config_of(variant: Variant) -> Any:
     """The config of a tiny model, as transformers has it."""
-    fields = {**SHAPE, **FAMILIES[variant.family][0], **variant.fields}
+    own = FAMILIES[variant.family][0] if variant.family in FAMILIES else COUNTED[variant.family]
+    fields = {**SHAPE, **own, **variant.fields}
     return CONFIG_MAPPING[variant.family](**deepcopy(fields))  # which transformers adds to
 
 

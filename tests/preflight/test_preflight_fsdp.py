@@ -6,15 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from allocation.families import FAMILIES, TRAINED
-from allocation.model_spec import ModelError, from_config, load_model
+from allocation.model_spec import Counted, ModelError, from_config, load_model
+from allocation.parameters import total_parameters
 from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
-from areal_like.preflight import model, preflight
+from areal_like.preflight import model as preflight_model
+from areal_like.preflight import preflight
+from areal_like.preflight.counted import causal_families
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER
+from areal_like.rollout.sglang.architectures import served_architectures
+from areal_like.trainer.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER, field_apart
 
 FSDP = "actor.backend=fsdp:d2"
 
@@ -143,18 +148,59 @@ def test_an_output_layer_that_servers_would_not_load_is_refused(write, tmp_path,
     assert ("RUN-FSDP-UNTIED", "actor.path") in [found[:2] for found in said(write, *model)]
 
 
-def test_an_unknown_dense_family_may_start_if_its_weights_are_those_that_are_counted(write, tmp_path):
-    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    save_tiny(tmp_path / "model", "granite")
-    assert [code for code, *_ in said(write, FSDP, *model)] == ["ALLOC-FAMILY"]
-    save_tiny(tmp_path / "model", "starcoder2")  # its feed-forward part has no gate
-    checked = preflight(load(write(), [FSDP, *model]))
-    assert not checked.ok
-    assert any("parameters; a dense model of its sizes has" in f.message for f in checked.findings)
-    file = tmp_path / "model/config.json"
-    save_tiny(tmp_path / "model", "granite")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "granit"}))
-    assert ("RUN-FSDP-FAMILY", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
+def test_a_family_that_only_transformers_knows_may_start_with_its_own_weights(write, tmp_path):
+    """Its parameters are counted: a starcoder2's feed-forward part has no gate."""
+    model = [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    save_tiny(tmp_path / "model", "starcoder2", tie_word_embeddings=False)
+    checked = preflight(load(write(), model))
+    assert [found.code for found in checked.findings] == []
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    spec = checked.job.models["actor"]
+    assert total_parameters(spec) == sum(tensor.numel() for tensor in tensors.values())
+    assert spec.ffn == json.loads((tmp_path / "model/config.json").read_text())["intermediate_size"]
+    lacking = {name: tensor for name, tensor in tensors.items() if "layers.0" not in name}
+    for changed, message in (
+        (lacking, "has no model.layers.0."),
+        (
+            {**tensors, "model.more": tensors["lm_head.weight"].clone()},
+            "has model.more, which transformers' model does not",
+        ),
+        ({**tensors, "lm_head.weight": tensors["lm_head.weight"][:-1].clone()}, "lm_head.weight is 49 x 128"),
+    ):
+        save_file(changed, tmp_path / "model/model.safetensors", {"format": "pt"})
+        errors = [found for found in preflight(load(write(), model)).findings if found.severity == "error"]
+        assert len(errors) == 1 and message in errors[0].message, errors
+
+
+def test_a_family_that_transformers_or_the_servers_do_not_know_is_refused(write, tmp_path):
+    write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
+    file, model = tmp_path / "model/config.json", [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
+    made = json.loads(file.read_text())
+    file.write_text(json.dumps(made | {"model_type": "granit"}))
+    assert ("RUN-FSDP-FAMILY", "actor.path") in [found[:2] for found in said(write, *model)]
+    assert "starcoder2" in causal_families() and "granit" not in causal_families()
+    assert {"Starcoder2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"} <= served_architectures()
+    config = load(write(), model).config
+    view = RoleView(config, "actor", config.actor, "cpu")
+    spec = replace(from_config(made), known_family=False, counted=Counted(1, 1, 1))
+    (found,) = preflight_model._without_server("actor.path", spec, {"architectures": ["HeliumForCausalLM"]})
+    assert (found.code, view.role) == ("RUN-FSDP-SERVER", "actor")
+    assert not [*preflight_model._without_server("actor.path", spec, {"architectures": ["GraniteForCausalLM"]})]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}},
+        {"topk_method": "group_limited_greedy"},
+        {"norm_topk_prob": True},
+    ],
+)
+def test_a_deepseek_v2_that_servers_compute_otherwise_is_refused(fields):
+    config = {"model_type": "deepseek_v2", "rope_parameters": {"rope_type": "default"}, "topk_method": "greedy"}
+    assert field_apart(config) is None
+    assert field_apart({**config, **fields}) is not None
+    assert field_apart({**config, **fields, "model_type": "deepseek_v3"}) is None
 
 
 def test_a_quantized_checkpoint_is_refused(write, tmp_path):
@@ -172,7 +218,7 @@ def test_a_window_that_gpu_servers_ignore_is_refused_beyond_it(write, tmp_path):
 
     def codes(device, window):
         view = RoleView(config, "actor", config.actor, device, replace(spec, window=window))
-        return [found.code for found in model._window(view, view.model)]
+        return [found.code for found in preflight_model._window(view, view.model)]
 
     assert codes("cuda", 8) == ["RUN-WINDOW-SERVER"]
     assert codes("cpu", 8) == codes("cuda", config.longest_sequence) == []
@@ -184,8 +230,8 @@ def test_the_page_names_the_families_that_train_and_what_is_refused():
     taken = set(FAMILIES) - WITHOUT_MODEL - WITHOUT_SERVER - NOT_PACKED.keys()
     assert taken == set(TRAINED["fsdp"])
     assert set(re.findall(r"`(\w+)`", known)) == taken
-    assert all(f"`{family}`" in refused for family in NOT_PACKED)
-    assert "`granite` is accepted and `starcoder2` is rejected" in refused
+    assert all(f"`{family}`" in refused for family in NOT_PACKED.keys() & FAMILIES.keys())
+    assert {"phimoe", "glm_moe_dsa", "mamba2"} <= NOT_PACKED.keys() <= causal_families() | FAMILIES.keys()
     for family in ("granite", "starcoder2"):
         with pytest.raises(ModelError, match="unknown model_type"):
             from_config({"model_type": family})

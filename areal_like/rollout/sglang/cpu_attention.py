@@ -23,7 +23,7 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from allocation.model_spec import from_config
+from allocation.model_spec import sliding_layers
 
 MOST_ELEMENTS = 2**19  # that one call for several sequences gathers: 2 MiB of float32 stay in a core's cache
 
@@ -87,10 +87,11 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
 
     def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__(model_runner)
-        model = from_config(model_runner.model_config.hf_text_config.to_dict())
+        config = model_runner.model_config.hf_text_config.to_dict()
+        sliding = sliding_layers(config)
         for layer in model_runner.model.modules():
-            if isinstance(layer, RadixAttention) and layer.layer_id in model.sliding_layers:
-                layer.sliding_window_size = model.window - 1  # tokens before the query
+            if isinstance(layer, RadixAttention) and layer.layer_id in sliding:
+                layer.sliding_window_size = config["sliding_window"] - 1  # tokens before the query
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)

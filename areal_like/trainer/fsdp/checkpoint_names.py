@@ -27,3 +27,16 @@ def empty_model(config: object) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
+
+
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """Return the decoder's layers, whose name differs between families."""
+    lists = [part for part in model.base_model.modules() if isinstance(part, torch.nn.ModuleList)]
+    return next((part for part in lists if len(part) == model.config.num_hidden_layers), torch.nn.ModuleList())
+
+
+def head_name(model: PreTrainedModel) -> str | None:
+    """Return the name of the output layer's weight, which differs between families; None without one."""
+    head = model.get_output_embeddings()
+    found = (name for name, module in model.named_modules() if head is not None and module is head)
+    return next((f"{name}.weight" for name in found), None)

@@ -10,12 +10,11 @@ from transformers import AutoConfig
 
 from areal_like.checkpoint.distributed import check_description
 from areal_like.errors import CheckpointError
-from areal_like.trainer.fsdp.checkpoint_names import empty_model, in_checkpoint
+from areal_like.trainer.fsdp.checkpoint_names import empty_model, head_name, in_checkpoint
 from areal_like.trainer.hf_checkpoint import fill_checkpoint
 from areal_like.trainer.value_head import HEAD_NAME
 
 _MODEL = "model."  # begins the name of each of the model's tensors in a checkpoint
-_HEAD = "lm_head.weight"
 
 
 def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, target: Path | None) -> str:
@@ -35,17 +34,18 @@ def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, 
         for name, entry in found.items()
         if name.startswith(_MODEL) and isinstance(entry, checkpoint.TensorStorageMetadata)
     }
-    values = _HEAD in sizes and sizes[_HEAD][0] == 1
+    head, embedding = head_name(model), model.get_input_embeddings()
+    values = head in sizes and sizes[head][0] == 1
     if tied and not values:
-        sizes.pop(_HEAD, None)
-    if not any(name.endswith("embed_tokens.weight") for name in sizes):
+        sizes.pop(head, None)
+    if not sizes.keys() & {f"{name}.weight" for name, module in model.named_modules() if module is embedding}:
         raise CheckpointError(f"{path} does not have the weights of a whole language model")
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         for name, size in sizes.items():
             state = {_MODEL + name: torch.empty(size)}
             checkpoint.load(state, checkpoint_id=path, no_dist=True)
-            if values and name == _HEAD:  # a critic's
+            if values and name == head:  # a critic's
                 yield HEAD_NAME, state[_MODEL + name]
                 continue
             weight = state[_MODEL + name]

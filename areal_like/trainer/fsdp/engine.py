@@ -31,7 +31,7 @@ from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint, kept_tensors
+from areal_like.trainer.fsdp.checkpoint_names import head_name, in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
 from areal_like.trainer.fsdp.router_replay import RouterReplay
@@ -42,8 +42,6 @@ from areal_like.trainer.process import join
 from areal_like.trainer.saving import Saving
 from areal_like.trainer.value_head import HEAD_NAME
 from areal_like.types import Batch, LossSpec
-
-_HEAD = "lm_head.weight"
 
 
 class FSDPEngine(BaseEngine):
@@ -80,7 +78,7 @@ class FSDPEngine(BaseEngine):
             yield from in_checkpoint(self._model, name, kept).items()
             return
         weight = kept.to(self.device).full_tensor()
-        if self._is_critic and name == _HEAD:
+        if self._is_critic and name == head_name(self._model):
             yield HEAD_NAME, weight
             return
         weight = weight.to(getattr(torch, self._spec.config.dtype))

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint, kept_tensors
+from areal_like.trainer.fsdp.checkpoint_names import decoder_layers, in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.support import has_plain_attention, looks_ahead
 from areal_like.trainer.logprobs import fp32_logits
 from areal_like.trainer.value_head import new_head, stored_head
@@ -43,7 +43,7 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
     for head in heads:
         fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
-    for part in (*_layers(model), model):
+    for part in (*decoder_layers(model), model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
 
@@ -51,12 +51,6 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
 def _fp32_output(hidden: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
     logits = fp32_logits(hidden, head.weight)
     return logits if head.bias is None else logits + head.bias.float()
-
-
-def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """Return the decoder's layers, whose name differs between families."""
-    lists = [part for part in model.base_model.modules() if isinstance(part, torch.nn.ModuleList)]
-    return next((part for part in lists if len(part) == model.config.num_hidden_layers), torch.nn.ModuleList())
 
 
 def _without_dropout(model: PreTrainedModel) -> None:
@@ -112,4 +106,5 @@ def _attention(spec: EngineSpec) -> str:
         raise ValueError(f"{spec.path} has attention that knows no shared prompts; write mb_spec.share_prompts=false")
     if looks_ahead(config):
         raise ValueError(f"{spec.path} has attention to later tokens (use_bidirectional_attention)")
-    return "eager" if config.get("attn_logit_softcapping") else "sdpa"  # sdpa does not cap
+    has_sdpa = getattr(kind, "_supports_sdpa", False) and not config.get("attn_logit_softcapping")  # sdpa does not cap
+    return "sdpa" if has_sdpa else "eager"

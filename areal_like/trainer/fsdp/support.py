@@ -11,10 +11,19 @@ WITHOUT_SERVER = frozenset({"olmo3"})
 ALWAYS_TIED = frozenset({"gemma", "gemma2", "gemma3_text"})
 # Families whose sliding windows SGLang 0.5.17 computes on GPUs; others attend to all tokens there.
 WINDOW_SERVED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "exaone4"})
-# Families that are computed otherwise in a pack than alone, as the probe at the start finds (`fsdp/probe.py`).
+# Families that are computed otherwise in a pack than alone, as the probe at the start finds (`fsdp/probe.py`), and
+# families whose faults it cannot see.
+_STATES = "its layers carry a state or a convolution from one packed sequence to the next"
+_STATEFUL = (
+    *("bamba", "falcon_h1", "falcon_mamba", "jamba", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h"),
+    *("olmo_hybrid", "qwen3_5_text", "qwen3_5_moe_text", "recurrent_gemma", "zamba", "zamba2"),
+)
 NOT_PACKED = {
     "qwen3_next": "its gated delta nets carry their state from one packed sequence to the next",
     "deepseek_v32": "its sparse attention selects keys of other sequences in a pack",
+    "glm_moe_dsa": "its sparse attention selects keys of other sequences in a pack",
+    "phimoe": "its routers draw experts at random while they train",
+    **dict.fromkeys(_STATEFUL, _STATES),
 }
 # Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
@@ -44,8 +53,16 @@ def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
     return next((str(kind) for kind in kinds if kind in _BY_LENGTH), None)
 
 
-def has_causal_model(model_type: str) -> bool:
-    """Return whether the installed transformers has a language model for a `model_type`."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def field_apart(config: Mapping[str, Any]) -> tuple[str, Any, str] | None:
+    """Return a field of config.json, its value and why with it transformers does not compute what SGLang does."""
+    if config.get("model_type") != "deepseek_v2":
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return "rope_type", kind, "transformers leaves the rope's mscale out of the scale of attention, SGLang does not"
+    if config.get("topk_method", "greedy") != "greedy":
+        return "topk_method", config["topk_method"], "transformers 5.12 cannot select groups of experts"
+    if config.get("norm_topk_prob"):
+        return "norm_topk_prob", True, "transformers ignores it, SGLang does not"
+    return None

@@ -1,0 +1,19 @@
+"""Which models the installed SGLang has code for. Imports nothing of SGLang, which takes long."""
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+_NAMED = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
+
+
+@cache
+def served_architectures() -> frozenset[str]:
+    """Return the names that `architectures` in a config.json may have; empty without SGLang."""
+    package = importlib.util.find_spec("sglang")
+    if package is None or package.origin is None:
+        return frozenset()
+    modules = Path(package.origin).parent.glob("srt/models/*.py")
+    named = (found for file in modules for found in _NAMED.findall(file.read_text()))
+    return frozenset(name for found in named for name in re.findall(r"\w+", found))
