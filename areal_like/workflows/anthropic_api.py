@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from areal_like.types import FinishReason
-from areal_like.workflows.openai_requests import BLOCKS, Text, Texts, check_fields
+from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, Text, Texts, check_fields
 from areal_like.workflows.replies import MODEL, error_content
 from areal_like.workflows.session import Refused, Session, Turn
 
@@ -36,7 +36,7 @@ class _Message(BaseModel):
 class _Tool(BaseModel):
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonSchema
 
 
 class _Typed(BaseModel):

@@ -121,6 +121,11 @@ class Attempts[Turn: Answer]:
             found.sent = Sending(found.sent.key, retries)
         return found
 
+    def answer(self, number: int) -> Turn | None:
+        """Return the answer of an attempt by its number; None where there is none, or it is not complete."""
+        task = self._all[number].task if number < len(self._all) else None
+        return task.result() if task is not None and _is_answered(task) else None
+
     @property
     def aborted(self) -> int:
         """How many were broken off because nobody waited for them any more."""

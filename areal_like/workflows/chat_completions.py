@@ -27,7 +27,7 @@ class ChatCompletion:
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the completion of a turn."""
-        choice = self._choice(turn) | {"message": _message(turn)}
+        choice = self._choice(turn) | {"message": as_sent(turn.messages[-1])}
         return {**self._head, "object": "chat.completion", "usage": _usage(turn), "choices": [choice]}
 
     def start(self, prompt_tokens: int) -> bytes:
@@ -41,7 +41,7 @@ class ChatCompletion:
     def finish(self, turn: Turn, rest: str) -> bytes:
         """See Dialect."""
         events = [self.text(rest)] if rest else []
-        if calls := _message(turn).get("tool_calls"):
+        if calls := as_sent(turn.messages[-1]).get("tool_calls"):
             events.append(self._delta({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
         events.append(self._chunk([self._choice(turn) | {"delta": {}}]))
         if self._counts:
@@ -76,9 +76,8 @@ def _event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-def _message(turn: Turn) -> Message:
-    """Return the answer of a turn with the arguments of its tool calls as text."""
-    message = turn.messages[-1]
+def as_sent(message: Message) -> Message:
+    """Return a message with the arguments of its tool calls as text."""
     calls = [
         {**call, "function": {"name": call["function"]["name"], "arguments": text_of(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()

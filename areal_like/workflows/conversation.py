@@ -17,6 +17,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
 type Message = Mapping[str, Any]
 
+MOST_LEVELS = 254  # of a JSON value that orjson writes; it reads 1024
 _MARK = "\ue000turn\ue001"  # of Unicode's private use area
 
 
@@ -39,11 +40,21 @@ class Context:
 
 
 def parsed_arguments(text: str) -> Any:
-    """A tool call's arguments, which are JSON; the text itself where a model wrote what is not."""
+    """A tool call's arguments, which are JSON; the text itself where a model wrote what is not, or cannot be sent."""
     try:
-        return orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
+    return text if is_too_deep(value) else value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Return whether a value that was read from JSON is nested too deeply to be written again, as templates do."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return True
+    return False
 
 
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:

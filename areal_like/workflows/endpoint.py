@@ -22,6 +22,7 @@ from areal_like.workflows.streams import EVENT_STREAM, Stream
 LOOPBACK = "127.0.0.1"
 BODY_LIMIT_S = 60.0  # a client that stops in the middle of a request keeps its connection for so long
 RATE_WINDOW_S = 10.0
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]  # most of which are refused in the API's words
 _UNREAD_BODY = (401, 408, 413, 429)
 _START_LIMIT_S = 60.0
 
@@ -92,7 +93,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         address = f"[{own.host}]" if family == socket.AF_INET6 else own.host
         scheme = "https" if own.certificate else "http"
         self.base_url = f"{scheme}://{address}:{self._socket.getsockname()[1]}/v1"
-        app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST"])])
+        app = Starlette(routes=[Route("/{path:path}", self._handle, methods=_METHODS)])
         settings = uvicorn.Config(
             app,
             log_config=None,

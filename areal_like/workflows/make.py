@@ -92,7 +92,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             score,
             processes,
             Outcomes(batch, episode.max_failed_share, say),
-            Limits(episode.max_turns, config.longest_sequence, own_sampling=config.teacher is None),
+            Limits(episode.max_turns, config.longest_sequence, config.teacher is None, episode.models),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
             OpenSessions(),

@@ -1,19 +1,22 @@
-"""The API of episodes: requests of OpenAI's and Anthropic's clients, as far as their answers can be trained on.
+"""The APIs of episodes: requests of OpenAI's and Anthropic's clients, as far as their answers can be trained on.
 
 One function answers a request, whichever way it came. Requests that cannot be trained on are refused by name.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import orjson
 
 from areal_like.errors import RunError
+from areal_like.workflows import responses_api
 from areal_like.workflows.anthropic_api import AnthropicMessage, as_chat_completion
 from areal_like.workflows.attempts import ONCE, Sending, sending
 from areal_like.workflows.chat_completions import ChatCompletion
+from areal_like.workflows.conversation import MOST_LEVELS, is_too_deep
 from areal_like.workflows.openai_requests import read_request
 from areal_like.workflows.replies import MODEL, UNKNOWN_KEY, Reply, error_reply, json_reply
 from areal_like.workflows.session import Refused, Request, Session, Turn
@@ -80,7 +83,7 @@ async def respond(session: Session, method: str, path: str, body: bytes, sent: S
     Raises nothing: the session keeps what a server fails of.
     """
     if method == "GET" and path.endswith("/models"):
-        return json_reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "run"}]})
+        return json_reply(200, {"object": "list", "data": [*map(_model, _names(session.limits.models))]})
     found = next((found for end, found in _APIS.items() if path.endswith(end)), None)
     if method != "POST" or found is None:
         served = ", ".join(f"/v1{end}" for end in _APIS)
@@ -88,7 +91,7 @@ async def respond(session: Session, method: str, path: str, body: bytes, sent: S
     try:
         return await _respond(session, _object(body), sent, *found)
     except Refused as refusal:
-        return error_reply(400, str(refusal), refusal.param, refusal.code)
+        return error_reply(refusal.status, str(refusal), refusal.param, refusal.code)
     except RunError as failure:
         return error_reply(500, str(failure))
 
@@ -96,6 +99,7 @@ async def respond(session: Session, method: str, path: str, body: bytes, sent: S
 async def _respond(
     session: Session, fields: Mapping[str, Any], sent: Sending, read: ReadRequest, make: MakeApi
 ) -> Reply | Stream:
+    _check_model(fields.get("model"), session.limits.models)
     request = read(fields, session)
     is_streamed = bool(fields.get("stream"))
     attempt = session.begin(request, sent, streamed=is_streamed)
@@ -111,13 +115,44 @@ async def _respond(
     return stream
 
 
+def _check_model(name: Any, models: Sequence[str]) -> None:
+    """Raise Refused for a model that the run does not serve; a request without a name means the policy."""
+    if not name:
+        return
+    if not isinstance(name, str):
+        raise Refused(f"model: {name!r} is not a name", "model", "invalid_value")
+    if not any(name == model or fnmatchcase(name, model) for model in models):
+        served = ", ".join(_names(models))
+        raise Refused(
+            f"The model `{name}` does not exist. The run serves its policy under these names: {served}. Send one of "
+            "them, or add the name to `episode.models`.",
+            "model",
+            "model_not_found",
+            404,
+        )
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Return the names without those that stand for several."""
+    return [name for name in models if "*" not in name] or [MODEL]
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "run"}
+
+
 def _read_messages(fields: Mapping[str, Any], session: Session) -> Request:
     return read_request(as_chat_completion(fields), session)
+
+
+def _read_response(fields: Mapping[str, Any], session: Session) -> Request:
+    return read_request(responses_api.as_chat_completion(fields, session), session)
 
 
 _APIS: Mapping[str, tuple[ReadRequest, MakeApi]] = {
     "/chat/completions": (read_request, ChatCompletion),
     "/messages": (_read_messages, AnthropicMessage),
+    "/responses": (_read_response, responses_api.OpenAIResponse),
 }
 
 
@@ -137,4 +172,6 @@ def _object(body: bytes) -> dict[str, Any]:
         raise Refused(f"the body is not JSON: {error}", None, "invalid_value") from error
     if not isinstance(fields, dict):
         raise Refused("the body is not an object", None, "invalid_value")
+    if is_too_deep(fields):
+        raise Refused(f"the body is nested more than {MOST_LEVELS} levels deep", None, "invalid_value")
     return fields

@@ -4,8 +4,10 @@ Fields that are not listed here are refused by name, and so are values that woul
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from areal_like.config.schema import MOST_KEPT
@@ -70,6 +72,29 @@ class Text(BaseModel):
     text: str
 
 
+@lru_cache(maxsize=1024)  # agents send the same tools with every request
+def _check_schema(text: bytes) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    try:
+        Draft202012Validator.check_schema(orjson.loads(text))
+    except SchemaError as error:
+        raise ValueError(f"is not a JSON schema: {error.json_path}: {error.message[:200]}") from error
+    except RecursionError as error:
+        raise ValueError("is not a JSON schema that can be checked: it is nested too deeply") from error
+
+
+def _json_schema(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("type", "object") != "object":
+        raise ValueError(f"describes {value['type']!r}; the arguments of a tool are an object")
+    _check_schema(orjson.dumps(value))
+    return value
+
+
+type JsonSchema = Annotated[dict[str, Any], AfterValidator(_json_schema)]
+"""The schema of a tool's arguments."""
+
+
 def _as_blocks(given: Any) -> Any:
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
@@ -96,21 +121,27 @@ class _Message(BaseModel):
     tool_calls: list[_Call] | None = None
 
 
+class _Defined(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: JsonSchema | None = None
+
+
 class _Tool(BaseModel):
     type: Literal["function"]
-    function: _Function
+    function: _Defined
 
 
 _SAMPLED = AfterValidator(_check_sampling)
 _Flag = Annotated[bool | None, Field(strict=True)]
-_Count = Annotated[int | None, Field(strict=True, gt=0)]
+Count = Annotated[int | None, Field(strict=True, gt=0)]
 _Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Fields(BaseModel, extra="forbid"):
     messages: Annotated[list[_Message], Field(min_length=1)]
-    max_tokens: _Count = None
-    max_completion_tokens: _Count = None
+    max_tokens: Count = None
+    max_completion_tokens: Count = None
     temperature: Annotated[float | None, Field(strict=True, ge=0, allow_inf_nan=False), _SAMPLED] = None
     top_p: Annotated[float | None, Field(strict=True, gt=0, le=1), _SAMPLED] = None
     top_k: Annotated[int | None, Field(strict=True, ge=-1, le=MOST_KEPT), _SAMPLED] = None

@@ -8,6 +8,13 @@ import orjson
 from areal_like.workflows.session import Turn
 
 MODEL = "policy"  # the name of the model for clients that do not choose one
+# The words of Anthropic, by which its clients tell errors of a stream apart; clients of OpenAI read status and code.
+_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ def error_reply(status: int, message: str, param: str | None = None, code: str |
 
 def error_content(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the JSON of an error."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = _KINDS.get(status, "invalid_request_error") if status < 500 else "server_error"
     return {"type": "error", "error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

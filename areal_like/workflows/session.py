@@ -37,11 +37,13 @@ type ParseTools = Callable[[str, Sequence[dict[str, Any]]], Coroutine[Any, Any, 
 
 
 class Refused(Exception):
-    """A request that cannot be answered: `param` is its field, `code` a word for programs."""
+    """A request that cannot be answered: `param` is its field, `code` a word for programs, `status` that of HTTP."""
 
-    def __init__(self, message: str, param: str | None = None, code: str = "unsupported_value") -> None:
+    def __init__(
+        self, message: str, param: str | None = None, code: str = "unsupported_value", status: int = 400
+    ) -> None:
         super().__init__(message)
-        self.param, self.code = param, code
+        self.param, self.code, self.status = param, code, status
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,14 @@ class Turn:
 class Limits:
     """Limits of one episode: turns, and tokens of the longest trajectory, tool output included.
 
-    `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's.
+    `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's. `models` are
+    the names that requests may give the model, where `*` stands for any text.
     """
 
     max_turns: int
     max_tokens: int
     own_sampling: bool = True
+    models: Sequence[str] = ("*",)
 
 
 @dataclass(eq=False)

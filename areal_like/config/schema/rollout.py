@@ -158,6 +158,14 @@ class EpisodeConfig(Section):
         description="Maximum requests per second of one episode at the endpoint, averaged over 10 s; more get status 429. "
         "null: unlimited.",
     )
+    models: list[Annotated[str, Field(min_length=1)]] = Field(
+        ["policy", "default"],
+        min_length=1,
+        description=(
+            "Names that requests may give the model, where `*` stands for any text; another name gets status 404. A "
+            "request without a name is accepted."
+        ),
+    )
     tool_call_parser: str | None = Field(
         None,
         description=(
