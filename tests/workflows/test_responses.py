@@ -177,7 +177,8 @@ def test_what_cannot_be_served_is_refused_by_name(changes, words):
         assert client.responses.create(model="policy", input="x").output_text == "ab"
 
 
-def test_an_agent_of_openais_sdk_is_recorded():
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_of_openais_sdk_is_recorded(stream):
     """`openai-agents` needs a later client of OpenAI than the engine's: this runs where it is installed."""
     agents = pytest.importorskip("agents")
     own, _ = session("strips_thinking", says("th+1", "3"), parse_tools=parse)
@@ -193,7 +194,11 @@ def test_an_agent_of_openais_sdk_is_recorded():
             client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0)
             model = agents.OpenAIResponsesModel(model="policy", openai_client=client)
             agent = agents.Agent(name="a", instructions="go", tools=[add], model=model)
-            return await agents.Runner.run(agent, "x")
+            if not stream:
+                return await agents.Runner.run(agent, "x")
+            result = agents.Runner.run_streamed(agent, "x")
+            assert "raw_response_event" in [event.type async for event in result.stream_events()]
+            return result
 
     agents.set_tracing_disabled(True)
     result = asyncio.run(play())
