@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from areal_like.types import FinishReason
-from areal_like.workflows.conversation import Message
+from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.replies import MODEL, error_content
 from areal_like.workflows.session import Session, Turn
 
@@ -67,22 +67,8 @@ class ChatCompletion:
         }
 
 
-def text_of(arguments: Any) -> str:
-    """Return the arguments of a tool call as JSON; text is what a model wrote that is not JSON."""
-    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-
-
 def _event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
-
-
-def as_sent(message: Message) -> Message:
-    """Return a message with the arguments of its tool calls as text."""
-    calls = [
-        {**call, "function": {"name": call["function"]["name"], "arguments": text_of(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def _usage(turn: Turn) -> dict[str, int]:

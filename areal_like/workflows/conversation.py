@@ -57,6 +57,20 @@ def is_too_deep(value: Any) -> bool:
     return False
 
 
+def text_of(arguments: Any) -> str:
+    """Return the arguments of a tool call as JSON; text is what a model wrote that is not JSON."""
+    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+
+
+def as_sent(message: Message) -> Message:
+    """Return a message with the arguments of its tool calls as text."""
+    calls = [
+        {**call, "function": {"name": call["function"]["name"], "arguments": text_of(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
     """Return the tokens of a conversation that starts here; raises TokenizerError."""
     return tokenizer.encode_chat(messages, _tools(context), **context.arguments)

@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, Field
 
 from areal_like.types import FinishReason
-from areal_like.workflows.chat_completions import as_sent, text_of
+from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
 from areal_like.workflows.replies import MODEL
 from areal_like.workflows.session import Refused, Session, Turn
@@ -210,7 +210,7 @@ class OpenAIResponse:
                 "id": f"fc_{self._number}_{index}",
                 "call_id": call["id"],
                 "name": call["function"]["name"],
-                "arguments": text_of(call["function"]["arguments"]),
+                "arguments": call["function"]["arguments"],
                 "status": "completed",
             }
             for index, call in enumerate(calls)
