@@ -241,7 +241,12 @@ class DriftAlarm:
 
         async def scores(cache: Callable[[int], str | None]) -> Score:
             first = await score(0, cache(0))  # the others find its prompt in the cache
-            return _join([first, *await asyncio.gather(*(score(i, cache(i)) for i in range(1, len(chosen))))])
+            others = [asyncio.ensure_future(score(i, cache(i))) for i in range(1, len(chosen))]
+            try:
+                return _join([first, *await asyncio.gather(*others)])
+            finally:
+                for other in others:
+                    other.cancel()
 
         self._numbers += 1
         shared = self._routes is not None  # the trainer shares prompts and replays one prompt's experts for all

@@ -143,7 +143,8 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
     ],
     ids=["none", "rows", "range", "twice", "type", "layers", "base64", "list"],
 )
-def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(data, problem):
+@pytest.mark.parametrize("clients", [0, 1])
+def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(data, problem, clients):
     async def generate(_: FakeServer, body: Body) -> Any:
         (answer,) = answered({**body, "return_routed_experts": False}, [3, 4, 5, 6])
         if data is not None:
@@ -152,7 +153,11 @@ def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(d
         return [answer]
 
     async def run() -> None:
-        async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 300) as pool:
+        async with (
+            serving(FakeServer(generate)) as urls,
+            clients_of(clients) as processes,
+            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
+        ):
             await opened(pool)
             await pool.generate([[1, 2]], SAMPLING)
 

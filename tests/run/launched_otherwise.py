@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
+from areal_like.preflight import sharing
 from areal_like.rollout.sglang import process
 from areal_like.run import start
 
@@ -35,8 +37,9 @@ def launched(folder: Path, launcher: str, *overrides: str, shape: tuple[str, ...
     from running import CONFIG, ROOT, Run
     from serving import peaked_model
 
-    write_init_model(load(CONFIG, list(shape)).config.actor.init_model, folder / "small", seed=0)
-    model = peaked_model(folder / "small", folder / "model", seed=1)
+    if not (model := folder / "model").exists():  # as it does where a run goes on
+        write_init_model(load(CONFIG, list(shape)).config.actor.init_model, folder / "small", seed=0)
+        peaked_model(folder / "small", model, seed=1)
     settings = (
         *("actor.init_model=null", f"actor.path={model}", f"reward.function={HERE / 'varied_reward.py'}:score"),
         *("warm_start=null", "evaluator.at_start=false", "evaluator.at_end=false", "saver.freq_steps=null"),
@@ -54,6 +57,8 @@ def launched(folder: Path, launcher: str, *overrides: str, shape: tuple[str, ...
 
 if __name__ == "__main__":
     start.SGLangServer = LaunchedOtherwise
+    if "rollout.sharing=alternate" in sys.argv:  # refused on a CPU, which has no memory to take turns on
+        sharing._turns = lambda *_: ()
     from areal_like.cli import app
 
     app()

@@ -506,6 +506,36 @@ def test_a_saturated_server_delays_a_step_by_one_time_limit_and_ever_fewer_steps
     assert delayed == [265, 267]
 
 
+def test_a_server_that_failed_is_left_with_no_request_of_the_probe() -> None:
+    class Refusing(FakeServer):
+        running, asked = 0, 0
+
+        async def token_scores(self, *tokens: Any, **more: Any) -> tuple[np.ndarray, Routes | None]:
+            self.asked += 1
+            if self.asked == 1:
+                return await super().token_scores(*tokens, **more)
+            self.running += 1
+            try:
+                await asyncio.sleep(0)
+                if self.asked == 4 and self.running == 3:
+                    raise ServerError("server 0 answered 400", "refused")
+                await asyncio.Event().wait()
+            finally:
+                self.running -= 1
+            raise AssertionError
+
+    server = Refusing("server 0")
+
+    async def run() -> None:
+        scene = Scene([server])
+        await scene.alarm.score(responses())
+        await asyncio.sleep(0)
+        assert (server.asked, server.running) == (4, 0)
+        assert await scene.alarm.compare(0) == {}
+
+    asyncio.run(run())
+
+
 def test_all_pairs_of_the_last_evidence_share_one_time_limit(monkeypatch) -> None:
     clock = Clock()
     monkeypatch.setattr(http, "time", clock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +63,64 @@ def test_a_run_trains_with_the_ids_that_servers_sampled_from(tmp_path: Path, bac
         assert started.remains() == []
     assert max(distances(started, 3)) <= 1e-5
     assert all(row["train/grad_norm"] > 0 and 1 < row["rollout/kept_ids"] <= 12 for row in metrics(started))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workflow", ["run", "play"])
+def test_an_agents_turns_are_trained_with_the_experts_and_ids_that_they_were_sampled_with(
+    tmp_path: Path, workflow: str
+) -> None:
+    """Turns branch and have their own temperature, top_p and top_k; client processes read the answers."""
+    agent = Path(__file__).with_name("branching_agent.py")
+    played = (f"workflow={agent}:{workflow}", "episode.max_tokens=120", "rollout.client_processes=1")
+    settings = ("total_train_steps=3", "rollout.max_head_offpolicyness=0", *played, *FOLDED)
+    with launched(tmp_path, "noisy_launcher", *settings, shape=EXPERTS) as started:
+        assert started.end() == 0, started.errors
+        assert started.remains() == []
+    found = distances(started, 3)
+    print(found)
+    assert len(found) == 6 and max(found) <= 1e-5
+    assert [row["rollout/routed_share"] for row in metrics(started)] == [1.0] * 3
+    assert all(row["rollout/kept_ids"] > 1 for row in metrics(started))
+
+
+@pytest.mark.long
+def test_a_resumed_run_has_experts_and_ids_of_groups_that_were_in_flight(tmp_path: Path) -> None:
+    cut = ("gconfig.top_p=0.8", "gconfig.top_k=12", "gconfig.max_new_tokens=24", "rollout.max_head_offpolicyness=2")
+    settings = ("recover.mode=fault", "recover.freq_steps=1", "total_train_steps=6", *cut, *FOLDED)
+    with launched(tmp_path, "noisy_launcher", *settings, shape=EXPERTS) as first:
+        first.wait_for_step(3)
+        os.killpg(first.process.pid, signal.SIGKILL)
+        assert first.end() == -signal.SIGKILL
+    with launched(tmp_path, "noisy_launcher", *settings, shape=EXPERTS) as second:
+        assert second.end() == 0, second.errors
+        assert [*first.remains(), *second.remains()] == []
+    assert "resuming from" in second.output
+    rows = metrics(second)
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert min(second.steps()) > 1
+    for row in rows:
+        assert row[PROBE] <= 1e-5 and row.get(SERVED, 0.0) <= 1e-5
+        assert row["rollout/routed_share"] == 1.0
+        assert 1 < row["rollout/kept_ids"] <= 12
+    optional = {SERVED, "rollout/kv_use"}  # of tokens of the version, and of servers that were busy long enough
+    fields = [{name for name in row if name.startswith(("rollout/", "train/"))} - optional for row in rows]
+    assert all(each == fields[0] for each in fields)
+
+
+@pytest.mark.long
+def test_a_run_with_time_shared_gpus_replays_and_scores_its_probe(tmp_path: Path) -> None:
+    """The servers lose what their memory holds in the trainer's time slices."""
+    turns = (
+        *("rollout.sharing=alternate", "weight_update.mode=ipc", "weight_update.requests=in_place"),
+        *("actor.backend=null", "rollout.backend=null", "allocation_mode=sglang:d1|megatron:d1"),
+        *("rollout.max_head_offpolicyness=2", "gconfig.max_new_tokens=48", "total_train_steps=3"),
+    )
+    with launched(tmp_path, "noisy_forgetful_launcher", *turns, shape=EXPERTS) as started:
+        assert started.end() == 0, started.errors
+        assert started.remains() == []
+    rows = metrics(started)
+    print([row[PROBE] for row in rows])
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert max(row[PROBE] for row in rows) <= 1e-5
+    assert [row["rollout/routed_share"] for row in rows] == [1.0] * 3

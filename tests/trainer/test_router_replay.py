@@ -114,3 +114,8 @@ def test_a_layout_replays_routes_as_an_unpacked_model_that_is_told_them(ranks, m
 def test_a_reference_chooses_its_own_experts(ranks, models):
     ((without, routed),) = ranks.run(reference_log_probs, 1, Setting(models["moe"]))
     np.testing.assert_array_equal(without[1], routed[1])
+
+
+def test_routes_of_other_layers_are_refused(ranks, models):
+    with pytest.raises(Exception, match="routes are those of 3 layers, and the model has 4 with experts"):
+        ranks.run(replayed_step, 1, Setting(models["moe"]), False, 3)
