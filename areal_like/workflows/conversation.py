@@ -28,6 +28,7 @@ class Continuity(StrEnum):
     EXACT = "exact"  # it is what the template gives for the whole conversation, token for token
     RETOKENISED = "retokenised"  # the template gives the same text; encoded anew it would be other tokens
     REWRITTEN = "rewritten"  # the template would write earlier turns otherwise; they stay as they were generated
+    DEPLOYED = "deployed"  # the template writes earlier turns otherwise, and so the prompt begins a trajectory
     BRANCH = "branch"  # the conversation does not go on from an earlier turn: a trajectory of its own
 
 

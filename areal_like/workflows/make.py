@@ -92,7 +92,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             score,
             processes,
             Outcomes(batch, episode.max_failed_share, say),
-            Limits(episode.max_turns, config.longest_sequence, config.teacher is None, episode.models),
+            _limits(config),
             episode.timeout_s,
             _parser(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
             OpenSessions(),
@@ -149,6 +149,12 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
         return self._scene.outcomes.counts()
+
+
+def _limits(config: RunConfig) -> Limits:
+    episode = config.episode
+    own_sampling, as_deployed = config.teacher is None, episode.history == "as_deployed"
+    return Limits(episode.max_turns, config.longest_sequence, own_sampling, episode.models, as_deployed)
 
 
 def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:

@@ -109,13 +109,15 @@ class Limits:
     """Limits of one episode: turns, and tokens of the longest trajectory, tool output included.
 
     `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's. `models` are
-    the names that requests may give the model, where `*` stands for any text.
+    the names that requests may give the model, where `*` stands for any text. With `as_deployed` a prompt is what the
+    chat template makes of the whole conversation, also where it writes earlier turns otherwise than they were generated.
     """
 
     max_turns: int
     max_tokens: int
     own_sampling: bool = True
     models: Sequence[str] = ("*",)
+    as_deployed: bool = False
 
 
 @dataclass(eq=False)
@@ -164,8 +166,6 @@ class Session:
 
     async def _complete(self, request: Request, number: int, progress: Progress | None) -> Turn:
         parent, new, continuity, why = self._place(request)
-        if parent:
-            parent.delivered = True  # who goes on from an answer has read it
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(new, np.int32)])
         routed = parent.tokens_routed if parent else 0
@@ -274,20 +274,24 @@ class Session:
     def _place(self, request: Request) -> tuple[Turn | None, list[int], Continuity, str]:
         """The turn that a request goes on from, what is new, and how that was found."""
         parent, why = self._parent(request)
+        kind = Continuity.BRANCH if self.turns else Continuity.FIRST
         try:
             if parent is not None:
+                parent.delivered = True  # who goes on from an answer has read it
                 answered = len(parent.messages) - 1
                 try:
                     new, continuity = following(
                         self.tokenizer, parent.tokens.tolist(), request.messages, answered, request.context
                     )
-                    return parent, new, continuity, why
+                    if continuity is Continuity.EXACT or not self.limits.as_deployed:
+                        return parent, new, continuity, why
+                    kind, why = Continuity.DEPLOYED, f"the prompt is {continuity} (episode.history=as_deployed)"
                 except TokenizerError as error:
                     why = f"{error}, with a plain answer in place of message {answered}"
             new = opening(self.tokenizer, request.messages, request.context)
         except TokenizerError as error:
             raise Refused(str(error), "messages", "template_error") from error
-        return None, new, Continuity.BRANCH if self.turns else Continuity.FIRST, why
+        return None, new, kind, why
 
     def _parent(self, request: Request) -> tuple[Turn | None, str]:
         """The longest earlier conversation that the request's begins with, or why there is none."""

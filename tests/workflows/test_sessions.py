@@ -342,3 +342,59 @@ def test_another_endpoint_is_not_served():
     with pytest.raises(openai.NotFoundError, match="chat/completions"):
         talk(recorded, lambda client: client.embeddings.create(model="policy", input="x"))
     assert [model.id for model in talk(recorded, lambda client: client.models.list()).data] == ["policy"]
+
+
+def deployed(template: str, *texts: str) -> tuple[Session, Model]:
+    return session(template, says(*texts, template=template), limits=Limits(99, 10**6, as_deployed=True))
+
+
+async def three_turns(client: openai.AsyncOpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "x"}]
+    for _ in range(3):
+        messages += [(await ask(client, messages)).to_dict(), {"role": "user", "content": "y"}]
+
+
+def test_prompts_as_deployed_are_those_of_the_template():
+    """Thinking of earlier turns is not in the prompts, and is trained in the turn that has it."""
+    recorded, model = deployed("strips_thinking", "<think>a</think>1", "<think>b</think>ab", "1")
+    talk(recorded, three_turns)
+    own = recorded.tokenizer
+    for turn, asked in zip(recorded.turns, model.asked, strict=True):
+        assert asked == own.encode_chat(turn.messages[:-1])
+    texts = [own.decode(asked, special=True) for asked in model.asked]
+    assert "think" not in texts[1] and "think" not in texts[2]
+    assert [turn.continuity for turn in recorded.turns] == ["first", "deployed", "deployed"]
+    assert recorded.turns[1].why == "the prompt is rewritten (episode.history=as_deployed)"
+    assert_exact(recorded, model)
+    items = trajectories(recorded)
+    assert [item.tokens.tolist() for item in items] == [
+        [*asked, *answer.tokens.tolist()] for asked, answer in zip(model.asked, model.answered, strict=True)
+    ]
+    assert [item.reward for item in items] == [1.0] * 3 and not recorded.orphans
+
+
+def test_turns_without_thinking_stay_one_trajectory_as_deployed():
+    recorded, model = deployed("strips_thinking", "1", "ab", "1")
+    talk(recorded, three_turns)
+    assert [turn.continuity for turn in recorded.turns] == ["first", "exact", "exact"]
+    assert len(trajectories(recorded)) == 1
+    assert_exact(recorded, model)
+
+
+def test_as_deployed_other_tokens_of_the_same_text_are_another_prompt():
+    recorded, model = deployed("plain", "a|b", "1", "1")
+    talk(recorded, three_turns)
+    assert [turn.continuity for turn in recorded.turns] == ["first", "deployed", "exact"]
+    assert len(trajectories(recorded)) == 2
+    own = recorded.tokenizer
+    assert model.asked == [own.encode_chat(turn.messages[:-1]) for turn in recorded.turns]
+    assert_exact(recorded, model)
+
+
+def test_as_generated_is_the_default():
+    recorded, model = session("strips_thinking", says("<think>a</think>1", "<think>b</think>ab", "1"))
+    talk(recorded, three_turns)
+    assert [turn.continuity for turn in recorded.turns] == ["first", "rewritten", "rewritten"]
+    (item,) = trajectories(recorded)
+    assert "<think>a</think>" in recorded.tokenizer.decode(item.tokens.tolist())
+    assert_exact(recorded, model)

@@ -101,6 +101,14 @@ class EpisodeConfig(Section):
             " `grade` its last answer by the section `reward`."
         ),
     )
+    history: Literal["as_generated", "as_deployed"] = Field(
+        "as_generated",
+        description=(
+            "Earlier answers in the prompt of a turn. `as_generated`: their tokens as the model generated them. "
+            "`as_deployed`: what the chat template makes of the conversation, such as without thinking; a turn whose "
+            "prompt differs from the generated tokens starts a trajectory."
+        ),
+    )
     max_failed_share: float = Field(
         0.5,
         ge=0,
