@@ -110,7 +110,7 @@ class Limits:
 
     `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's. `models` are
     the names that requests may give the model, where `*` stands for any text. With `as_deployed` a prompt is what the
-    chat template makes of the whole conversation, also where it writes earlier turns otherwise than they were generated.
+    chat template makes of the whole conversation, also where it writes earlier turns otherwise than the model did.
     """
 
     max_turns: int
