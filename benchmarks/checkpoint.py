@@ -21,7 +21,7 @@ import typer
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import sft
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine

@@ -355,7 +355,7 @@ class Rank:
         return value
 
     def meet(self) -> Any:
-        from areal_like.cluster.lifetime import listen
+        from areal_like.cluster.ports import listen
         from areal_like.trainer.engine import Rendezvous
 
         world, place = self.sizes.dp * self.sizes.per_replica, self.work / "port"

@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from allocation.plan import ParallelSizes
-from areal_like.cluster.lifetime import listen, run_lifetime
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.rollout.sglang.options import server_arguments

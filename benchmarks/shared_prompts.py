@@ -23,7 +23,7 @@ import typer
 import allocation
 from areal_like.algorithms.losses import decoupled_ppo
 from areal_like.algorithms.settings import Settings
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import EngineConfig
 from areal_like.trainer.engine import Rendezvous

@@ -32,7 +32,7 @@ import allocation
 from allocation import EnginePlan
 from areal_like.algorithms.losses import decoupled_ppo, sft
 from areal_like.algorithms.settings import Settings
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.trainer.engine import EngineSpec, Rendezvous

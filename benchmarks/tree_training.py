@@ -30,7 +30,7 @@ import numpy as np
 import typer
 
 import allocation
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.prefix_trees import find_trees

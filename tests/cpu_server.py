@@ -42,7 +42,7 @@ def server_on_cpu(
 ) -> Iterator[RunningServer]:
     """A real SGLang server on loopback, as a run on CPU starts it; `launcher` is a module in the place of the run's."""
     from allocation import ParallelSizes
-    from areal_like.cluster.lifetime import reserve_port
+    from areal_like.cluster.ports import reserve_port
     from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
     from areal_like.rollout.sglang.options import server_arguments
 

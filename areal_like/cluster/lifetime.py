@@ -17,6 +17,7 @@ import psutil
 from areal_like.cluster import bound, janitor
 from areal_like.cluster.janitor import RUN_VARIABLE, member_file
 from areal_like.cluster.lineage import Identity, identity, lives, ticks_now
+from areal_like.cluster.ports import PORTS_VARIABLE
 from areal_like.errors import private
 from areal_like.runtime.descendants import adopt_orphans, children
 
@@ -30,18 +31,21 @@ LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose 
 
 
 @contextmanager
-def run_lifetime(run_id: str, *shared_dirs: Path, lock: int | None = None, adopts: bool = True) -> Iterator[Path]:
+def run_lifetime(
+    run_id: str, *shared_dirs: Path, lock: int | None = None, adopts: bool = True, ports: str | None = None
+) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
     Every process that is started inside is a member of the run. When the block ends, or this process does in
     whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds, or
     the janitor is waited for. So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one
     when nobody writes there now. The janitor keeps the descriptor `lock` open for as long as it lives.
-    Without `adopts` this process does not become the parent of orphans, and so not of its janitor either.
+    Without `adopts` this process does not become the parent of orphans, and so not of its janitor either. Sockets that
+    may have any port have one of the range `ports`.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
-    variables = _variables(run_id)
+    variables = _variables(run_id) | ({PORTS_VARIABLE: ports} if ports else {})
     before = {name: os.environ.get(name) for name in variables}
     others = children()
     adopts = adopts and not others  # an orphan of theirs would look like one of the run's
@@ -188,30 +192,6 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
         )
 
 
-def reserve_port(host: str, port: int = 0) -> socket.socket:
-    """A socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
-
-    Nobody who asks for any free port is given it meanwhile, but a server that asks for it with SO_REUSEADDR, as servers
-    do, can listen on it. Raises OSError if the port is taken.
-    """
-    holder = socket.socket(_family(host))
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        holder.bind((host, port))
-    except OSError:
-        holder.close()
-        raise
-    return holder
-
-
-def listen(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens on this one address alone; raises OSError if the port is taken.
-
-    Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
-    """
-    return socket.create_server((host, port), family=_family(host), backlog=2048)
-
-
 def local_interface(address: str) -> str:
     """Name of this host's network interface from which `address` is reached; no packet is sent."""
     family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
@@ -222,7 +202,3 @@ def local_interface(address: str) -> str:
         if any(a.address.split("%")[0] == own for a in addresses):
             return name
     raise OSError(f"no network interface of this host has the address {own}, from which {address} is reached")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -96,6 +96,9 @@ def address_problem(address: str) -> tuple[str, str] | None:
         return f"{name!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
     try:
         socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), CONNECT_LIMIT_S).close()
+    except socket.gaierror as error:
+        help = "name it in DNS or in this host's /etc/hosts, or write the IP address of the cluster's first node"
+        return f"the host name in {name} does not resolve on this host: {error.strerror}", help
     except (OSError, UnicodeError) as error:  # a host's name may be too long for the codec of such names
         help = f"start a cluster there with `ray start --head --port {parts['port']}`, or set scheduler.type=local"
         return f"nothing answers at {name}: {error}", help

@@ -44,6 +44,7 @@ class Cluster:
     groups: list[WorkerGroup] = field(default_factory=list)
     caretakers: bool = False
     moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles that Ray has moved
+    ports: str | None = None  # range of those that the processes may choose
 
     def node_id(self, bundle: int) -> str:
         """The id of the run's processes on the node of a bundle."""
@@ -189,7 +190,8 @@ class Cluster:
         actor: Any = ray.remote(worker_class(cls))
         actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
         host, run_id = slots[0].host, self.node_id(slots[0].bundle)
-        return Member(rank, host, actor.remote(run_id, host, gpus, log_file, self.cache_dir), log_file)
+        worker = actor.remote(run_id, host, gpus, log_file, self.cache_dir, self.ports)
+        return Member(rank, host, worker, log_file)
 
 
 @asynccontextmanager
@@ -203,12 +205,13 @@ async def run_cluster(
     lock: int | None = None,
     files: Mapping[str, Path] | None = None,
     warn: Callable[[str], object] = lambda text: None,
+    ports: str | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
     The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` is told of
-    differences between nodes.
+    differences between nodes. Processes take free ports from the range `ports`.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if the cluster is missing or too small, or a node that does not see `log_dir`.
     """
@@ -216,15 +219,15 @@ async def run_cluster(
     local = scheduler.type == "local"
     limit_s = scheduler.startup_timeout_s
     with (
-        run_lifetime(run_id, shared_dir, lock=lock) as directory,
+        run_lifetime(run_id, shared_dir, lock=lock, ports=ports) as directory,
         ray_cluster(scheduler, n_slots=len(plan.devices), uses_gpus=uses_gpus, directory=directory),
         _signals_cancel(),
     ):
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
             if not local:
                 await check_shared(placement, log_dir)
-                await check_nodes(placement, files or {}, warn)
-            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir)
+                await check_nodes(placement, files or {}, warn, ports)
+            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir, ports=ports)
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
                 yield cluster

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_like.cluster.caches import keep_caches
 from areal_like.cluster.lifetime import Caretaker, end_with_run, join_run, local_interface
+from areal_like.cluster.ports import PORTS_VARIABLE
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import WorkerError, private
 from areal_like.events import note
@@ -34,9 +35,13 @@ AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wa
 class Worker:
     """The process around one member: environment and output first, then the object that does the work."""
 
-    def __init__(self, run_id: str, host: str, gpus: str, log_file: Path, cache_dir: str | None) -> None:
+    def __init__(
+        self, run_id: str, host: str, gpus: str, log_file: Path, cache_dir: str | None, ports: str | None = None
+    ) -> None:
         self._run_id = run_id
         join_run(run_id)
+        if ports:
+            os.environ[PORTS_VARIABLE] = ports
         keep_caches(cache_dir)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
-from areal_like.cluster.lifetime import reserve_port
+from areal_like.cluster.ports import reserve_port
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
 from areal_like.preflight.sandbox import check_sandbox

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from socket import socket
 from typing import Any
 
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.runtime.gc_tuning import pause_gc
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.environment import apply_environment

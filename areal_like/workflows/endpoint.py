@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from areal_like.cluster.ports import reserve_port
 from areal_like.config.schema import EpisodeConfig
 from areal_like.errors import RunError
 from areal_like.workflows.openai_api import OpenSessions
@@ -82,15 +83,12 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         from starlette.routing import Route
 
         own = self._settings
-        family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
-        self._socket = socket.socket(family)
         try:
-            self._socket.bind((own.host, 0))
+            self._socket = reserve_port(own.host)
         except OSError as error:
-            self._socket.close()
             where = f"The endpoint of episodes cannot listen on {own.host} (episode.endpoint_host): {error.strerror}."
             raise RunError(f"{where} Name an address of this host, or `auto`.") from error
-        address = f"[{own.host}]" if family == socket.AF_INET6 else own.host
+        address = f"[{own.host}]" if ":" in own.host else own.host
         scheme = "https" if own.certificate else "http"
         self.base_url = f"{scheme}://{address}:{self._socket.getsockname()[1]}/v1"
         app = Starlette(routes=[Route("/{path:path}", self._handle, methods=_METHODS)])

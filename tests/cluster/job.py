@@ -17,8 +17,9 @@ from typing import Any
 
 import allocation
 from allocation import Device
-from areal_like.cluster.lifetime import reserve_port, spawn, temporary_directory
+from areal_like.cluster.lifetime import spawn, temporary_directory
 from areal_like.cluster.placement import place
+from areal_like.cluster.ports import reserve_port
 from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError

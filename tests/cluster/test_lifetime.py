@@ -23,8 +23,9 @@ from limits import HUNG_S
 
 from areal_like.cluster import lifetime
 from areal_like.cluster.janitor import members
-from areal_like.cluster.lifetime import listen, reserve_port, run_lifetime, spawn
+from areal_like.cluster.lifetime import run_lifetime, spawn
 from areal_like.cluster.lineage import identity, lives
+from areal_like.cluster.ports import listen, reserve_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

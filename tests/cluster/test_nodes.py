@@ -25,7 +25,7 @@ ALIKE = Node(
 )
 
 
-def judge(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def judge(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ports: str | None = None) -> list[str]:
     """Check two nodes, of which the second differs from the first."""
 
     async def ask(*_: object) -> list[Node]:
@@ -33,7 +33,8 @@ def judge(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]
 
     warnings: list[str] = []
     monkeypatch.setattr(nodes, "_ask", ask)
-    asyncio.run(check_nodes(None, {"actor.path": Path("/models/m"), "critic.path": Path("/models/m")}, warnings.append))  # type: ignore[arg-type]
+    paths = {"actor.path": Path("/models/m"), "critic.path": Path("/models/m")}
+    asyncio.run(check_nodes(None, paths, warnings.append, ports))  # type: ignore[arg-type]
     return warnings
 
 
@@ -51,6 +52,11 @@ def judge(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]
             ["node 10.0.0.2 does not have /models/m (actor.path)", "set actor.path to a path"],
         ),
         ({"unreachable": ["10.0.0.1"]}, ["node 10.0.0.2 cannot connect to node 10.0.0.1", "Open the firewall"]),
+        (
+            {"unreachable_ports": ["10.0.0.1:41000"]},
+            ["node 10.0.0.2 cannot connect to 10.0.0.1:41000, a port that was free", "set cluster.ports to a range"],
+        ),
+        ({"no_port": "Address already in use"}, ["node 10.0.0.2 cannot open a port", "Set cluster.ports"]),
         ({"free_disk": 1 << 20}, ["node 10.0.0.2 has 1 MiB free in /tmp", "set TMPDIR on the node"]),
     ],
 )
@@ -81,6 +87,17 @@ def test_a_difference_with_which_a_run_works_is_a_warning(changes, words, monkey
 def test_every_value_names_all_of_its_nodes() -> None:
     three = [replace(ALIKE, host=host, gpus=[gpu]) for host, gpu in (("a", "H200"), ("b", "L40"), ("c", "H200"))]
     assert list(differences(three)) == ["the nodes have different GPUs: H200 on a, c; L40 on b"]
+
+
+def test_ports_of_gloo_outside_of_the_range_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge({"own_ports": [20000, 20100]}, monkeypatch, "20000-21000") == []
+    (warning,) = judge({"own_ports": [32768, 60999]}, monkeypatch, "20000-21000")
+    assert "on node 10.0.0.2 use ports 32768-60999" in warning
+    assert judge({"own_ports": [32768, 60999]}, monkeypatch) == []
+    with pytest.raises(
+        ClusterError, match=r"a port of cluster\.ports=20000-21000\. Open the ports 20000-21000 in the firewall"
+    ):
+        judge({"unreachable_ports": ["[fd00::1]:20001"]}, monkeypatch, "20000-21000")
 
 
 def test_nodes_of_a_cluster_are_asked_and_a_path_that_they_lack_is_named(tmp_path: Path) -> None:

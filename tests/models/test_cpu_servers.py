@@ -21,7 +21,7 @@ from tiny_models import SERVED, TIED, VARIANTS, Variant, hugging_face_log_probs,
 
 from allocation import ParallelSizes
 from allocation.families import TRAINED
-from areal_like.cluster.lifetime import reserve_port
+from areal_like.cluster.ports import reserve_port
 from areal_like.config.load import load
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from limits import HUNG_S
 
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.trainer.engine import Rendezvous
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_like.config.schema.ignored import ignored_if
 from areal_like.config.schema.section import PATH, Section
@@ -16,12 +16,27 @@ class ClusterConfig(Section):
     fileroot: Annotated[str, PATH] = Field(
         "runs", description="Directory of all runs; a run uses `fileroot/experiment_name/trial_name`."
     )
+    ports: str | None = Field(
+        None,
+        pattern=r"^[0-9]+-[0-9]+$",
+        description="Range of ports, such as `20000-20999`, from which every node takes the free ports that the run itself opens "
+        "([ports](clusters.md#ports)). null: any.",
+    )
     host_timeout_s: Annotated[float, ignored_if("scheduler.type", "local")] = Field(
         10.0,
         gt=0,
         description="Seconds without an answer after which a host of servers is lost: their requests continue on other "
         "servers, and they restart elsewhere.",
     )
+
+    @field_validator("ports")
+    @classmethod
+    def _check_ports(cls, ports: str | None) -> str | None:
+        if ports is not None:
+            first, last = map(int, ports.split("-"))
+            if not 1024 <= first <= last <= 65535:
+                raise ValueError("FIRST-LAST with 1024 <= FIRST <= LAST <= 65535")
+        return ports
 
 
 class SchedulerConfig(Section):

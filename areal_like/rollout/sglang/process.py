@@ -9,7 +9,9 @@ from pathlib import Path
 
 import aiohttp
 
-from areal_like.cluster.lifetime import local_interface, reserve_port, spawn
+from areal_like.cluster.lifetime import local_interface, spawn
+from areal_like.cluster.placement import url as url_of
+from areal_like.cluster.ports import reserve_port
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.rollout.sglang.server import CLASSIFY, GENERATE
 
@@ -73,7 +75,7 @@ class SGLangServer:
         interface = local_interface(self._host)  # where other hosts reach this one, unless the user has said so
         sockets = {name: os.environ.get(name, interface) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
         self._process = spawn(command, env={TOKEN_VARIABLE: spec.token, **sockets}, log_file=spec.log_file)
-        url = f"http://{self._host}:{port}"
+        url = url_of(self._host, port)
         deadline = time.monotonic() + spec.startup_timeout_s
         probe = url + (CLASSIFY if spec.classifies else GENERATE)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {spec.token}"}) as session:

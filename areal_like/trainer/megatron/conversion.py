@@ -17,7 +17,7 @@ from torch import Tensor
 
 from allocation.plan import ParallelSizes
 from areal_like.checkpoint.distributed import DESCRIPTIONS, TENSORS, read_weights
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.config.schema import EngineConfig
 from areal_like.errors import CheckpointError
 from areal_like.trainer.engine import Rendezvous

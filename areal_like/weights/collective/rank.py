@@ -8,7 +8,7 @@ import torch
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast, destroy_process_group
 from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
-from areal_like.cluster.lifetime import listen
+from areal_like.cluster.ports import listen
 from areal_like.cluster.workers import is_cancelled
 from areal_like.rollout.sglang.giving_up import wait_for
 from areal_like.trainer.engine import TrainEngine

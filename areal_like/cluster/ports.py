@@ -1,0 +1,66 @@
+"""Ports of a host that are kept for the run (`cluster.ports`)."""
+
+import errno
+import os
+import socket
+from random import SystemRandom
+
+PORTS_VARIABLE = "AREAL_LIKE_PORTS"  # the range, in the environment of every process of the run
+
+
+def reserve_port(host: str, port: int = 0) -> socket.socket:
+    """A socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
+
+    It is one of the run's range then. Nobody who asks for any free port is given it meanwhile, but a server that asks
+    for it with SO_REUSEADDR, as servers do, can listen on it. Raises OSError if the port is taken, or the whole range.
+    """
+    if port == 0 and (text := os.environ.get(PORTS_VARIABLE)):
+        return _reserve_in_range(host, text)
+    holder = socket.socket(_family(host))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind((host, port))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on this one address alone; raises OSError as `reserve_port`.
+
+    Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
+    """
+    listener = reserve_port(host, port)
+    listener.listen(2048)
+    return listener
+
+
+def _reserve_in_range(host: str, text: str) -> socket.socket:
+    ports = list(port_range(text))
+    SystemRandom().shuffle(ports)  # runs that start together on a host seldom try the same one
+    for port in ports:
+        holder = socket.socket(_family(host))
+        try:
+            # without SO_REUSEADDR, with which two holders could have the same port
+            holder.bind((host, port))
+        except OSError as error:
+            holder.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the server that will listen there
+        return holder
+    raise OSError(errno.EADDRINUSE, f"all ports of cluster.ports={text} are in use on this host. Widen the range")
+
+
+def port_range(text: str) -> range:
+    """Return the ports of a range such as `20000-20999`. Raises ValueError."""
+    first, _, last = text.partition("-")
+    if not 1024 <= int(first) <= int(last) <= 65535:
+        raise ValueError(f"{text} is not FIRST-LAST with 1024 <= FIRST <= LAST <= 65535")
+    return range(int(first), int(last) + 1)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
