@@ -184,7 +184,7 @@ class EngineSpec:
 class Rendezvous:
     """Meeting point of an engine's ranks: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
 
-    `listener` is rank 0's socket there, which nobody else listens at (`cluster.lifetime.listen`).
+    `listener` is rank 0's socket there, which nobody else listens at (`cluster.ports.listen`).
     """
 
     rank: int
