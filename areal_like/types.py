@@ -108,6 +108,15 @@ def generated_in(trajectories: Sequence[Trajectory]) -> int:
     return sum(int(np.count_nonzero(item.generated & ~np.isnan(item.logprobs))) for item in trajectories)
 
 
+def mean_reward(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the mean reward of a group, in which each sample counts once; None if all rewards are missing."""
+    by_sample: dict[int, list[float]] = {}
+    for item in trajectories:
+        if item.reward is not None:
+            by_sample.setdefault(item.sample, []).append(item.reward)
+    return float(np.mean([np.mean(own) for own in by_sample.values()])) if by_sample else None
+
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences back to back, as the trainer takes them.

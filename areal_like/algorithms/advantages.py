@@ -94,6 +94,10 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     generated = batch.fields["loss_mask"] > 0
     counts = np.add.reduceat(generated, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
     shaped = experience.rewards.astype(np.float64)
+    if settings.prompt_baseline:
+        if experience.baselines is None:
+            raise ValueError("the experience has no baselines")
+        shaped -= experience.baselines
     if settings.overlong_penalty_factor:
         tail = settings.overlong_tokens or max(1, longest // 5)
         shaped -= overlong_penalty(counts, longest, tail, settings.overlong_penalty_factor)

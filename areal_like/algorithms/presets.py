@@ -53,6 +53,7 @@ def _needs(settings: Settings) -> frozenset[Need]:
         "reference": bool(settings.kl_ctl or settings.kl_loss_coef),
         "values": settings.critic,
         "teacher": bool(settings.teacher_coef),
+        "baselines": settings.prompt_baseline,
     }
     return frozenset(need for need, holds in wanted.items() if holds)
 

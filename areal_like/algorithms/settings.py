@@ -24,7 +24,8 @@ class Settings:
     """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema/`).
 
     `cispo` says that the ratio is clipped as a weight, without stopping the gradient (see `losses.cispo`); `critic`
-    that advantages are taken from a critic's values.
+    that advantages are taken from a critic's values, and `prompt_baseline` that the value of its prompt is subtracted
+    from each reward.
     """
 
     eps_clip: float = 0.2
@@ -61,6 +62,7 @@ class Settings:
     teacher_coef: float = 0.0
     cispo: bool = False
     critic: bool = False
+    prompt_baseline: bool = False
 
     @property
     def weight_bounds(self) -> tuple[float, float]:
@@ -93,6 +95,9 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         "rloo": Settings(reward_norm=LEFT_OUT, loss_agg_mode="constant"),
         # REINFORCE++ (arXiv 2501.03262)
         "reinforce_pp": Settings(adv_norm=IN_BATCH),
+        # Single-stream policy optimization (arXiv 2509.13232): one response per prompt, the prompt's running value as
+        # its baseline, advantages normalised over the batch
+        "single_rollout": Settings(adv_norm=IN_BATCH, prompt_baseline=True),
         # GSPO (arXiv 2507.18071)
         "gspo": Settings(
             reward_norm=IN_GROUP,

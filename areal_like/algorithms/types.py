@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from areal_like.runtime.user_code import user_modules
 from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
 
-Need = Literal["reference", "values", "policy", "proximal", "teacher"]
+Need = Literal["reference", "values", "policy", "proximal", "teacher", "baselines"]
 """A forward pass whose result is a field of the batch.
 
 Before `targets`, over the whole batch: `reference` gives `reference_logprobs`, the reference policy's; `values` the
 critic's; `policy` gives `proximal_logprobs`, of the weights that the step starts from. `proximal` gives these to the
 loss alone, and only where a step has several mini-batches: in the first one they are the current ones. `teacher` needs
-no pass: trajectories come with `teacher_logprobs`. Log-probs are 0 where `loss_mask` is.
+no pass: trajectories come with `teacher_logprobs`; `baselines` gives those of the experience.
+Log-probs are 0 where `loss_mask` is.
 """
 
 
@@ -29,7 +30,8 @@ class Experience:
     counts once in the statistics of its group; samples of different groups have different ids. `batch` holds their
     tokens, with the fields, all `[tokens]`, `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1
     where the step's own version generated the token), and those of the passes that the algorithm needs. `truncated`
-    `[trajectories]` are those whose generation ended at a limit of tokens.
+    `[trajectories]` are those whose generation ended at a limit of tokens. `baselines` `[trajectories]` are the
+    values of their prompts from earlier steps, if the algorithm needs them.
     """
 
     rewards: Floats
@@ -37,6 +39,7 @@ class Experience:
     samples: Ints
     batch: Batch
     truncated: NDArray[np.bool]
+    baselines: Floats | None = None
 
 
 @dataclass(frozen=True)

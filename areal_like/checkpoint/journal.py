@@ -26,11 +26,26 @@ from areal_like.errors import CheckpointError, writing
 
 @dataclass(frozen=True)
 class Step:
-    """The training step that made `version`: its groups, and the dataset row (`sample_id`) of each."""
+    """The training step that made `version`: its groups, and the dataset row (`sample_id`) of each.
+
+    Runs that choose prompts or baselines by earlier results also note these: the mean reward of each group, null if
+    it is missing, groups that were dropped since the last step with their mean rewards, and the blocks of prompts that
+    were drawn before (`data/curriculum.py`).
+    """
 
     version: int
     groups: Sequence[int]
     samples: Sequence[int]
+    rewards: Sequence[float | None] = ()
+    dropped: Sequence[tuple[int, float]] = ()
+    drawn: int = 0
+
+    def to_json(self) -> str:
+        """Return the line of the journal; without fields that the run does not have."""
+        values = {
+            name: value for name, value in vars(self).items() if value or name in ("version", "groups", "samples")
+        }
+        return json.dumps(values) + "\n"
 
 
 class Journal:
@@ -67,9 +82,8 @@ class Journal:
                 f"{self._path} does not have every step up to {version}: it was changed. Restore it from a backup, or "
                 "choose another trial_name"
             )
-        lines = [self._header, *map(vars, kept)]
         self._check()
-        write_durably(self._path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_durably(self._path, json.dumps(self._header) + "\n" + "".join(step.to_json() for step in kept))
 
     def put_aside(self) -> Path:
         """Give the file a name that no run reads, so that a new journal begins; returns that name."""
@@ -81,7 +95,7 @@ class Journal:
     def append(self, step: Step) -> None:
         """Add a step; it is on disk when this returns. Raises RecordError."""
         self._check()
-        append_durably(self._path, json.dumps(vars(step)) + "\n")
+        append_durably(self._path, step.to_json())
 
 
 def read_header(path: Path) -> dict[str, str]:

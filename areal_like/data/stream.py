@@ -29,9 +29,13 @@ class PromptStream:
         self._shares = shares(list((weights or {}).values()), len(prompts)) if weights else []
         self._order_of = lru_cache(maxsize=2)(self._order)  # of the passes that groups are started from
 
-    def __getitem__(self, place: int) -> Prompt:
+    def row(self, place: int) -> int:
+        """Return the number of the prompt at a place, among all prompts."""
         epoch, position = divmod(place, len(self._prompts))
-        return self._prompts[self._order_of(epoch)[position]]
+        return self._order_of(epoch)[position]
+
+    def __getitem__(self, place: int) -> Prompt:
+        return self._prompts[self.row(place)]
 
     def __iter__(self) -> Iterator[Prompt]:
         return map(self.__getitem__, itertools.count())

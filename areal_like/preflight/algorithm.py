@@ -43,6 +43,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
         samples=np.arange(4, dtype=np.int32),
         batch=Batch(lengths, np.zeros(tokens, np.int32), _made_up_fields(tokens, lengths)),
         truncated=np.zeros(4, bool),
+        baselines=np.zeros(4, np.float32),
     )
     try:
         targets = algorithm.targets(experience)
@@ -121,6 +122,13 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         yield finding("RUN-BATCH-GROUP", "gconfig.n_samples", message, "write gconfig.n_samples=2 or more")
     if settings is None:
         return
+    if settings.prompt_baseline and config.gconfig.n_samples > 1:
+        message = (
+            f"algorithm={config.algorithm} takes the baseline of a response from earlier steps, and each prompt has "
+        )
+        message += f"{config.gconfig.n_samples} samples, whose mean is a better one"
+        help = "write gconfig.n_samples=1 and a larger train_dataset.batch_size, or algorithm=grpo"
+        yield finding("RUN-ALGORITHM-SINGLE-ROLLOUT", "gconfig.n_samples", message, help)
     if settings.kl_loss_coef and settings.kl_estimator == "k1":
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
         yield finding("RUN-ALGORITHM-KL-LOSS", "actor.kl_estimator", message, nearest=["k3", "k2"])

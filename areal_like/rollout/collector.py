@@ -9,7 +9,7 @@ from areal_like.data.stream import PromptStream
 from areal_like.events import span
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.protocol import Workflow
-from areal_like.types import Trajectory, generated_in
+from areal_like.types import Trajectory, generated_in, mean_reward
 
 STARTED = 32  # groups that start in one turn of the event loop, each some 50 us of work
 
@@ -37,6 +37,7 @@ class Collector:
     again: Sequence[int] = ()
     started: int = 0  # groups that ever were
     dropped: int = 0  # groups that were not kept, or given up
+    note_drop: Callable[[int, float], None] = lambda group, reward: None  # mean reward of a group that was not kept
     tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
     tokens_trained: int = 0  # by this process, as what follows
     tokens_dropped: int = 0
@@ -138,6 +139,8 @@ class Collector:
         if self._is_dropped(trajectories):
             self.dropped += 1
             self.tokens_dropped += tokens
+            if (reward := mean_reward(trajectories)) is not None:
+                self.note_drop(group_id, reward)
             self.admission.drop(group_id)
         else:
             self._finished[group_id], self._tokens[group_id] = trajectories, tokens

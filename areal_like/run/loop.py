@@ -30,6 +30,7 @@ from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
+from areal_like.run.prompt_results import PromptResults
 from areal_like.runtime.gc_tuning import release
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -56,6 +57,7 @@ class Parts:
     recovery: Recovery | None = None
     sharing: Sharing = RESIDENT
     drift: DriftAlarm | None = None
+    results: PromptResults | None = None
 
 
 async def reinforce(
@@ -92,6 +94,7 @@ async def reinforce(
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
                 raise RewardsMissing(len(trajectories), f"step {done}", has_teacher=config.teacher is not None)
+            made = _place(parts, trajectories, done, in_row) if parts.recovery or parts.results else None
             await _publish(config, parts, record, done, evaluating)
             evaluating = evaluation(done)
             if parts.reference and parts.reference.due(done):
@@ -103,8 +106,8 @@ async def reinforce(
             stats |= probed | await _statistics(config, parts, trajectories, version)
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
             await release(trajectories)
-            if parts.recovery:
-                step, place = _place(parts.collector, done, in_row)
+            if parts.recovery and made:
+                step, place = made
                 await parts.recovery.note(step)
                 with record.phase("checkpoint"):
                     now = done == steps
@@ -145,9 +148,16 @@ async def _publish(
     parts.collector.publish(done)
 
 
-def _place(collector: Collector, done: int, in_row: int) -> tuple[Step, RunState]:
-    """Return the completed step, and the state of the run after it."""
-    step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
+def _place(parts: Parts, trajectories: Sequence[Trajectory], done: int, in_row: int) -> tuple[Step, RunState]:
+    """Return the completed step, and the state of the run after it, before groups of the new version start.
+
+    Both are of one moment: the results in the step decide the prompts of groups that the state does not have.
+    """
+    collector = parts.collector
+    if parts.results:
+        step = parts.results.describe(done, collector.taken, trajectories)
+    else:
+        step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
     untrained = tuple(collector.untrained)
     return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
@@ -173,7 +183,8 @@ async def _statistics(
     described = await asyncio.to_thread(describe, trajectories, version)
     if parts.algorithm.keeps or config.rollout.oversampling:
         described["dropped_groups"] = float(parts.collector.newly_dropped())
-    counts = (parts.episodes(), parts.tokens(), parts.teacher(), parts.servers())
+    results = parts.results.statistics() if parts.results else {}
+    counts = (parts.episodes(), parts.tokens(), parts.teacher(), parts.servers(), results)
     return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
 
 
@@ -196,6 +207,10 @@ async def train_step(
         experience = await asyncio.to_thread(join, trajectories, version)
     if experience is None:
         return {}
+    if "baselines" in algorithm.needs:
+        if parts.results is None:
+            raise RunError("The algorithm needs baselines, but the run keeps no values of prompts.")
+        experience = replace(experience, baselines=parts.results.baselines(experience.groups))
     for need, field, phase in _PASSES:
         if need in algorithm.needs:
             with record.phase(phase):

@@ -4,8 +4,11 @@ import asyncio
 import math
 from dataclasses import replace
 
+from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN
+from areal_like.config.schema import SINGLE_TURN, CurriculumConfig, RunConfig
+from areal_like.data.curriculum import Curriculum
+from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.data.stream import PromptStream
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
@@ -15,6 +18,7 @@ from areal_like.rollout.pool import Sampling
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts
+from areal_like.run.prompt_results import PromptResults
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync
 from areal_like.workflows.make import Workflows
@@ -29,8 +33,9 @@ def make_parts(
     workflows: Workflows,
     tasks: asyncio.TaskGroup,
     teacher: Teacher | None = None,
+    results: PromptResults | None = None,
 ) -> Parts:
-    """Return the parts that every run has."""
+    """Return the parts that every run has; prompts come from the stream of `results`, if there are any."""
     config = job.config
     sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
     most = config.rollout.max_concurrent_rollouts
@@ -48,16 +53,14 @@ def make_parts(
         seed=config.seed if config.sglang.deterministic else None,
     )
     collector = Collector(
-        prompts=PromptStream(
-            job.train_prompts, shuffle=train_data.shuffle, seed=config.seed, weights=train_data.weights
-        ),
+        prompts=results.stream if results else plain_stream(job),
         groups=job.steps * train_data.batch_size,
         workflow=teacher.with_scores(workflow) if teacher else workflow,
         admission=Admission(
             train_data.batch_size,
             config.rollout.max_head_offpolicyness,
             state.version,
-            spare=math.ceil(config.rollout.oversampling * train_data.batch_size),
+            spare=spare_groups(config),
         ),
         max_groups=max(1, most // sampling.n_samples) if most else None,
         tasks=tasks,
@@ -66,11 +69,53 @@ def make_parts(
         again=state.untrained,
         started=state.started,
         dropped=state.count_dropped(train_data.batch_size),
+        note_drop=results.note_drop if results else lambda group, reward: None,
         tokens_generated=state.tokens_generated,
     )
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
-    parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards)
+    parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards, results=results)
     return replace(parts, teacher=teacher.statistics) if teacher else parts
+
+
+def make_results(job: Job, version: int, journal: Journal | None) -> PromptResults | None:
+    """Return the results by prompt of a run at `version`, or None if neither prompts nor baselines depend on them.
+
+    Blocks: it reads the journal, and the tokens of every prompt.
+    """
+    data, has_values = job.config.train_dataset, "baselines" in job.algorithm.needs
+    if data.curriculum is None and not has_values:
+        return None
+    stream = plain_stream(job) if data.curriculum is None else _curriculum(job, data.curriculum)
+    values = PromptValues(prompt_keys(job.train_prompts), job.config.actor.value_decay) if has_values else None
+    results = PromptResults(stream, values)
+    results.resume(journal.steps() if journal else [], version)
+    return results
+
+
+def plain_stream(job: Job) -> PromptStream:
+    """Return the stream of the training prompts, whatever their results."""
+    data = job.config.train_dataset
+    return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
+
+
+def _curriculum(job: Job, section: CurriculumConfig) -> Curriculum:
+    """Return the stream whose blocks are drawn as soon as one of their groups may start."""
+    data = job.config.train_dataset
+    return Curriculum(
+        job.train_prompts,
+        shuffle=data.shuffle,
+        seed=job.config.seed,
+        config=section,
+        keys=prompt_keys(job.train_prompts, section.field),
+        block=data.batch_size,
+        ahead=job.config.rollout.max_head_offpolicyness + math.ceil(spare_groups(job.config) / data.batch_size),
+        weights=data.weights,
+    )
+
+
+def spare_groups(config: RunConfig) -> int:
+    """Return how many groups may start beyond those that are trained."""
+    return math.ceil(config.rollout.oversampling * config.train_dataset.batch_size)
 
 
 def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]:

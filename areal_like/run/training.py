@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.cluster.run import Cluster
 from areal_like.config.schema import TrainerRole
@@ -19,7 +20,7 @@ from areal_like.run.directory import RunDirectory
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.loop import reinforce
-from areal_like.run.parts import make_parts
+from areal_like.run.parts import make_parts, make_results
 from areal_like.run.start import weight_sync
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
@@ -64,8 +65,10 @@ async def train(
         await sharing.to_trainer(None)
         await sync.connect()
         await publish(sync, state.version, config.weight_update.timeout_s)
+    results = await call_disk(make_results, job, state.version, opened.journal)
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
-        parts = make_parts(job, state, trainer, sync, serving.rewards, serving.workflows, groups, serving.teacher)
+        rewards, workflows, teacher = serving.rewards, serving.workflows, serving.teacher
+        parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, teacher, results)
         collector, evaluator = parts.collector, parts.evaluator
         parts = replace(
             parts,

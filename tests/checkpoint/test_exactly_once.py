@@ -23,6 +23,9 @@ from areal_like.algorithms.presets import make_algorithm
 from areal_like.checkpoint.journal import Journal, Step, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.config.load import load
+from areal_like.config.schema import CurriculumConfig
+from areal_like.data.curriculum import Curriculum
+from areal_like.data.prompt_values import prompt_keys
 from areal_like.data.stream import PromptStream
 from areal_like.errors import DirectoryTaken
 from areal_like.metrics.console import View
@@ -33,6 +36,7 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts, reinforce
+from areal_like.run.prompt_results import PromptResults
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("resume after SIGKILL")
@@ -130,7 +134,9 @@ class Fakes:
         return {}
 
 
-async def attempt(machine: Machine, folder: Path, steps: int, every: int, staleness: int, drops: bool) -> None:
+async def attempt(
+    machine: Machine, folder: Path, steps: int, every: int, staleness: int, drops: bool, chooses: bool
+) -> None:
     """The run from where it stands, until it is done or the machine stops."""
     recover = ("recover.mode=auto", "recover.restart=true", f"recover.freq_steps={every}", "recover.freq_secs=null")
     others = (
@@ -152,14 +158,31 @@ async def attempt(machine: Machine, folder: Path, steps: int, every: int, stalen
             fakes.load(opened.checkpoint.path / "actor")
         assert fakes.steps == state.version
         async with asyncio.TaskGroup() as tasks:
-            made = parts(opened, fakes, machine, tasks, config, steps, staleness, drops)
+            made = parts(opened, fakes, machine, tasks, config, steps, staleness, drops, chooses)
             await reinforce(config, made, steps, opened.record, state if opened.checkpoint else None)
         assert fakes.steps == steps
         assert list(opened.record.state(steps)["rewards"]) == list(range(1, steps + 1))
 
 
+def results_after(journal: list[Step], version: int, staleness: int) -> PromptResults:
+    """A curriculum of blocks of 2 that has observed the steps of a journal."""
+    section, keys = CurriculumConfig(revisit=0.2), prompt_keys(PROMPTS)
+    stream = Curriculum(PROMPTS, shuffle=True, seed=3, config=section, keys=keys, block=2, ahead=staleness)
+    results = PromptResults(stream)
+    results.resume(journal, version)
+    return results
+
+
 def parts(
-    opened: RunDirectory, fakes: Fakes, machine: Machine, tasks: asyncio.TaskGroup, config, steps, staleness, drops
+    opened: RunDirectory,
+    fakes: Fakes,
+    machine: Machine,
+    tasks: asyncio.TaskGroup,
+    config,
+    steps,
+    staleness,
+    drops,
+    chooses,
 ) -> Parts:
     async def workflow(prompt: Prompt, group_id: int) -> list[Trajectory]:
         for _ in range(machine.random.choice([0, 1, 2, 30])):
@@ -169,12 +192,13 @@ def parts(
         tokens = np.arange(3, dtype=np.int32)
         return [
             Trajectory(prompt.sample_id, group_id, tokens, logprobs, made.astype(np.int32), FinishReason.STOP, reward)
-            for reward in (0.0, 1.0)
+            for reward in ((0.0, 1.0) if prompt.sample_id % 2 else (1.0, 1.0))
         ]
 
     state = opened.state
+    results = results_after(opened.journal.steps(), state.version, staleness) if chooses and opened.journal else None
     collector = Collector(
-        prompts=PromptStream(PROMPTS, shuffle=True, seed=3),
+        prompts=results.stream if results else PromptStream(PROMPTS, shuffle=True, seed=3),
         groups=steps * 2,
         workflow=workflow,
         admission=Admission(2, staleness, state.version),
@@ -186,12 +210,12 @@ def parts(
         started=state.started,
         dropped=state.count_dropped(2),
         tokens_generated=state.tokens_generated,
+        **({"note_drop": results.note_drop} if results else {}),
     )
     fake = cast(Any, fakes)
     recovery = opened.recovery(config, {"actor": fake})
-    return Parts(
-        make_algorithm(config), fake, fake, collector, Evaluator(config.evaluator, {}), fake, recovery=recovery
-    )
+    evaluator = Evaluator(config.evaluator, {})
+    return Parts(make_algorithm(config), fake, fake, collector, evaluator, fake, recovery=recovery, results=results)
 
 
 def journal_of(run: Path) -> list[Step]:
@@ -206,16 +230,19 @@ def journal_of(run: Path) -> list[Step]:
     every=st.integers(1, 3),
     staleness=st.integers(0, 2),
     drops=st.booleans(),
+    chooses=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_every_group_is_trained_in_exactly_one_committed_step(lasting, steps, every, staleness, drops, seed) -> None:
+def test_every_group_is_trained_in_exactly_one_committed_step(
+    lasting, steps, every, staleness, drops, chooses, seed
+) -> None:
     with TemporaryDirectory() as folder:
         run = Path(folder) / "gsm8k-grpo-cpu/t"
         for number, lasts in enumerate([*lasting, None]):
             machine, crashed = Machine(lasts, seed + number), False
             with machine.disk():
                 try:
-                    asyncio.run(attempt(machine, Path(folder), steps, every, staleness, drops))
+                    asyncio.run(attempt(machine, Path(folder), steps, every, staleness, drops, chooses))
                 except* Crash:
                     crashed = True
             checkpoint, complaints = newest(run / DIRECTORY)
@@ -235,7 +262,8 @@ def test_every_group_is_trained_in_exactly_one_committed_step(lasting, steps, ev
         assert committed.version == steps == len(made)
         trained = sorted(group for step in made for group in step.groups)
         assert drops or trained == list(range(2 * steps))
-        stream = PromptStream(PROMPTS, shuffle=True, seed=3)
+        plain = PromptStream(PROMPTS, shuffle=True, seed=3)
+        stream = results_after(made, steps, staleness).stream if chooses else plain
         assert all(stream[group].sample_id == row for s in made for group, row in zip(s.groups, s.samples, strict=True))
         assert len(list((run / DIRECTORY).glob("step-*"))) <= 2
         assert not list((run / DIRECTORY).glob(".step-*"))

@@ -20,8 +20,11 @@ from test_train_step import Silent
 from areal_like.algorithms.losses import LossInputs, Sequences
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.config.load import load
+from areal_like.data.prompt_values import PromptValues, prompt_keys
+from areal_like.data.stream import PromptStream
 from areal_like.run.loop import Parts, train_step
-from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
+from areal_like.run.prompt_results import PromptResults
+from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))
@@ -111,12 +114,15 @@ def test_it_learns(name: str) -> None:
     config = load(CONFIG, [f"algorithm={name}", *OWN_CLIPS, *NEEDS.get(name, [])]).config
     rng, policy = np.random.default_rng(0), Table(WORDS)
     unused: Any = None
+    tasks = [Prompt(task, [task]) for task in range(TASKS)]
+    results = PromptResults(PromptStream(tasks, shuffle=False, seed=0), PromptValues(prompt_keys(tasks), 0.9))
     parts = Parts(
         make_algorithm(config),
         cast(Any, policy),
         *[unused] * 4,
         reference=cast(Any, copy.deepcopy(policy)) if config.ref else None,
         critic=cast(Any, Table(1)) if config.critic else None,
+        results=results if "baselines" in make_algorithm(config).needs else None,
     )
 
     async def train() -> float:
@@ -127,6 +133,7 @@ def test_it_learns(name: str) -> None:
             trajectories = [item for group in older if keeps(group) for item in group]
             rewards.append(np.mean([item.reward for group in newer for item in group]))
             await train_step(config, parts, trajectories, version, cast(Any, Silent()))
+            results.describe(version + 1, sorted({item.group_id for item in trajectories}), trajectories)
             older = newer
         return float(np.mean(rewards[-5:]))
 

@@ -7,6 +7,7 @@ several fields lives in `preflight/`, so that all of its findings come together.
 from areal_like.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
 from areal_like.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
+from areal_like.config.schema.curriculum import CurriculumConfig
 from areal_like.config.schema.data import (
     ArithmeticConfig,
     DatasetConfig,

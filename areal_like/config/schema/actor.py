@@ -36,6 +36,10 @@ _NO_KL = with_settings(
     "`kl_ctl` and `kl_loss_coef` are 0", lambda run, settings: not settings.kl_ctl and not settings.kl_loss_coef
 )
 _NO_CRITIC = with_settings("the algorithm has no critic", lambda run, settings: not settings.critic)
+_NO_PROMPT_VALUES = Ignored(
+    "`algorithm` is neither `single_rollout` nor your own",
+    lambda at: at.run.algorithm != "single_rollout" and ":" not in at.run.algorithm,
+)
 _NO_TURNS = Ignored("no workflow of your own is set (`workflow`)", lambda at: "workflow" not in at.run.workflows)
 _NO_OVERLONG = with_settings(
     "`overlong_penalty_factor` is 0", lambda run, settings: not settings.overlong_penalty_factor
@@ -248,6 +252,15 @@ class ActorConfig(EngineConfig):
         description=(
             "Weight of `teacher` in the advantage of each token: its log-prob minus the policy's; null: set by the"
             " algorithm (1 with `distill`)."
+        ),
+    )
+    value_decay: Annotated[float, _NO_PROMPT_VALUES] = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description=(
+            "Weight of earlier rewards of a prompt in its running value when there is a new one, and of earlier steps in"
+            " the mean over all prompts."
         ),
     )
     dpo_beta: Annotated[float, _NOT_DPO] = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from areal_like.config.schema.curriculum import CurriculumConfig
 from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, TEMPERATURE, Section
 
@@ -110,6 +111,10 @@ class TrainDatasetConfig(DatasetConfig):
     )
     weight: Annotated[float, _ONE_SET] = Field(
         1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`."
+    )
+
+    curriculum: CurriculumConfig | None = Field(
+        None, description="Preference for prompts of a middle success rate; null: none."
     )
 
     @property

@@ -52,8 +52,8 @@ class RunConfig(Section):
     algorithm: str = Field(
         "grpo",
         description=(
-            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `distill`, `dpo`, `sft`, or your own"
-            " function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
+            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
+            " or your own function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
         ),
     )
     tokenizer_path: Annotated[str | None, PATH] = Field(

@@ -1,0 +1,85 @@
+"""A stream that prefers prompts whose success rate is between two bounds."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from areal_like.config.schema import CurriculumConfig
+from areal_like.data.prompt_values import PromptValues
+from areal_like.data.stream import PromptStream
+from areal_like.types import Ints, Prompt
+
+
+class Curriculum(PromptStream):
+    """A PromptStream without most prompts that are too easy or too hard for the policy of the time.
+
+    It goes through the plain stream and skips a row whose mean reward is outside `low` to `high`, except with the
+    probability `revisit`. Rows are drawn in blocks, one for each training step. A block is drawn as soon as its groups
+    may start: `ahead` steps before the step that trains them, from the results that are known then. So the stream is a
+    function of the seed and of the results of each step, whenever groups start. A run that starts more groups, because
+    others were dropped, draws further blocks at once; a resumed run draws them at the same step (`Step.drawn`).
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        shuffle: bool,
+        seed: int,
+        config: CurriculumConfig,
+        keys: Ints,
+        block: int,
+        ahead: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(prompts, shuffle=shuffle, seed=seed, weights=weights)
+        self._config, self._n_prompts, self._block, self._ahead = config, len(prompts), block, ahead
+        self._own_seed = seed
+        self._rates = PromptValues(keys, config.decay)
+        self._rows = array("q")
+        self._cursor = 0  # place in the plain stream
+        self._skipped = 0
+
+    @property
+    def drawn(self) -> int:
+        """Number of blocks that were drawn."""
+        return len(self._rows) // self._block
+
+    def row(self, place: int) -> int:
+        """Return the row at a place."""
+        self.draw_to(place // self._block + 1)
+        return self._rows[place]
+
+    def observe(self, rows: Sequence[int], rewards: Sequence[float]) -> None:
+        """Note the results of a step."""
+        self._rates.observe(rows, rewards)
+
+    def draw_ahead(self, version: int) -> None:
+        """Draw the blocks that may start at a version, whose results were observed."""
+        self.draw_to(version + self._ahead + 1)
+
+    def draw_to(self, blocks: int) -> None:
+        """Draw until there are so many blocks."""
+        while self.drawn < blocks:
+            random = np.random.default_rng([self._own_seed, self.drawn])
+            for _ in range(self._block):
+                self._rows.append(self._draw(random))
+
+    def newly_skipped(self) -> int:
+        """Return how many rows were skipped since the last call."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
+
+    def _draw(self, random: np.random.Generator) -> int:
+        """Return the next row; after a whole pass of skipped rows, whichever comes."""
+        for _ in range(self._n_prompts):
+            row = super().row(self._cursor)
+            self._cursor += 1
+            rate = self._rates.mean(row)
+            if rate is None or self._config.low <= rate <= self._config.high or random.random() < self._config.revisit:
+                return row
+            self._skipped += 1
+        row = super().row(self._cursor)
+        self._cursor += 1
+        return row
