@@ -19,7 +19,6 @@ from areal_like.preflight.machine import check_machine, device_of
 from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.overrides import try_overrides
-from areal_like.preflight.prompt_results import check_prompt_results
 from areal_like.preflight.resume import check_name, check_resume, find_layouts
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
@@ -67,9 +66,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *of_restarts,
         *of_prompts,
         *check_machine(config, device, plan, dry_run=dry_run),
-        *check_data(config, spec, tokenizer, plan, prompts),
+        *check_data(config, spec, tokenizer, plan, prompts, algorithm),
         *check_rewards(config, prompts["train_dataset"]),
-        *check_prompt_results(config, algorithm, prompts["train_dataset"]),
         *check_teacher(config, algorithm, tokenizer, prompts["train_dataset"], plan),
         *check_options(config, device, spec, plan),
         *check_roles(views),

@@ -6,6 +6,7 @@ from functools import partial
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
+from areal_like.algorithms.types import Algorithm
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import (
     MOST_KEPT,
@@ -18,6 +19,7 @@ from areal_like.config.schema import (
 )
 from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.preflight.prompt_results import check_prompt_results
 from areal_like.preflight.rewards import answer_check
 from areal_like.preflight.workflow import plays_groups
 from areal_like.trainer.megatron.options import row_multiple
@@ -62,13 +64,19 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
 
 
 def check_data(
-    config: RunConfig, spec: ModelSpec | None, tokenizer: Tokenizer | None, plan: Plan | None, prompts: Prompts
+    config: RunConfig,
+    spec: ModelSpec | None,
+    tokenizer: Tokenizer | None,
+    plan: Plan | None,
+    prompts: Prompts,
+    algorithm: Algorithm | None,
 ) -> Iterator[Finding]:
-    """Numbers of prompts, samples and steps, and lengths in tokens."""
+    """Check numbers of prompts, samples and steps, lengths in tokens, and the curriculum."""
     yield from _samples(config)
     yield from _held_out(config)
     yield from _context(config, spec)
     yield from _steps(config, len(prompts["train_dataset"]))
+    yield from check_prompt_results(config, algorithm, prompts["train_dataset"])
     if config.warm_start is not None and tokenizer is not None and plan is not None:
         actor = plan.engine("actor")
         for key in _IMITATED:

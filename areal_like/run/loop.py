@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from areal_like.algorithms.batch import join, policy_batches, with_field
 from areal_like.algorithms.types import Algorithm, Need
-from areal_like.checkpoint.journal import Step
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import RunConfig
@@ -30,7 +29,7 @@ from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.prompt_results import PromptResults
+from areal_like.run.prompt_results import PromptResults, describe_place
 from areal_like.runtime.gc_tuning import release
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -94,7 +93,9 @@ async def reinforce(
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
                 raise RewardsMissing(len(trajectories), f"step {done}", has_teacher=config.teacher is not None)
-            made = _place(parts, trajectories, done, in_row) if parts.recovery or parts.results else None
+            place = None
+            if parts.recovery or parts.results:
+                place = describe_place(parts.collector, parts.results, trajectories, done, in_row)
             await _publish(config, parts, record, done, evaluating)
             evaluating = evaluation(done)
             if parts.reference and parts.reference.due(done):
@@ -106,12 +107,12 @@ async def reinforce(
             stats |= probed | await _statistics(config, parts, trajectories, version)
             record.step(done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
             await release(trajectories)
-            if parts.recovery and made:
-                step, place = made
+            if parts.recovery and place:
+                step, reached = place
                 await parts.recovery.note(step)
                 with record.phase("checkpoint"):
                     now = done == steps
-                    await parts.recovery.keep(place, tasks, now=now, evaluating=evaluating, record=record.state)
+                    await parts.recovery.keep(reached, tasks, now=now, evaluating=evaluating, record=record.state)
         if evaluating:
             await parts.sharing.to_servers()
 
@@ -146,20 +147,6 @@ async def _publish(
     with record.phase("weight update"):
         await publish(parts.sync, done, config.weight_update.timeout_s)
     parts.collector.publish(done)
-
-
-def _place(parts: Parts, trajectories: Sequence[Trajectory], done: int, in_row: int) -> tuple[Step, RunState]:
-    """Return the completed step, and the state of the run after it, before groups of the new version start.
-
-    Both are of one moment: the results in the step decide the prompts of groups that the state does not have.
-    """
-    collector = parts.collector
-    if parts.results:
-        step = parts.results.describe(done, collector.taken, trajectories)
-    else:
-        step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
-    untrained = tuple(collector.untrained)
-    return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
 
 
 async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:

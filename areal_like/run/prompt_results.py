@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.checkpoint.journal import Step
+from areal_like.checkpoint.state import RunState
 from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues
 from areal_like.data.stream import PromptStream
+from areal_like.rollout.collector import Collector
 from areal_like.types import Floats, Ints, Trajectory, mean_reward
 
 
@@ -70,3 +72,18 @@ class PromptResults:
     def _draw_ahead(self, version: int) -> None:
         if isinstance(self.stream, Curriculum):
             self.stream.draw_ahead(version)
+
+
+def describe_place(
+    collector: Collector, results: PromptResults | None, trajectories: Sequence[Trajectory], done: int, in_row: int
+) -> tuple[Step, RunState]:
+    """Return the completed step, and the state of the run after it, before groups of the new version start.
+
+    Both are of one moment: the results in the step decide the prompts of groups that the state does not have.
+    """
+    if results:
+        step = results.describe(done, collector.taken, trajectories)
+    else:
+        step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
+    untrained = tuple(collector.untrained)
+    return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.cluster.run import Cluster
 from areal_like.config.schema import TrainerRole
@@ -65,7 +64,7 @@ async def train(
         await sharing.to_trainer(None)
         await sync.connect()
         await publish(sync, state.version, config.weight_update.timeout_s)
-    results = await call_disk(make_results, job, state.version, opened.journal)
+    results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
         rewards, workflows, teacher = serving.rewards, serving.workflows, serving.teacher
         parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, teacher, results)
