@@ -30,7 +30,7 @@ def question_of(prompt: Prompt) -> str:
 
 def read_score(config: ChatJudgeConfig, answer: str) -> float | None:
     """Return the reward in an answer, from 0 to 1, or None if the answer has no score in the range."""
-    found = _in_json(answer, config.score_field) if config.score_field else _matched(answer, config.score_pattern)
+    found = _in_json(answer, config.score_field) if config.score_field else _find_last(answer, config.score_pattern)
     try:
         score = float(found)
     except (TypeError, ValueError):
@@ -46,7 +46,7 @@ def _text(content: Any) -> str:
     return "".join(str(part.get("text", "")) for part in content)
 
 
-def _matched(answer: str, pattern: str) -> Any:
+def _find_last(answer: str, pattern: str) -> Any:
     found = re.findall(pattern, answer)
     return found[-1] if found else None
 

@@ -45,8 +45,8 @@ def change(tensor: Tensor, start: int, encoded: Tensor) -> None:
     words = _words(tensor)
     packed = zlib.decompress(encoded.numpy())
     count = len(packed) // (GAP_BYTES + words.itemsize)
-    gaps = _joined(packed[: count * GAP_BYTES], np.dtype(np.uint32))
-    words[start + np.cumsum(gaps, dtype=np.int64)] ^= _joined(packed[count * GAP_BYTES :], words.dtype)
+    gaps = _join_planes(packed[: count * GAP_BYTES], np.dtype(np.uint32))
+    words[start + np.cumsum(gaps, dtype=np.int64)] ^= _join_planes(packed[count * GAP_BYTES :], words.dtype)
 
 
 def write_full(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -120,7 +120,7 @@ def _planes(words: NDArray[np.unsignedinteger]) -> bytes:
     return words.view(np.uint8).reshape(-1, words.itemsize).T.tobytes()
 
 
-def _joined(planes: bytes, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def _join_planes(planes: bytes, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     """Return the words of `_planes`."""
     each = np.frombuffer(planes, np.uint8).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(each.T).view(dtype).reshape(-1)

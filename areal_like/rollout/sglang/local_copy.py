@@ -67,11 +67,11 @@ class LocalCopy:
     def load(self, model: Any, device: torch.device) -> None:
         """Load all tensors into an SGLang model."""
         where = addresses(model)
-        flat = self._mapped()
+        flat = self._get_flat()
         for start, end, layout in self._buckets():
             load(model, flat[start:end].to(device), layout, where)
 
-    def _mapped(self) -> Tensor:
+    def _get_flat(self) -> Tensor:
         if self._flat is None:
             raise RuntimeError("the local copy of the weights is used before it is mapped")
         return self._flat
@@ -89,7 +89,7 @@ class LocalCopy:
 
     def _apply(self, path: Path, sha256: str, *, is_full: bool) -> None:
         check(path, sha256)
-        (read_full if is_full else read_delta)(path, dict(views(self._mapped(), self.layout)))
+        (read_full if is_full else read_delta)(path, dict(views(self._get_flat(), self.layout)))
 
     def _buckets(self) -> Iterator[tuple[int, int, Layout]]:
         start, end = 0, 0
