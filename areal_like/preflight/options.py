@@ -9,6 +9,7 @@ from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import RunConfig, SGLangConfig
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.megatron import about
+from areal_like.preflight.served_adapters import check_served_adapters
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
 
@@ -26,6 +27,7 @@ NOT_ON_CPU = {
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """Check options that SGLang would refuse or ignore, and adapters."""
     yield from check_lora(config, spec, plan)
+    yield from check_served_adapters(config, device, spec)
     yield from _server(config.sglang, device)
     if device == "cpu" and spec is not None:
         yield from _on_cpu(spec)

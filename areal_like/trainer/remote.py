@@ -62,9 +62,9 @@ class Trainer:
         """Write a Hugging Face checkpoint that transformers loads."""
         await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
 
-    async def save_adapters(self, path: Path) -> None:
+    async def save_adapters(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write the adapters as PEFT does."""
-        await self._ranks.call_all("engine", "save_adapters", path, phase="saving")
+        await self._ranks.call_all("engine", "save_adapters", path, phase=phase, timeout=timeout_s)
 
     async def load_hf(self, path: Path, decay: float) -> None:
         """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones."""

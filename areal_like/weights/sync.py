@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from areal_like.trainer.remote import Trainer
 
 TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and that of the trainer's ranks if they have a part
+    "adapters": ("AdapterSync", None),
     "collective": ("CollectiveSync", "CollectiveSender"),
     "deltas": ("DeltaSync", "DeltaSender"),
     "disk": ("DiskSync", None),

@@ -368,7 +368,17 @@ class WeightUpdateConfig(Section):
         description=("Compare a checksum of every tensor on each server with the trainer's before the server resumes."),
     )
 
+    adapters: bool = Field(
+        False,
+        description=(
+            "With `actor.use_lora` and `mode: disk`, send the adapter alone: the servers keep the weights of `actor.path` "
+            "and add the adapter to them ([adapters](lora.md#adapters-on-the-servers))."
+        ),
+    )
+
     @property
     def transport(self) -> str:
-        """Name of the weight transport: `mode`, or `deltas` where `disk` has any."""
+        """Name of the weight transport: `mode`, or `adapters` or `deltas` where `disk` has any."""
+        if self.adapters:
+            return "adapters"
         return "deltas" if self.mode == "disk" and self.full_every > 1 else self.mode

@@ -6,6 +6,7 @@ LAUNCHER = "areal_like.rollout.sglang.launcher"
 KEEP_ALIVE_S = 600  # time that a server keeps an idle connection
 WATCH, COMPARE = "watch", "compare"  # instead of handles, before and after an update with checksums
 NOTE, COMPARE_NOTED = "note", "compare noted"  # instead of handles, before and after weights are sent once more
+ADAPTER = "adapter"  # instead of handles, for an update of the adapter alone
 FILES = "files"  # instead of handles, for an update by full copies and deltas
 EXPORT_LAYOUT = "tensors"  # key of the layout of an exported bucket
 TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host

@@ -34,15 +34,16 @@ def numbers(checksums: Mapping[str, Tensor]) -> dict[str, int]:
     return dict(zip(checksums, values, strict=True))
 
 
-def note(model: Any) -> None:
-    """Have a model remember the checksums of its parameters, as it has them."""
-    model.noted = numbers({name: checksum(parameter) for name, parameter in model.named_parameters()})
+def note(model: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Have a model remember the checksums of its parameters and of its `adapter`, as it has them."""
+    tensors = {**dict(model.named_parameters()), **adapter}
+    model.noted = numbers({name: checksum(tensor) for name, tensor in tensors.items()})
 
 
-def compare_noted(model: Any) -> None:
-    """Raise ValueError if parameters have changed since `note`."""
+def compare_noted(model: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if parameters or the `adapter` have changed since `note`."""
     before = model.noted
-    note(model)
+    note(model, adapter)
     if changed := [name for name, value in model.noted.items() if before.get(name) != value]:
         names = ", ".join(changed[:3])
         raise ValueError(f"{len(changed)} of {len(before)} tensors differ from the trainer's: {names}")

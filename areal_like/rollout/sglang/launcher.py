@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, classifier, giving_up, scoring
+from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, adapters, classifier, giving_up, scoring
 from areal_like.rollout.sglang.versions import run_scheduler
 from areal_like.runtime.gc_tuning import pause_gc
 
@@ -122,6 +122,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     end_at_once()
     arguments, temperature = scoring.split_temperature(arguments)
+    arguments = adapters.split_adapter(arguments, cuda)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()

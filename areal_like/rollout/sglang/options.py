@@ -13,7 +13,7 @@ import numpy as np
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
 from areal_like.config.schema import RewardModelConfig, RunConfig, TeacherConfig
-from areal_like.rollout.sglang import scoring
+from areal_like.rollout.sglang import adapters, scoring
 from areal_like.rollout.sglang.routes import OPTION
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def server_arguments(
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
         OPTION: routes,
+        adapters.FLAG.removeprefix("--"): _served_adapter(config),
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }
     if device == "cpu":
@@ -171,6 +172,13 @@ def server_arguments(
         options |= {"cuda-graph-max-bs-decode": _graph_sizes(config, sizes.dp)}
         options |= {"triton-attention-num-kv-splits": _parts(context_length)}
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
+
+
+def _served_adapter(config: RunConfig) -> str | None:
+    actor = config.actor
+    if not config.weight_update.adapters:
+        return None
+    return adapters.ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules).as_argument()
 
 
 def _graph_sizes(config: RunConfig, servers: int) -> int:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
+from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
+from areal_like.rollout.sglang.adapters import adapter_tensors, replace_adapter
 from areal_like.rollout.sglang.checksum import compare, compare_noted, note, watch
 from areal_like.rollout.sglang.giving_up import is_marked, wait_for
 from areal_like.rollout.sglang.ipc import device_name, open_handle
@@ -28,13 +29,15 @@ def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tup
     COMPARE_NOTED one that sends what the server should have.
     """
     if NOTE in handles:
-        return _on_each(group, lambda: note(runner.model))
+        return _on_each(group, lambda: note(runner.model, adapter_tensors(runner)))
     if COMPARE_NOTED in handles:
-        return _on_each(group, lambda: compare_noted(runner.model))
+        return _on_each(group, lambda: compare_noted(runner.model, adapter_tensors(runner)))
     if WATCH in handles:
         return _on_each(group, lambda: watch(runner.model))
     if COMPARE in handles:
         return _on_each(group, lambda: compare(runner.model, json.loads(handles[COMPARE])))
+    if ADAPTER in handles:
+        return _on_each(group, lambda: replace_adapter(runner, handles[ADAPTER]))
     if FILES in handles:
         return _receive_files(runner, json.loads(handles[FILES]), group)
     return _on_each(group, lambda: _load_exported(runner, handles))

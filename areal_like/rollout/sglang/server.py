@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 
 from areal_like.per_token import Routes, RouteShape
-from areal_like.rollout.sglang import COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
+from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
 from areal_like.types import Floats, Ints
@@ -154,6 +154,10 @@ class Server:
         """
         handles = {FILES: json.dumps({"token": secrets.token_hex(8), "files": files})}
         await self.open_exported(handles, version, timeout_s)
+
+    async def load_adapter(self, path: str, version: int, timeout_s: float) -> None:
+        """Replace the adapter by the one in a directory, as `version`."""
+        await self.open_exported({ADAPTER: path}, version, timeout_s)
 
     async def watch_checksums(self, timeout_s: float) -> None:
         """Have the server compute the checksums of all tensors that it loads from now on."""

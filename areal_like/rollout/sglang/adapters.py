@@ -1,0 +1,143 @@
+"""A server of adapters: SGLang keeps the weights of the model, and an update replaces one adapter (LoRA) in place.
+
+SGLang serves adapters by name, and an adapter with a name never changes. Here one adapter belongs to all requests, and
+its matrices are replaced while generation is paused, as the weights of a model are in the other weight updates. So
+requests continue, every token has its version, and versions have prefixes of their own (`versions.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_like.config.schema import ALL_LINEAR
+
+FLAG = "--served-adapter"  # of our launcher alone
+_NAME = "policy"
+
+
+@dataclass(frozen=True)
+class ServedAdapter:
+    """Rank and scale of a run's adapter, and the last names of its layers (`actor.target_modules`)."""
+
+    rank: int
+    alpha: float
+    targets: Sequence[str]
+
+    def as_argument(self) -> str:
+        """Return what follows FLAG."""
+        return json.dumps(asdict(self))
+
+
+def split_adapter(arguments: list[str], cuda: bool) -> list[str]:
+    """Return SGLang's own arguments, among them an adapter that adds nothing yet if a run sends adapters."""
+    if FLAG not in arguments:
+        return arguments
+    place = arguments.index(FLAG)
+    adapter = ServedAdapter(**json.loads(arguments[place + 1]))
+    _serve_one_to_all()
+    if not cuda:
+        _leave_memory_pageable()
+    backend = [] if cuda else ["--lora-backend", "torch_native"]
+    empty = _write_empty(adapter, Path(arguments[arguments.index("--model-path") + 1]))
+    served = ["--enable-lora", "--lora-paths", f"{_NAME}={empty}", "--max-loras-per-batch", "2"]
+    return [*arguments[:place], *arguments[place + 2 :], *served, *backend]
+
+
+def _write_empty(adapter: ServedAdapter, model: Path) -> Path:
+    """Write an adapter of zeros as PEFT does. SGLang sizes its memory by it."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder, tensors = Path(tempfile.mkdtemp()), {}
+    layers = dict(_adapted_layers(adapter, model))
+    for layer, (outputs, inputs) in layers.items():
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = np.zeros((adapter.rank, inputs), np.float32)
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = np.zeros((outputs, adapter.rank), np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted({layer.rpartition(".")[2] for layer in layers})
+    config = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"bias": "none", "lora_dropout": 0.0}))
+    return folder
+
+
+def _adapted_layers(adapter: ServedAdapter, model: Path) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name and the shape of each matrix that has an adapter."""
+    from safetensors import safe_open
+
+    for file in sorted(model.glob("*.safetensors")):
+        with safe_open(file, "np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                layer, shape = name.removesuffix(".weight"), tensors.get_slice(name).get_shape()
+                named = ALL_LINEAR in adapter.targets or layer.rpartition(".")[2] in adapter.targets
+                if named and ".layers." in name and name.endswith(".weight") and len(shape) == 2:
+                    yield layer, shape
+
+
+def _serve_one_to_all() -> None:
+    """Have every request use the adapter."""
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    generate = TokenizerManager.generate_request
+
+    def generate_with_adapter(self: Any, obj: Any, *arguments: Any) -> Any:
+        obj.lora_path = _NAME
+        return generate(self, obj, *arguments)
+
+    TokenizerManager.generate_request = generate_with_adapter
+
+
+def _leave_memory_pageable() -> None:
+    """Have torch ignore requests for pinned memory, which fail without a GPU driver, as in SGLang's adapters."""
+    import torch
+
+    def without_pinning(make: Any) -> Any:
+        def make_pageable(*arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
+            return make(*arguments, **options)
+
+        return make_pageable
+
+    for name in ("tensor", "zeros", "empty", "arange"):
+        setattr(torch, name, without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self, *_: self
+
+
+def replace_adapter(runner: Any, path: str) -> None:
+    """Replace the adapter of this rank by the one that lies at `path`; generation is paused."""
+    import torch
+    from sglang.srt.lora.lora import LoRAAdapter
+    from sglang.srt.lora.lora_config import LoRAConfig
+
+    manager = runner.lora_manager
+    (key,) = manager.lora_refs
+    config = LoRAConfig(path, base_vocab_size=manager.base_hf_config.vocab_size)
+    if (config.r, config.lora_alpha) != (manager.configs[key].r, manager.configs[key].lora_alpha):
+        raise ValueError(f"{path} has rank {config.r} and alpha {config.lora_alpha}, other than the server's adapter")
+    settings = (config, manager.base_hf_config, manager.load_config, manager.lora_backend)
+    adapter = LoRAAdapter(key, *settings, base_model=manager.base_model)
+    with torch.inference_mode():
+        adapter.initialize_weights()
+        pool = manager.memory_pool
+        slot = pool.uid_to_buffer_id.get(key)
+        if slot is not None:
+            ends = (manager.embed_tokens_module, manager.lm_head_module)
+            pool.load_lora_weight_to_buffer(key, slot, adapter, manager.lora_modules, *ends)
+            manager._notify_lora_slots_updated({slot})
+    manager.configs[key], manager.loras[key] = config, adapter
+
+
+def adapter_tensors(runner: Any) -> dict[str, Any]:
+    """Return the matrices of this rank's adapter in use, by place; none without adapters."""
+    manager = getattr(runner, "lora_manager", None)
+    if manager is None:
+        return {}
+    pool, (key,) = manager.memory_pool, manager.lora_refs
+    if (slot := pool.uid_to_buffer_id.get(key)) is None:
+        return {}
+    buffers = {"lora_A": pool.A_buffer, "lora_B": pool.B_buffer}
+    named = ((kind, name, layers) for kind, of in buffers.items() for name, layers in of.items())
+    return {f"{i}.{name}.{kind}": layer[slot] for kind, name, layers in named for i, layer in enumerate(layers)}
