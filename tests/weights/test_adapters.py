@@ -32,6 +32,11 @@ ADAPTERS = ["actor.use_lora=true", "weight_update={adapters: true, mode: disk}"]
 RANK, ALPHA, EXACT = 4, 8.0, 1e-4
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(6)]
 LENGTH = 60
+BEFORE = {
+    "input_ids": PROMPTS[0],
+    "sampling_params": {"max_new_tokens": 8, "temperature": 1.0, "ignore_eos": True},
+    "return_logprob": True,
+}
 
 
 def codes(write, *overrides: str) -> list[str]:
@@ -129,6 +134,10 @@ async def use(pool: ServerPool, made: list[tuple[Path, Path]]) -> tuple[list[Res
     return responses, cached
 
 
+def distance(networks: Any, prompt: list[int], response: Response) -> float:
+    return float(np.abs(real.recomputed_logprobs(networks, prompt, response) - response.logprobs).max())
+
+
 async def working(pool: ServerPool) -> None:
     """Wait until the server has generated something."""
     seen = set()
@@ -143,21 +152,25 @@ async def working(pool: ServerPool) -> None:
 @pytest.mark.parametrize("family", SERVED)
 def test_tokens_are_those_of_the_merged_weights_of_their_version(tmp_path, family):
     model = make_model(family, tmp_path / "model")
-    made = [make_adapter(model, tmp_path, seed) for seed in (1, 2)]
+    made = [make_adapter(model, tmp_path, seed) for seed in range(3)]
     targets = [*ADAPTERS, f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", "actor.target_modules=[all-linear]"]
     config = load(DEMO, ["sglang.context_length=128", *targets]).config
 
-    async def run(server: Any) -> tuple[list[Response], list[int], list[Response]]:
+    async def run(server: Any) -> tuple[list[Response], list[int], list[Response], Any]:
         async with ServerPool([server.url], server.token, timeout_s=HUNG_S) as pool:
+            before = await pool.servers[0].connection.post("/generate", BEFORE, HUNG_S)
+            await replace(pool, made[0][0], 0)
             base = await pool.generate([PROMPTS[2]], Sampling(8, ignore_eos=True))
-            return *await use(pool, made), base
+            return *await use(pool, made[1:]), base, before
 
     with server_on_cpu(config, model, tmp_path) as server:
-        responses, cached, base = asyncio.run(run(server))
-    networks = real.load_networks(model, made[0][1], made[1][1])
-    alone = real.transformers_logprobs(model, PROMPTS[2], base[0].tokens)
-    np.testing.assert_allclose(base[0].logprobs, alone, atol=EXACT)
+        responses, cached, base, before = asyncio.run(run(server))
+    networks = real.load_networks(*(merged for _, merged in made))
+    assert distance(networks, PROMPTS[2], base[0]) < EXACT
+    said, tokens = [first for first, *_ in before["meta_info"]["output_token_logprobs"]], before["output_ids"]
+    alone = real.transformers_logprobs(model, PROMPTS[0], tokens)
+    np.testing.assert_allclose(said, alone, atol=EXACT, err_msg="before the first update an adapter adds nothing")
     assert any(len(set(response.versions)) > 1 for response in responses)
     for prompt, response in zip(PROMPTS, responses, strict=True):
-        assert np.abs(real.recomputed_logprobs(networks, prompt, response) - response.logprobs).max() < EXACT
+        assert distance(networks, prompt, response) < EXACT
     assert cached == [0, 79, 0, 79]
