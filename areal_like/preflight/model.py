@@ -175,7 +175,7 @@ def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Ite
     served, named = served_architectures(), model.get("architectures") or []
     if served and named and served.isdisjoint(named):
         message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
-        yield finding("RUN-FSDP-SERVER", path, message, "take a model of another family, such as a qwen3")
+        yield finding("RUN-FSDP-ARCHITECTURE", path, message, "take a model of another family, such as a qwen3")
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:

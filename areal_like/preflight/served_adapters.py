@@ -26,7 +26,7 @@ def check_served_adapters(config: RunConfig, device: Device, spec: ModelSpec | N
         yield finding("RUN-ADAPTERS-MODE", "weight_update.mode", message, "write weight_update.mode=disk")
     if update.full_every > 1:
         message = "an adapter is always sent whole, without deltas"
-        yield finding("RUN-ADAPTERS-MODE", "weight_update.full_every", message, "write weight_update.full_every=1")
+        yield finding("RUN-ADAPTERS-DELTAS", "weight_update.full_every", message, "write weight_update.full_every=1")
     if update.checksum:
         message = "checksums are those of merged weights, which the servers do not have"
         yield finding("RUN-ADAPTERS-CHECKSUM", "weight_update.checksum", message, "write weight_update.checksum=false")

@@ -184,7 +184,7 @@ def test_a_family_that_transformers_or_the_servers_do_not_know_is_refused(write,
     view = RoleView(config, "actor", config.actor, "cpu")
     spec = replace(from_config(made), known_family=False, counted=Counted(1, 1, 1))
     (found,) = preflight_model._without_server("actor.path", spec, {"architectures": ["HeliumForCausalLM"]})
-    assert (found.code, view.role) == ("RUN-FSDP-SERVER", "actor")
+    assert (found.code, view.role) == ("RUN-FSDP-ARCHITECTURE", "actor")
     assert not [*preflight_model._without_server("actor.path", spec, {"architectures": ["GraniteForCausalLM"]})]
 
 

@@ -48,7 +48,7 @@ def codes(write, *overrides: str) -> list[str]:
     [
         (["actor.use_lora=false"], "RUN-ADAPTERS-LORA"),
         (["weight_update.mode=collective"], "RUN-ADAPTERS-MODE"),
-        (["weight_update.full_every=4"], "RUN-ADAPTERS-MODE"),
+        (["weight_update.full_every=4"], "RUN-ADAPTERS-DELTAS"),
         (["weight_update.checksum=true"], "RUN-ADAPTERS-CHECKSUM"),
         (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-ADAPTERS-FAMILY"),
         (["actor.megatron.use_dist_checkpointing=true"], "RUN-ADAPTERS-START"),
