@@ -19,7 +19,7 @@ def check_served_adapters(config: RunConfig, device: Device, spec: ModelSpec | N
     if not update.adapters:
         return
     if not config.actor.use_lora:
-        message = "without actor.use_lora there is no adapter to send"
+        message = "adapters are not trained, because actor.use_lora is false"
         yield finding("RUN-ADAPTERS-LORA", _KEY, message, f"write {_KEY}=false or actor.use_lora=true")
     if update.mode != "disk":
         message = f"adapters are sent as files, and weight_update.mode is {update.mode}"
