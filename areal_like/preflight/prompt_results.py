@@ -43,7 +43,7 @@ def _curriculum(section: CurriculumConfig, prompts: Sequence[Prompt]) -> Iterato
 
 
 def _visits(config: RunConfig, prompts: Sequence[Prompt], *, has_values: bool) -> Iterator[Finding]:
-    """Warn of a run in which hardly any prompt comes twice, so that there are no earlier results of it."""
+    """Warn of a run in which hardly any prompt comes twice, so that earlier results are missing."""
     section = config.train_dataset.curriculum
     users: dict[str, str | None] = {} if section is None else {_SECTION: section.field}
     users |= {"algorithm": None} if has_values else {}
