@@ -1,0 +1,141 @@
+"""A host outside of the cluster finds no port of a run that does more than refuse it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from limits import HUNG_S
+from namespaces import Host, hosts, reason_to_skip
+from running import ENDLESS, ROOT, Run
+from test_lost_hosts import interrupt, ray_on
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.long,
+    pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
+]
+LAYOUT = ("actor.backend=megatron:d1", "rollout.backend=sglang:d1", "cluster.n_nodes=2")
+RANGE = range(21000, 22000)
+# of the host that runs it: address, port and command of every listener that other hosts could reach
+LISTENERS = """
+import json, psutil
+found = []
+for each in psutil.net_connections("tcp"):
+    if each.status == "LISTEN" and not each.laddr.ip.startswith("127.") and each.laddr.ip != "::1":
+        command = " ".join(psutil.Process(each.pid).cmdline())[:120] if each.pid else ""
+        found.append([each.laddr.ip, each.laddr.port, command])
+print(json.dumps(found))
+"""
+# connects to every port of the hosts, and sends requests without a token to those that are open
+SCAN = """
+import asyncio, json, sys
+hosts = sys.argv[1:]
+REQUESTS = [b"GET /%s HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n" % path for path in
+            (b"model_info", b"v1/models", b"metrics", b"")]
+GRPC = ("NodeInfoGcsService/GetAllNodeInfo", "NodeManagerService/GetNodeStats", "ObjectManagerService/Push",
+        "CoreWorkerService/GetCoreWorkerStats", "RayletDriver/ListNamedActors")
+
+async def is_open(host, port, turns):
+    async with turns:
+        for _ in range(3):
+            try:
+                _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 5)
+            except ConnectionRefusedError:
+                return False
+            except (OSError, TimeoutError):
+                continue
+            writer.close()
+            return True
+        return False
+
+async def ask(host, port, request):
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(300), 5)
+        writer.close()
+        return answer.split(b"\\r\\n")[0].decode(errors="replace")
+    except TimeoutError:
+        return "silence"
+    except OSError:
+        return ""
+
+async def call(host, port, method):
+    import grpc
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+        try:
+            await channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5)
+            return "OK"
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+async def probe(host, port):
+    answers = await asyncio.gather(*(ask(host, port, request) for request in REQUESTS))
+    return host, port, answers, await asyncio.gather(*(call(host, port, method) for method in GRPC))
+
+async def main():
+    turns, found = asyncio.Semaphore(500), []
+    for host in hosts:
+        opened = await asyncio.gather(*(is_open(host, port, turns) for port in range(1, 65536)))
+        ports = [port for port, is_there in enumerate(opened, 1) if is_there]
+        found += await asyncio.gather(*(probe(host, port) for port in ports))
+    print(json.dumps(found))
+
+asyncio.run(main())
+"""
+
+
+# what answers without a token, by its command; docs/clusters.md lists it
+SILENT = ("ray::Worker", "sglang::scheduler")  # torch's meeting points and gloo, which have no token
+OPEN = ("ray/autoscaler/_private/monitor.py",)  # metrics of Ray's autoscaler
+
+
+def output_of(machine: Host, code: str, *arguments: str) -> Any:
+    env = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+    done = machine.start(sys.executable, "-c", code, *arguments, stdout=subprocess.PIPE, env=env)
+    text, _ = done.communicate(timeout=HUNG_S)
+    return json.loads(text)
+
+
+def judge(answers: list[str], calls: list[str]) -> str:
+    """Return what a port does with requests that have no token."""
+    if all(" 401 " in answer for answer in answers) or ("UNAUTHENTICATED" in calls and "OK" not in calls):
+        return "refuses"
+    return "is silent" if set(answers) <= {"silence", ""} and "OK" not in calls else f"answers {answers} {calls}"
+
+
+def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path) -> None:
+    """But for what has no token: torch's meeting points and gloo say nothing, and Ray's autoscaler shows metrics."""
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
+    shared = (tmp_path, *(path for path in (ROOT, Path(sys.prefix)) if path.is_relative_to("/tmp")))
+    with hosts(4, *shared) as (*cluster, outside), ray_on(cluster, env) as address:
+        scheduler = ("scheduler.type=ray", f"scheduler.address={address}", "cluster.n_gpus_per_node=1")
+        ports = f"cluster.ports={RANGE.start}-{RANGE.stop - 1}"
+        run = Run(tmp_path, *LAYOUT, *ENDLESS, *scheduler, ports, prefix=cluster[0].entering, env=env)
+        run.wait_for_step(1)
+        commands = {
+            (machine.address, port): command
+            for machine in cluster
+            for _, port, command in output_of(machine, LISTENERS)
+        }
+        found = output_of(outside, SCAN, *(machine.address for machine in cluster))
+        interrupt(run)
+    verdicts = {(host, port): judge(answers, calls) for host, port, answers, calls in found}
+    for where, verdict in verdicts.items():
+        command = commands.get(where, "")
+        assert (
+            verdict == "refuses"
+            or (verdict == "is silent" and command.startswith(SILENT))
+            or any(each in command for each in OPEN)
+        ), f"{where} of {command} {verdict}"
+    (server,) = (where for where, command in commands.items() if "areal_like.rollout.sglang.launcher" in command)
+    assert verdicts[server] == "refuses"
+    assert server[1] in RANGE
+    assert len([where for where in commands if where[1] in RANGE]) >= 3  # the server and two meeting points of torch
