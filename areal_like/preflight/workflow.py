@@ -7,10 +7,11 @@ from allocation.diagnostics import Finding
 from areal_like.cluster.ports import reserve_port
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.preflight.mcp_servers import check_mcp_servers
 from areal_like.preflight.sandbox import check_sandbox
 from areal_like.rollout.sglang.options import tool_call_parsers
 from areal_like.runtime.user_code import Portable, UserCodeError, load_object
-from areal_like.workflows.make import Level, WorkflowError, level_of
+from areal_like.workflows.forms import Level, WorkflowError, level_of
 
 _WILDCARDS = ("0.0.0.0", "::")
 
@@ -32,6 +33,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
     if not config.workflows:
         return
     yield from check_sandbox(config, dry_run=dry_run)
+    yield from check_mcp_servers(config, dry_run=dry_run)
     if config.episode.endpoint:
         yield from _endpoint(config.episode, dry_run=dry_run)
     grades = config.episode.on_timeout == "grade"

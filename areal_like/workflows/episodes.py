@@ -7,13 +7,14 @@ only a whole batch of which more than `episode.max_failed_share` fails does. See
 import asyncio
 import itertools
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from areal_like.config.schema import McpServerConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
@@ -53,6 +54,7 @@ class EpisodeContext:
     grades: bool = False  # whether an episode that meets a limit is scored as a response is
     sandbox: Recipe | None = None
     call_starts: Sequence[str] | None = None  # texts that tool calls begin with, where they are known
+    mcp_servers: Mapping[str, McpServerConfig] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
 
 
@@ -148,8 +150,8 @@ class _Group:
                 self._forget(number)
                 sessions[:] = [self._session(number)]
                 key = keys.enter_context(scene.sessions.open(sessions[0]))
-                episode = Episode(self._workflow.function, dict(self._prompt.row), key, scene.base_url, scene.sandbox)
-                return Attempt(pack_call(episode), self._answer)
+                row, served = dict(self._prompt.row), (scene.base_url, scene.sandbox, scene.mcp_servers)
+                return Attempt(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
 
             try:
                 reward = await self._run(begin, sessions)

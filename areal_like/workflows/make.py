@@ -1,13 +1,12 @@
 """The workflow that a run's configuration asks for."""
 
 import asyncio
-import inspect
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.data.tokenizer import Tokenizer
@@ -22,48 +21,16 @@ from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.conversation import parsed_arguments
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.episodes import EpisodeContext, UserWorkflow
+from areal_like.workflows.forms import level_of
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import ENTRY
 from areal_like.workflows.sandbox.backends import Recipe
-from areal_like.workflows.sandbox.handle import PARAMETER, takes_sandbox
 from areal_like.workflows.session import Limits, ParseTools, Refused
 from areal_like.workflows.single_turn import SingleTurn
 
-type Level = Literal["episode", "group"]
-
-FORMS: dict[Level, tuple[str, ...]] = {"episode": ("row", "client"), "group": ("prompt", "n", "rollout")}
 PARSING_TIMEOUT_S = 60.0
 MOST_PARSERS = 2  # servers that are asked to read a text
-
-
-class WorkflowError(Exception):
-    """An object is not a workflow; the message describes one."""
-
-
-def level_of(function: Any) -> Level:
-    """Return which of the forms a user's function has; the number of its parameters decides. Raises WorkflowError."""
-    wanted = " or ".join(f"`async def run({', '.join(names)})`" for names in FORMS.values())
-    if not callable(function):
-        raise WorkflowError(f"it is {type(function).__name__}, not a function: write {wanted}")
-    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(type(function).__call__):
-        raise WorkflowError(f"it is not asynchronous: write {wanted}")
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.name != PARAMETER
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    for level, names in FORMS.items():
-        if len(parameters) == len(names):
-            if level == "group" and takes_sandbox(function):
-                raise WorkflowError(
-                    "a group has no parameter `sandbox`: write `async with rollout.sandbox() as sandbox`"
-                )
-            return level
-    given = ", ".join(parameter.name for parameter in parameters) or "none"
-    raise WorkflowError(f"it takes {len(parameters)} parameters ({given}): write {wanted}")
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
@@ -102,6 +69,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             episode.on_timeout == "grade",
             Recipe.pack(episode.sandbox) if episode.sandbox else None,
             CALL_STARTS.get(episode.tool_call_parser or ""),
+            episode.mcp_servers,
         )
 
     async def __aenter__(self) -> Self:

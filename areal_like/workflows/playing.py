@@ -8,12 +8,13 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from areal_like.config.schema import McpServerConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.sample import Sampling
 from areal_like.runtime.frames import Unanswered
@@ -22,10 +23,13 @@ from areal_like.runtime.worker import Ask, AskNow, Handler
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
+from areal_like.workflows.mcp_servers import PARAMETER as TOOLS
+from areal_like.workflows.mcp_servers import McpError, Servers, Tools, takes_tools
 from areal_like.workflows.replies import Reply, error_reply
 from areal_like.workflows.rewarded import EpisodeError, reward_of
 from areal_like.workflows.sandbox.backends import Pools, Recipe
-from areal_like.workflows.sandbox.handle import PARAMETER, Sandbox, takes_sandbox
+from areal_like.workflows.sandbox.handle import PARAMETER as SANDBOX
+from areal_like.workflows.sandbox.handle import Sandbox, takes_sandbox
 from areal_like.workflows.sandbox.protocol import SandboxError
 
 ENTRY = f"{__name__}:player"
@@ -40,6 +44,7 @@ class Episode:
     key: str
     base_url: str | None
     sandbox: Recipe | None = None
+    mcp_servers: Mapping[str, McpServerConfig] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class _Player:
         self._clients: dict[str | None, Clients] = {}
         self._tokenizers: dict[int, Tokenizer] = {}
         self._pools = Pools()
+        self._servers = Servers()
 
     async def __call__(self, body: bytes, ask: Ask, ask_now: AskNow) -> bytes:
         """See Handler. What it gives is the outcome, or cause and message of a failure."""
@@ -108,6 +114,8 @@ class _Player:
             return pickle.dumps((False, error.cause, str(error)))
         except SandboxError as error:
             return pickle.dumps((False, "sandbox", str(error)))
+        except McpError as error:
+            return pickle.dumps((False, "mcp", str(error)))
         except BaseException as error:  # noqa: BLE001 - a user's code fails in any way it likes
             return pickle.dumps((False, "raised", where_it_failed(error, file)))
 
@@ -121,10 +129,13 @@ class _Player:
         self._asks[request.key] = ask
         client = self.clients(request.base_url).with_key(request.key)
         try:
+            given: dict[str, Any] = {}
+            if request.mcp_servers and takes_tools(function):
+                given[TOOLS] = Tools(self._servers, request.mcp_servers)
             if not (request.sandbox and takes_sandbox(function)):
-                return reward_of(await function(dict(request.row), client))
+                return reward_of(await function(dict(request.row), client, **given))
             async with self._sandbox(request.sandbox, ask) as sandbox:
-                return reward_of(await function(dict(request.row), client, **{PARAMETER: sandbox}))
+                return reward_of(await function(dict(request.row), client, **given, **{SANDBOX: sandbox}))
         finally:
             del self._asks[request.key]
 

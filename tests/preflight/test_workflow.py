@@ -40,8 +40,8 @@ def test_a_group_may_use_the_run_s_reward(findings):
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_shipped_workflows_are_fine(file, write):
-    sandbox = ["episode.sandbox={}"] if file.stem == "terminal" else []
-    config = load(write(), [f"workflow={file}:run", *sandbox]).config
+    needed = {"terminal": ["episode.sandbox={}"], "mcp_tools": ["episode.mcp_servers={x: {command: y}}"]}
+    config = load(write(), [f"workflow={file}:run", *needed.get(file.stem, [])]).config
     assert list(check_workflow(config, dry_run=True)) == []
 
 

@@ -20,8 +20,9 @@ from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.user_code import register
 from areal_like.types import Prompt, Reward
-from areal_like.workflows import make
-from areal_like.workflows.make import WorkflowError, Workflows, level_of
+from areal_like.workflows import forms
+from areal_like.workflows.forms import WorkflowError, level_of
+from areal_like.workflows.make import Workflows
 from areal_like.workflows.outcomes import EpisodesFailed
 
 ROOT = Path(__file__).parents[2]
@@ -394,7 +395,7 @@ def test_forms_are_told_by_their_parameters():
             return 0.0
 
     assert [level_of(each) for each in (episode, group, Player())] == ["episode", "group", "episode"]
-    assert set(make.FORMS) == {"episode", "group"}
+    assert set(forms.FORMS) == {"episode", "group"}
 
 
 @pytest.mark.parametrize("form", ["row, client", "prompt, n, rollout"])

@@ -20,7 +20,8 @@ from areal_like.preflight.workflow import check_workflow
 from areal_like.rollout.pool import Sampling
 from areal_like.runtime.processes import UserProcesses
 from areal_like.types import Prompt
-from areal_like.workflows.make import WorkflowError, Workflows, level_of
+from areal_like.workflows.forms import WorkflowError, level_of
+from areal_like.workflows.make import Workflows
 
 pytestmark = pytest.mark.covers("sandboxes")
 

@@ -20,6 +20,7 @@ from areal_like.config.schema.data import (
 )
 from areal_like.config.schema.ignored import Ignored, Place
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
+from areal_like.config.schema.mcp import McpServerConfig
 from areal_like.config.schema.outputs import (
     MLflowConfig,
     RecoverConfig,

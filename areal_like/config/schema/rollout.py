@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from areal_like.config.schema.ignored import Ignored, ignored_if
+from areal_like.config.schema.mcp import McpServerConfig
 from areal_like.config.schema.sandbox import SandboxConfig
 from areal_like.config.schema.section import LEAST_TEMPERATURE, PATH, Section
 
@@ -183,6 +184,13 @@ class EpisodeConfig(Section):
     )
     sandbox: SandboxConfig | None = Field(
         None, description="Sandboxes, which a workflow with a parameter `sandbox` is given; null: none."
+    )
+    mcp_servers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,32}$")], McpServerConfig] = Field(
+        {},
+        description=(
+            "MCP servers by name, each with `command`, `args` and `env`, or `url`, and `timeout_s` (60). A workflow with a "
+            "parameter `tools` is given their tools ([MCP servers](workflows.md#mcp-servers))."
+        ),
     )
 
 

@@ -1,0 +1,25 @@
+"""MCP servers whose tools episodes may call: `episode.mcp_servers`."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from areal_like.config.schema.section import Section
+
+
+class McpServerConfig(Section):
+    """An MCP server: a program that speaks over its standard input and output, or a URL."""
+
+    command: str | None = Field(None, min_length=1, description="Program that each event loop of a worker starts.")
+    args: list[str] = Field([], description="Arguments of the program.")
+    env: dict[str, str] = Field({}, description="Environment variables of the program beside PATH, HOME and the like.")
+    url: str | None = Field(None, min_length=1, description="Address of a server that runs (Streamable HTTP).")
+    timeout_s: float = Field(60.0, gt=0, description="Maximum seconds of the start, and of a call of a tool.")
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("an MCP server has either `command` or `url`; set one of them")
+        if self.url is not None and (self.args or self.env):
+            raise ValueError("`args` and `env` are those of a program; leave them out beside `url`")
+        return self
