@@ -3,7 +3,7 @@ import runpy
 from pathlib import Path
 
 from areal_like.config.keys import all_keys
-from areal_like.config.schema import EvaluationConfig, MixtureConfig, RewardPartConfig
+from areal_like.config.schema import EvaluationConfig, McpServerConfig, MixtureConfig, RewardPartConfig
 
 GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "docs/generate/configuration.py"))
 PAGE, page = GENERATOR["PAGE"], GENERATOR["page"]
@@ -23,6 +23,7 @@ def test_every_key_is_there_once_and_has_a_meaning():
         "train_dataset.mixture.NAME": MixtureConfig,
         "evaluator.datasets.NAME": EvaluationConfig,
         "reward.parts.NAME": RewardPartConfig,
+        "episode.mcp_servers.NAME": McpServerConfig,
     }
     entries = [key for name, section in by_name.items() for key in (name, *all_keys(section, f"{name}."))]
     assert sorted(keys) == sorted([*all_keys(), *entries])
