@@ -45,8 +45,8 @@ class _Connection:
         # in a context of its own: it belongs to no episode
         self.task = loop.create_task(self._hold(), context=contextvars.Context())
 
-    async def started(self) -> tuple[Any, list[Any]]:
-        """Return its client and its tools. Raises McpError."""
+    async def wait(self) -> tuple[Any, list[Any]]:
+        """Return the client and the tools once the server has started. Raises McpError."""
         return await asyncio.shield(self._started)
 
     @asynccontextmanager
@@ -125,7 +125,7 @@ class Tools:
     async def list(self) -> list[dict[str, Any]]:
         """Return the tools as a chat completion has them. Raises McpError if a server does not start."""
         connections = [(name, self._servers.find(name, settings)) for name, settings in self._settings.items()]
-        return [_as_function(name, tool) for name, each in connections for tool in (await each.started())[1]]
+        return [_as_function(name, tool) for name, each in connections for tool in (await each.wait())[1]]
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool; the arguments may be those of a model's call, as JSON.
@@ -135,7 +135,7 @@ class Tools:
         """
         server, _, tool = name.partition(_BETWEEN)
         if server not in self._settings:
-            return ToolResult(f"There is no tool {name}.", is_error=True)
+            return ToolResult(f"The tool {name} is unknown.", is_error=True)
         try:
             values = orjson.loads(arguments) if isinstance(arguments, str) else dict(arguments)
         except orjson.JSONDecodeError as error:
@@ -143,9 +143,9 @@ class Tools:
         if not isinstance(values, dict):
             return ToolResult("The arguments are not an object.", is_error=True)
         connection = self._servers.find(server, self._settings[server])
-        client, tools = await connection.started()
+        client, tools = await connection.wait()
         if tool not in [each.name for each in tools]:
-            return ToolResult(f"There is no tool {name}.", is_error=True)
+            return ToolResult(f"The tool {name} is unknown.", is_error=True)
         async with connection.calling():
             return await self._call(server, connection, client.call_tool(tool, values))
 

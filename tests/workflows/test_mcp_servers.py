@@ -99,8 +99,8 @@ def test_tools_are_listed_and_called(server):
             ("own__add", '{"a": "x", "b": 2}', "a"),
             ("own__add", "{", "The arguments are not JSON"),
             ("own__add", "[1]", "The arguments are not an object"),
-            ("own__divide", "{}", "There is no tool own__divide"),
-            ("add", "{}", "There is no tool add"),
+            ("own__divide", "{}", "The tool own__divide is unknown"),
+            ("add", "{}", "The tool add is unknown"),
             ("own__fail", "{}", "Error executing tool fail"),
         ):
             result = await tools.call(name, arguments)
