@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,11 @@ def test_a_server_that_does_not_start_says_why():
 
 def ends(pid: int) -> bool:
     limit = time.monotonic() + HUNG_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.02)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.02)
     return True
 
 
