@@ -31,7 +31,7 @@ def test_servers_that_die_hang_or_lose_their_actor_are_restarted(tmp_path: Path)
             "server-0 ended with exit code -9.*1 server continues. The failed server is restarted", started.output
         )
         assert re.search(r"the process died \(.*1 server continues. The failed server is restarted", started.output)
-        assert "server 1 did nothing although it had" in started.output
+        assert "server 1 made no progress on requests" in started.output
         for rank, number in ((0, 2), (0, 3), (1, 4)):
             assert f"Server {rank} restarted as server {number}. It rejoins" in started.output
         os.killpg(started.process.pid, signal.SIGINT)
