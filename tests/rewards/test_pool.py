@@ -48,7 +48,7 @@ def children() -> set[psutil.Process]:
 
 
 def test_every_reward_type_of_the_schema_has_a_verifier():
-    assert set(RewardConfig.model_fields["type"].annotation.__args__) == {*REWARDS, "model"}
+    assert set(RewardConfig.model_fields["type"].annotation.__args__) == {*REWARDS, "model", "judge"}
 
 
 def test_what_judges_imports_neither_configuration_nor_tokenizers():

@@ -567,10 +567,10 @@ def test_log_probs_of_generation_alone_point_to_decoding(requests: str, ends: bo
 
 def test_weights_that_change_when_they_are_sent_once_more_are_named() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
-    note(model)
-    compare_noted(model)
+    note(model, {})
+    compare_noted(model, {})
     with torch.no_grad():
         model[1].weight[0, 1] += 1e-6
     with pytest.raises(ValueError, match=r"1 of 4 tensors differ from the trainer's: 1\.weight"):
-        compare_noted(model)
+        compare_noted(model, {})
     assert int(checksum(model[1].weight)) == model.noted["1.weight"]
