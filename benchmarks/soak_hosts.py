@@ -37,6 +37,7 @@ from namespaces import Host, reason_to_skip  # noqa: E402
 from running import ENDLESS, Run  # noqa: E402
 from test_lost_hosts import check_exactly_once, interrupt, run_on, written_by  # noqa: E402
 
+from areal_like.checkpoint.store import DIRECTORY  # noqa: E402
 from areal_like.metrics.lines import read_rows  # noqa: E402
 from areal_like.metrics.report import METRICS_FILE  # noqa: E402
 
@@ -113,7 +114,8 @@ def soak(losses: int, deadline: float, seed: int, tell: Callable[[dict[str, Any]
         tempfile.TemporaryDirectory() as name,
         run_on(Path(name), 5, *LAYOUT, *ENDLESS, *SETTINGS) as (run, hosts, start),
     ):
-        wait(run, lambda: step_of(run) > 0)
+        # Before the first complete checkpoint, the loss of a trainer rank ends the run.
+        wait(run, lambda: any((run.directory / DIRECTORY).glob("step-*/manifest.json")))
         began = time.monotonic()
         while len(done) < losses and time.time() < deadline:
             wait(run, lambda: run.serving()[-1:] == [2.0])
