@@ -93,17 +93,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     batch = experience.batch
     generated = batch.fields["loss_mask"] > 0
     counts = np.add.reduceat(generated, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
-    shaped = experience.rewards.astype(np.float64)
-    if settings.prompt_baseline:
-        if experience.baselines is None:
-            raise ValueError("the experience has no baselines")
-        shaped -= experience.baselines
-    if settings.overlong_penalty_factor:
-        tail = settings.overlong_tokens or max(1, longest // 5)
-        shaped -= overlong_penalty(counts, longest, tail, settings.overlong_penalty_factor)
-    shaped = (shaped + settings.reward_bias) * settings.reward_scaling
-    if settings.reward_clip is not None:
-        shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
+    shaped = _shape(experience, counts, settings, longest)
     chosen = select(experience, settings)
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
@@ -135,6 +125,22 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     if values is not None:
         fields["returns"] = (advantages + own_values).astype(np.float32)
     return {name: _fill_places(generated, own) for name, own in fields.items()} | selection
+
+
+def _shape(experience: Experience, counts: NDArray[np.int64], settings: Settings, longest: int) -> NDArray[np.float64]:
+    """Return the reward of each trajectory less its baseline and its penalty for length, biased, scaled and clipped."""
+    shaped = experience.rewards.astype(np.float64)
+    if settings.prompt_baseline:
+        if experience.baselines is None:
+            raise ValueError("the experience has no baselines")
+        shaped -= experience.baselines
+    if settings.overlong_penalty_factor:
+        tail = settings.overlong_tokens or max(1, longest // 5)
+        shaped -= overlong_penalty(counts, longest, tail, settings.overlong_penalty_factor)
+    shaped = (shaped + settings.reward_bias) * settings.reward_scaling
+    if settings.reward_clip is not None:
+        shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
+    return shaped
 
 
 def _clip(advantages: Floats, settings: Settings) -> Floats:

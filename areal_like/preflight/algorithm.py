@@ -107,7 +107,7 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
 
 def _combinations(config: RunConfig) -> Iterator[Finding]:
     """Settings that contradict each other."""
-    preset, actor, longest = PRESETS.get(config.algorithm), config.actor, config.gconfig.max_new_tokens
+    preset, actor = PRESETS.get(config.algorithm), config.actor
     if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
         message = (
             "algorithm=dpo needs one optimizer step per training step, since it computes a pair's loss once per step"
@@ -129,6 +129,19 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message += f"{config.gconfig.n_samples} samples, whose mean is a better one"
         help = "write gconfig.n_samples=1 and a larger train_dataset.batch_size, or algorithm=grpo"
         yield finding("RUN-ALGORITHM-SINGLE-ROLLOUT", "gconfig.n_samples", message, help)
+    yield from _divergence(settings)
+    yield from _weights(settings)
+    if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
+        keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
+        message = f"algorithm={config.algorithm} clips ratios to {_range(preset)}; this key changes the range to {_range(settings)}"
+        help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
+        yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
+    yield from _overlong(config, settings)
+    yield from _rewards(settings)
+
+
+def _divergence(settings: Settings) -> Iterator[Finding]:
+    """Yield estimators of the KL divergence whose gradient is another one."""
     if settings.kl_loss_coef and settings.kl_estimator == "k1":
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
         yield finding("RUN-ALGORITHM-KL-LOSS", "actor.kl_estimator", message, nearest=["k3", "k2"])
@@ -136,12 +149,11 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message = f"{settings.kl_estimator} in the reward (actor.kl_ctl) does not have the gradient of the KL divergence; k1 does"
         help = "write actor.kl_estimator=null, which is k1 in the reward and k3 in the loss, or use actor.kl_loss_coef alone"
         yield finding("RUN-ALGORITHM-KL-REWARD", "actor.kl_estimator", message, help)
-    yield from _weights(settings)
-    if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
-        keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
-        message = f"algorithm={config.algorithm} clips ratios to {_range(preset)}; this key changes the range to {_range(settings)}"
-        help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
-        yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
+
+
+def _overlong(config: RunConfig, settings: Settings) -> Iterator[Finding]:
+    """Yield contradictions between the penalty for length and the longest response."""
+    longest = config.gconfig.max_new_tokens
     if settings.overlong_penalty_factor and (settings.overlong_tokens or 0) > longest:
         message = f"the penalty covers {settings.overlong_tokens} tokens; "
         message += f"a response has at most {longest} (gconfig.max_new_tokens)"
@@ -152,6 +164,10 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
         help = f"write {key}=0 if episodes have several turns"
         yield finding("RUN-ALGORITHM-OVERLONG-EPISODES", key, message, help, severity=Severity.WARNING)
+
+
+def _rewards(settings: Settings) -> Iterator[Finding]:
+    """Yield bounds of rewards that no group is within, and norms that contradict themselves."""
     low, high = settings.group_reward_above, settings.group_reward_below
     if low is not None and high is not None and low >= high:
         message = f"no mean reward is above {low:g} and below {high:g}, so no group is trained on"
