@@ -1,14 +1,13 @@
 """Checks of MCP servers: a workflow is given the tools that it asks for, and every server starts."""
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import RunConfig
-from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.preflight.workflow_parameters import find_takers
 from areal_like.workflows.mcp_servers import PARAMETER, McpError, probe
 
 _KEY = "episode.mcp_servers"
@@ -16,7 +15,7 @@ _KEY = "episode.mcp_servers"
 
 def check_mcp_servers(config: RunConfig, *, dry_run: bool = False) -> Iterator[Finding]:
     """Check that workflows get the tools that they ask for; start every server, except in a dry run."""
-    servers, wanted = config.episode.mcp_servers, dict(_parameters(config))
+    servers, wanted = config.episode.mcp_servers, dict(find_takers(config, PARAMETER, groups=False))
     if not servers:
         for key, is_optional in wanted.items():
             if not is_optional:
@@ -32,15 +31,3 @@ def check_mcp_servers(config: RunConfig, *, dry_run: bool = False) -> Iterator[F
             thread.submit(asyncio.run, probe(servers)).result()
     except McpError as error:
         yield finding("RUN-MCP-START", _KEY, str(error), "correct this server, or leave it out")
-
-
-def _parameters(config: RunConfig) -> Iterator[tuple[str, bool]]:
-    """Yield the keys of workflows that may call tools, and whether they can do without."""
-    for key, reference in config.workflows.items():
-        try:
-            parameters = inspect.signature(load_object(reference)).parameters
-        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow says so
-            yield key, True
-            continue
-        if PARAMETER in parameters:
-            yield key, parameters[PARAMETER].default is not inspect.Parameter.empty

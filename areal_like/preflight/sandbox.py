@@ -1,7 +1,6 @@
 """Checks of sandboxes: the backend is there, and a sandbox of it runs a command."""
 
 import asyncio
-import inspect
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from allocation.diagnostics import Finding
 from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import CONTAINER_TOOLS, RunConfig, SandboxConfig
-from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.preflight.workflow_parameters import find_takers
+from areal_like.runtime.user_code import UserCodeError
 from areal_like.workflows.sandbox.backends import SHIPPED, Recipe, probe
 from areal_like.workflows.sandbox.bubblewrap import PROGRAM
 from areal_like.workflows.sandbox.handle import PARAMETER
@@ -20,7 +20,7 @@ _KEY, _BACKEND = "episode.sandbox", "episode.sandbox.backend"
 
 def check_sandbox(config: RunConfig, *, dry_run: bool = False) -> Iterator[Finding]:
     """Check that workflows get the sandboxes that they ask for; start one, except in a dry run."""
-    settings, wanted = config.episode.sandbox, dict(_parameters(config))
+    settings, wanted = config.episode.sandbox, dict(find_takers(config, PARAMETER, groups=True))
     if settings is None:
         for key, is_optional in wanted.items():
             if not is_optional:
@@ -30,20 +30,6 @@ def check_sandbox(config: RunConfig, *, dry_run: bool = False) -> Iterator[Findi
     if not wanted:
         yield warn_ignored(_KEY, "no workflow has a parameter `sandbox`")
     yield from _backend(settings, dry_run=dry_run)
-
-
-def _parameters(config: RunConfig) -> Iterator[tuple[str, bool]]:
-    """Yield the keys of workflows that may use sandboxes, and whether they can do without."""
-    for key, reference in config.workflows.items():
-        try:
-            parameters = inspect.signature(load_object(reference)).parameters
-        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow says so
-            yield key, True
-            continue
-        if PARAMETER in parameters:
-            yield key, parameters[PARAMETER].default is not inspect.Parameter.empty
-        elif "rollout" in parameters or len(parameters) > 2:  # a group, which opens its sandboxes itself
-            yield key, True
 
 
 def _backend(settings: SandboxConfig, *, dry_run: bool) -> Iterator[Finding]:

@@ -230,6 +230,10 @@ def test_sandboxes_and_workflows_have_to_fit(findings):
     assert (code, key) == ("RUN-SANDBOX-IMAGE", "episode.sandbox.image")
     ((_, key, message),) = findings(BUBBLEWRAP, source="async def run(row, client): ...", dry_run=True)
     assert key == "episode.sandbox" and "no workflow has a parameter `sandbox`" in message
+    with_tools = "async def run(row, client, tools=None): ..."
+    assert "episode.sandbox" in [key for _, key, _ in findings(BUBBLEWRAP, source=with_tools, dry_run=True)]
+    group = "async def run(prompt, n, rollout): ..."
+    assert findings(BUBBLEWRAP, source=group, dry_run=True) == []
 
 
 def test_an_own_backend_is_loaded_and_tried(findings, tmp_path):

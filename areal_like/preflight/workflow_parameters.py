@@ -1,0 +1,33 @@
+"""Which workflows of a run ask for what the engine can give them by a parameter's name, such as `sandbox`."""
+
+import inspect
+from collections.abc import Iterator
+
+from areal_like.config.schema import RunConfig
+from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.workflows.forms import WorkflowError, level_of
+
+
+def find_takers(config: RunConfig, parameter: str, *, groups: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the keys of workflows that may use a parameter, and whether they can do without.
+
+    `groups` says whether a group of episodes may use the same without the parameter.
+    """
+    for key, reference in config.workflows.items():
+        try:
+            function = load_object(reference)
+            parameters = inspect.signature(function).parameters
+        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow says so
+            yield key, True
+            continue
+        if parameter in parameters:
+            yield key, parameters[parameter].default is not inspect.Parameter.empty
+        elif groups and _may_be_group(function):
+            yield key, True
+
+
+def _may_be_group(function: object) -> bool:
+    try:
+        return level_of(function) == "group"
+    except WorkflowError:  # a finding about the workflow says so
+        return True
