@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.images import Images
 from areal_like.per_token import KeptIds, Routes
 
 type Device = Literal["cpu", "cuda"]
@@ -36,7 +37,8 @@ class Prompt:
     `sample_id` is the row's number in the dataset, `row` the row with all of its columns, `answer` its reference answer
     ("" where it has none). `tokens` are the prompt as it is generated from. `dataset` names the set of a mixture that
     it is from, "" for the one at `path`. `messages()` is the
-    conversation that the tokens are of.
+    conversation that the tokens are of. `images` are those of the tokens, which have one image token for each part of
+    each image.
     """
 
     sample_id: int
@@ -45,6 +47,7 @@ class Prompt:
     row: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
     messages: Callable[[], Sequence[Mapping[str, Any]]] = field(default=tuple, compare=False)
+    images: Images = ()
 
 
 type AnswerCheck = Callable[[str], tuple[str, str] | None]
@@ -74,7 +77,8 @@ class Trajectory:
     one with several conversations gives several trajectories. `routes` and `kept`, a row or list for each token, are
     there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
     `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`. `turn_rewards` `[tokens]` are rewards
-    of turns, each at the last token of its turn, if there are any.
+    of turns, each at the last token of its turn, if there are any. `images` are those of the whole sequence, in the
+    order of their tokens; image tokens are never trained.
     """
 
     sample_id: int
@@ -91,6 +95,7 @@ class Trajectory:
     temperatures: Floats | None = None
     teacher_logprobs: Floats | None = None
     turn_rewards: Floats | None = None
+    images: Images = ()
 
     @property
     def generated(self) -> NDArray[np.bool]:
@@ -125,7 +130,7 @@ class Batch:
     `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
     loss counts in the mean over these tokens; without it all count the same. Other fields are what the loss wants.
     `fields[TEMPERATURES]`, if there, are those that tokens were sampled at, 0 for the run's. `routes` and `kept` have
-    a row or list for each token.
+    a row or list for each token. `images` are those of each sequence, None where no sequence has any.
     """
 
     lengths: Ints
@@ -133,6 +138,7 @@ class Batch:
     fields: Mapping[str, Floats] = field(default_factory=dict)
     routes: Routes | None = None
     kept: KeptIds | None = None
+    images: tuple[Images, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ be affordable.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.algorithms.types import Algorithm, Experience
+from areal_like.images import Images
 from areal_like.per_token import join_kept, join_routes
 from areal_like.types import TEMPERATURES, Batch, FinishReason, Floats, Ints, Trajectory
 
@@ -58,7 +60,15 @@ def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
         fields[TEMPERATURES] = np.concatenate(own).astype(np.float32)
     routes = join_routes([(len(item.tokens), item.routes) for item in trajectories])
     kept = join_kept([(len(item.tokens), item.kept) for item in trajectories])
-    return Batch(lengths, np.concatenate([item.tokens for item in trajectories]), fields, routes, kept)
+    images = _join_images(trajectories)
+    return Batch(lengths, np.concatenate([item.tokens for item in trajectories]), fields, routes, kept, images)
+
+
+def _join_images(trajectories: Sequence[Trajectory]) -> tuple[Images, ...] | None:
+    """Return the images of each trajectory, equal ones as one object, which then travels to the ranks once."""
+    known: dict[bytes, bytes] = {}
+    images = tuple(tuple(known.setdefault(image, image) for image in item.images) for item in trajectories)
+    return images if any(images) else None
 
 
 def _turn_rewards(item: Trajectory) -> Floats:
@@ -114,7 +124,8 @@ def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:
     fields = {name: values[tokens] for name, values in batch.fields.items()}
     routes = None if batch.routes is None else batch.routes[tokens]
     kept = None if batch.kept is None else batch.kept.take(tokens)
-    return Batch(batch.lengths[chosen], batch.tokens[tokens], fields, routes, kept)
+    images = None if batch.images is None else tuple(compress(batch.images, chosen))
+    return Batch(batch.lengths[chosen], batch.tokens[tokens], fields, routes, kept, images)
 
 
 def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:

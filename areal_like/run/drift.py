@@ -93,7 +93,7 @@ class DriftAlarm:
         if not chosen:
             return
         whole = batch_of(chosen, version=0)
-        batch = Batch(whole.lengths, whole.tokens, {"loss_mask": whole.fields["loss_mask"]})
+        batch = Batch(whole.lengths, whole.tokens, {"loss_mask": whole.fields["loss_mask"]}, images=whole.images)
         told = batch.fields["loss_mask"] > 0
         told[np.cumsum(batch.lengths) - batch.lengths] = False
         servers, deadline = self._backoff.select(self._pool.serving), Deadline(PROBE_S)

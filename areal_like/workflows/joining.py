@@ -41,6 +41,7 @@ def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Rew
         routes=_join_routes(wholes),
         kept=join_kept([(len(part.tokens), part.kept) for part in wholes]),
         temperatures=join_temperatures([(len(part.tokens), part.temperature) for part in wholes]),
+        images=prompt.images,
     )
 
 

@@ -153,3 +153,20 @@ def test_supervised_batches_imitate_the_response_alone():
     assert batch.lengths.tolist() == [3, 3]
     assert batch.tokens.tolist() == [5, 6, 7, 8, 9, 10]
     assert batch.fields["loss_mask"].tolist() == [0, 0, 1, 0, 1, 1]
+
+
+def test_images_stay_with_their_trajectories_and_equal_ones_are_one_object():
+    def picture(text):
+        return bytes(bytearray(text))  # another object each time, as from other processes
+
+    items = [
+        replace(trajectory([-1, 0], 1.0), images=(picture(b"one"), picture(b"two"))),
+        trajectory([-1, 0], 0.0),
+        replace(trajectory([-1, 0], 0.5), images=(picture(b"one"),)),
+    ]
+    experience = join(items, 0)
+    assert experience.batch.images == ((b"one", b"two"), (), (b"one",))
+    assert experience.batch.images[0][0] is experience.batch.images[2][0]
+    first, second = policy_batches(GRPO, experience, 2)
+    assert (first.images, second.images) == (((b"one", b"two"), (b"one",)), ((),))
+    assert join(items[1:2], 0).batch.images is None

@@ -16,6 +16,7 @@ INTERFACE = "the package itself"  # `__init__.py`, the Python interface
 MOST = 20  # modules in a chain of imports, and modules of ours that one imports
 # Modules and folders of areal_like/ from the bottom up: each imports only those before it.
 ORDER = [
+    "images",
     "per_token",
     "types",
     "errors",

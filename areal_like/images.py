@@ -1,0 +1,66 @@
+"""Images as they travel through a run: encoded, as PNG or JPEG, in the order in which they appear in the tokens.
+
+The servers receive these bytes, and each trainer rank decodes those of its own sequences, so that both see one picture.
+"""
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+type Images = tuple[bytes, ...]
+"""The images of a sequence, encoded, in the order of their tokens."""
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+MOST_PIXELS = 2**26  # of one image, 8192 x 8192: it takes 200 MB when it is decoded
+TOKEN_IDS = ("image_token_id", "image_token_index")  # fields of config.json: Qwen's and Gemma's
+
+
+_TOO_LARGE = (
+    f"an image has more than {MOST_PIXELS:,} pixels, the most that is read. Make it smaller: models scale pictures down "
+    "to fewer pixels anyway"
+)
+
+
+class ImageError(ValueError):
+    """An image that cannot be used; the message is what is wrong with it and what would do."""
+
+
+def read_size(data: bytes) -> tuple[int, int]:
+    """Return width and height of an encoded image, from its header alone. Raises ImageError."""
+    return _open(data).size
+
+
+def decode(data: bytes) -> "Image":
+    """Return the picture of an encoded image in RGB, without transparency. Raises ImageError where it is damaged."""
+    image = _open(data)
+    try:
+        return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ImageError(
+            f"the {image.format} of {len(data)} bytes is damaged: {error}. Write the file again, or remove its row"
+        ) from error
+
+
+def image_token(config: Mapping[str, object]) -> int | None:
+    """Return the token that stands for a part of an image in a model's config.json; None for a model without images."""
+    found = (config.get(name) for name in TOKEN_IDS if "vision_config" in config)
+    return next((token for token in found if isinstance(token, int)), None)
+
+
+def _open(data: bytes) -> "Image":
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{len(data)} bytes are not an image: it has to be {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(_TOO_LARGE) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ImageError(f"an image of {len(data)} bytes cannot be read: {error}") from error
+    if image.width * image.height > MOST_PIXELS:
+        raise ImageError(_TOO_LARGE)
+    return image
