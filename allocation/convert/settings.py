@@ -31,7 +31,10 @@ _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
 )
 _OPTION = re.compile(r"(?:\w+=)?\(?--([A-Za-z][\w-]*)(?:=(.*))?", re.S)
 _NO_VALUE = re.compile(r"--|[)\\]$|\$\{\w+\[@\]")
-_SEVERAL = ("recompute-modules", "target-modules", "eval-prompt-data")  # options with several values
+_SEVERAL = (  # options with several values
+    *("recompute-modules", "target-modules", "eval-prompt-data"),
+    *("rollout-stop", "rollout-stop-token-ids"),
+)
 _FURTHER = re.compile(r"[\w/~][\w./:-]*")
 _REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)

@@ -95,14 +95,14 @@ def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
     (arXiv 1912.09729), eq. 5; `kl` among the statistics is Schulman's k3 estimator.
     """
     advantages = inputs.fields["advantages"]
-    ratio, weight, stats = _ratios(inputs, settings)
+    ratio, weight, stats = ratios(inputs, settings)
     clipped = ratio.clamp(1 - settings.eps_clip, 1 + settings.eps_clip_higher)
     surrogate, clipped_surrogate = ratio * advantages, clipped * advantages
     objective = surrogate.minimum(clipped_surrogate)
     if settings.c_clip is not None:
         objective = objective.maximum(objective.where(advantages >= 0, settings.c_clip * advantages))
     stats["clip_share"] = (clipped_surrogate < surrogate).to(ratio.dtype)
-    return _with_regularisers(inputs, settings, -weight * objective, stats)
+    return with_regularisers(inputs, settings, -weight * objective, stats)
 
 
 def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
@@ -112,19 +112,19 @@ def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
     Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5.
     """
-    ratio, weight, stats = _ratios(inputs, settings)
+    ratio, weight, stats = ratios(inputs, settings)
     clipped = ratio.detach().clamp(1 - settings.eps_clip, 1 + settings.eps_clip_higher)
     stats["clip_share"] = (clipped != ratio).to(ratio.dtype)
     loss = -weight * clipped * inputs.fields["advantages"] * inputs.logprobs
-    return _with_regularisers(inputs, settings, loss, stats)
+    return with_regularisers(inputs, settings, loss, stats)
 
 
-def _ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The ratio that is clipped, with gradient, the behaviour weight, and statistics of both."""
+def ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the ratio that is clipped, with gradient, the behaviour weight, and statistics of both."""
     fields, current = inputs.fields, inputs.logprobs.detach()
     behaviour = fields["behaviour_logprobs"]
     proximal = fields.get("proximal_logprobs", current)
-    log_ratio = inputs.logprobs - (proximal if settings.use_decoupled_loss else behaviour)
+    log_ratio = log_ratio_to_start(inputs, settings)
     if settings.importance_sampling_level == "sequence":
         log_ratio = inputs.sequences.mean(log_ratio)
     weight, stats = _behaviour_weight(inputs.sequences, proximal - behaviour, settings)
@@ -139,6 +139,13 @@ def _ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dic
             "on_policy_logprob_diff": drift * fields["on_policy"],
         },
     )
+
+
+def log_ratio_to_start(inputs: LossInputs, settings: Settings) -> Tensor:
+    """Return each token's log-ratio to the weights at the start of the step, or, not decoupled, to the servers'."""
+    behaviour = inputs.fields["behaviour_logprobs"]
+    start = inputs.fields.get("proximal_logprobs", inputs.logprobs.detach())
+    return inputs.logprobs - (start if settings.use_decoupled_loss else behaviour)
 
 
 def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settings) -> tuple[Tensor, dict[str, Tensor]]:
@@ -166,8 +173,11 @@ def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settin
     return weight, {"behaviour_weight": weight, **stats}
 
 
-def _with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stats: dict[str, Tensor]) -> TokenLoss:
-    """With the entropy bonus and the KL divergence from the reference, as far as they have a weight."""
+def with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stats: dict[str, Tensor]) -> TokenLoss:
+    """Add the entropy bonus, the KL divergence from the reference and the policy drift, each if it has a weight.
+
+    Source of the drift: CPGD (arXiv 2505.12504), eq. 8, whose ratio is bounded by 3.
+    """
     stats = {"entropy": inputs.entropy, **stats}
     if settings.entropy_coeff:
         loss = loss - settings.entropy_coeff * inputs.entropy
@@ -176,6 +186,9 @@ def _with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, sta
         stats["reference_kl"] = divergence(log_ratio, "k3")
         if settings.kl_loss_coef:
             loss = loss + settings.kl_loss_coef * divergence(log_ratio, settings.kl_estimator or "k3")
+    if settings.policy_drift_coeff:
+        ratio = log_ratio_to_start(inputs, settings).detach().clamp(-MOST_EXPONENT, MOST_EXPONENT).exp()
+        loss = loss + settings.policy_drift_coeff * (ratio - 1).clamp(max=2) * inputs.logprobs
     return loss, stats
 
 

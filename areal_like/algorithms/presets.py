@@ -8,7 +8,8 @@ import numpy as np
 
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import constant_length, sequence_mean
-from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft, value_loss
+from areal_like.algorithms.losses import ValueLoss, dpo, sft, value_loss
+from areal_like.algorithms.objectives import OBJECTIVES
 from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience, Need
@@ -38,7 +39,7 @@ def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
     settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
     return Algorithm(
         targets=partial(estimate, settings=settings, longest=longest),
-        loss=LossSpec(cispo if settings.cispo else decoupled_ppo, settings),
+        loss=LossSpec(OBJECTIVES[settings.objective], settings),
         needs=_needs(settings),
         critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
         keeps=tells_apart if settings.dynamic_sampling else None,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from areal_like.config.schema import ActorConfig, BehaviourMode, KLEstimator, NormConfig
 
+type Objective = Literal["ppo", "cispo", "cpgd", "gmpo", "sapo"]
 NOTHING = NormConfig()
 IN_GROUP = NormConfig(mean_level="group", std_level="group")
 FROM_GROUP_MEAN = NormConfig(mean_level="group")
@@ -23,9 +24,8 @@ CAP, GEOMETRIC_CAP = 5.0, 1.01  # default of `behave_imp_weight_cap`, by the lev
 class Settings:
     """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema/`).
 
-    `cispo` says that the ratio is clipped as a weight, without stopping the gradient (see `losses.cispo`); `critic`
-    that advantages are taken from a critic's values, and `prompt_baseline` that the value of its prompt is subtracted
-    from each reward.
+    `objective` is the loss of a token (`objectives.py`); `critic` takes advantages from a critic's values, and
+    `prompt_baseline` subtracts the value of its prompt from each reward.
     """
 
     eps_clip: float = 0.2
@@ -60,7 +60,10 @@ class Settings:
     skip_zero_advantages: bool = False
     reward_coef: float = 1.0
     teacher_coef: float = 0.0
-    cispo: bool = False
+    policy_drift_coeff: float = 0.0
+    sapo_tau_pos: float = 1.0
+    sapo_tau_neg: float = 1.05
+    objective: Objective = "ppo"
     critic: bool = False
     prompt_baseline: bool = False
 
@@ -109,8 +112,21 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         ),
         # CISPO in MiniMax-M1 (arXiv 2506.13585), no clip below; the bound above is from ScaleRL (arXiv 2510.13786)
         "cispo": Settings(
-            reward_norm=IN_GROUP, cispo=True, use_decoupled_loss=False, eps_clip=1.0, eps_clip_higher=4.0
+            reward_norm=IN_GROUP, objective="cispo", use_decoupled_loss=False, eps_clip=1.0, eps_clip_higher=4.0
         ),
+        # CPGD (arXiv 2505.12504), with the drift of its published runs
+        "cpgd": Settings(reward_norm=IN_GROUP, objective="cpgd", policy_drift_coeff=1e-3),
+        # GMPO (arXiv 2507.20673): bounds of the logarithm of a token's ratio
+        "gmpo": Settings(
+            reward_norm=IN_GROUP,
+            objective="gmpo",
+            behave_imp_weight_mode="geometric_truncate",
+            eps_clip=0.4,
+            eps_clip_higher=0.4,
+            loss_agg_mode="sequence_mean",
+        ),
+        # SAPO (arXiv 2511.20347)
+        "sapo": Settings(reward_norm=IN_GROUP, objective="sapo", loss_agg_mode="sequence_mean"),
         # PPO (arXiv 1707.06347) with GAE (arXiv 1506.02438)
         "ppo": Settings(adv_norm=IN_BATCH, critic=True),
         # On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): the reverse KL of each token. Its

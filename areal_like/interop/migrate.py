@@ -10,13 +10,13 @@ import yaml
 from allocation.convert.settings import NULL, Reading
 from areal_like.config.keys import all_keys, annotation_of
 from areal_like.interop.completion import complete, drop_refused
-from areal_like.interop.keys import DEFAULTS, TITLES, entry, plain_key
+from areal_like.interop.keys import TITLES, defaults_of, entry, plain_key
 from areal_like.interop.keys.entries import Entry, rename
 from areal_like.interop.layouts import write_layout
 from areal_like.interop.rules import RULES
 from areal_like.interop.rules.translation import MISSING, Translation
 
-_LISTS = ("target_modules", "recompute_modules")
+_LISTS = ("target_modules", "recompute_modules", "stop_token_ids")
 _SECTIONS = {key.partition(".")[0] for key in all_keys()}
 _TELLING = {  # a system by its keys
     "slime": r"--(rollout-num-gpus|hf-checkpoint|rollout-batch-size)\b",
@@ -71,11 +71,16 @@ def migrate(text: str, system: str | None = None) -> Migration:
     if system is None:
         known = ", ".join(TITLES.values())
         return Migration("", problems=[f"this is not a configuration of {known}: it has none of their keys"])
-    reading = Reading.of_command(text) if system == "slime" else Reading.of_config(text)
+    reading = Reading.of_command(text) if system == "slime" else Reading.of_config(_as_actor(text, system))
     if not reading.settings:
         return Migration(system, problems=[str(found) for found in reading.findings] or ["it contains no settings"])
     done = Migration(system)
-    peer = Translation(system, dict(_read_settings(reading, done)), DEFAULTS[system])
+    if unread := _unread(text, reading):
+        names = ", ".join(unread[:3])
+        done.problems.append(
+            f"{len(unread)} settings in shell variables were not read, such as {names}: write them out"
+        )
+    peer = Translation(system, dict(_read_settings(reading, done)), defaults_of(system, text))
     peer.changes, peer.missing, peer.renamed, peer.unneeded = done.changes, done.missing, done.renamed, done.unneeded
     _translate(peer)
     peer.data_parallel = write_layout(reading, peer)
@@ -83,6 +88,21 @@ def migrate(text: str, system: str | None = None) -> Migration:
     complete(peer)
     done.yaml = drop_refused(peer)
     return done
+
+
+def _unread(text: str, reading: Reading) -> list[str]:
+    """Return the settings of a verl or siiRL script that the reading lacks: the shell alone knows where they go."""
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    named = re.findall(r"(?:^|[\s+'\"(])\+{0,2}(actor_rollout_ref\.[\w.]+)=", lines)
+    return sorted({key for key in named if reading.find(key) is None and key not in reading.settings})
+
+
+def _as_actor(text: str, system: str) -> str:
+    """Return ROLL's configuration with the sections of its other pipelines under the names of its RL pipeline."""
+    if system == "roll":
+        for section, actor in (("(?:sft|student)_train", "actor_train"), ("student_infer", "actor_infer")):
+            text = re.sub(rf"(?m)^{section}:", f"{actor}:", text)
+    return text
 
 
 def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:

@@ -54,7 +54,19 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         help = "set actor.path to a model directory" if neither else "set one of them to null"
         spec, findings = None, [finding("RUN-MODEL-SOURCE", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
+    if tokenizer and (stops := config.gconfig.stop_token_ids):
+        tokenizer.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stops)))
+        problems += _check_stops(stops, tokenizer)
     return spec, tokenizer, findings + problems
+
+
+def _check_stops(stops: list[int], tokenizer: Tokenizer) -> list[Finding]:
+    """Check that the ids that end a response are tokens."""
+    unknown = [str(token) for token in stops if tokenizer.backend.id_to_token(token) is None]
+    if not unknown:
+        return []
+    message = f"the tokenizer has no token {', '.join(unknown)}, so no response ends with it"
+    return [finding("RUN-STOP-TOKEN", "gconfig.stop_token_ids", message, "leave it out, or write the id of a token")]
 
 
 def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:

@@ -17,6 +17,7 @@ from areal_like.algorithms.losses import (
     sft,
     value_loss,
 )
+from areal_like.algorithms.objectives import cpgd, gmpo, sapo
 from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.types import LossSpec
 
@@ -146,7 +147,7 @@ def test_gspo_weighs_all_tokens_of_a_sequence_alike():
     assert 1 < weight < gspo.weight_bounds[1] == 1.01
 
 
-@pytest.mark.parametrize("loss", [decoupled_ppo, cispo])
+@pytest.mark.parametrize("loss", [decoupled_ppo, cispo, cpgd, gmpo, sapo])
 @pytest.mark.parametrize("distance", [200.0, -200.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize(
@@ -178,6 +179,51 @@ def test_cispo_keeps_the_gradient_of_what_is_clipped():
     torch.testing.assert_close(gradient, torch.tensor([-10.0, 0.125]))
     torch.testing.assert_close(loss, torch.tensor([10.0, -0.125]))
     assert stats["clip_share"].tolist() == [1, 0]
+
+
+OFF = Settings(eps_clip=0.2, eps_clip_higher=0.28, behave_imp_weight_mode="disabled", policy_drift_coeff=0.5)
+RATIOS = [1.1, 2.0, 0.5, 5.0]
+
+
+def moved(advantages, settings, loss):
+    """A sequence of tokens with the ratios above to the weights at the start of the step."""
+    start = [-1 - math.log(ratio) for ratio in RATIOS]
+    return policy([-1.0] * 4, start, advantages, settings, loss, proximal_logprobs=start)
+
+
+def test_cpgd_has_no_ratio_but_the_drift():
+    """Gains of ratios above 1.28 and losses of ratios below 0.8 are clipped; the drift's ratio is at most 3."""
+    _, gradient, stats = moved([2.0, 2.0, -3.0, -3.0], OFF, cpgd)
+    drift = [0.5 * 0.1, 0.5 * 1.0, 0.5 * -0.5, 0.5 * 2.0]
+    torch.testing.assert_close(gradient, torch.tensor([-2.0 + drift[0], drift[1], drift[2], 3.0 + drift[3]]))
+    assert stats["clip_share"].tolist() == [0, 1, 1, 0]
+    plain, _, _ = moved([2.0, 2.0, -3.0, -3.0], replace(OFF, policy_drift_coeff=0.0), cpgd)
+    clipped = [-1.0, -1 - math.log(2) + math.log(1.28), -1 + math.log(2) + math.log(0.8), -1.0]
+    torch.testing.assert_close(plain, torch.tensor([-2 * clipped[0], -2 * clipped[1], 3 * clipped[2], 3 * clipped[3]]))
+
+
+@pytest.mark.parametrize(("advantage", "clipped"), [(2.0, [0, 1, 0, 1]), (-3.0, [0, 0, 1, 0])])
+def test_gmpo_takes_the_geometric_mean_of_ratios_that_are_clipped_in_log_space(advantage, clipped):
+    settings = replace(PRESETS["gmpo"], behave_imp_weight_mode="disabled")
+    loss, gradient, stats = moved([advantage] * 4, settings, gmpo)
+    logs = [math.log(ratio) for ratio in RATIOS]
+    logs = [(0.4 if advantage > 0 else -0.4) if out else log for log, out in zip(logs, clipped, strict=True)]
+    mean = math.exp(sum(logs) / 4)
+    torch.testing.assert_close(loss, torch.full((4,), -advantage * mean))
+    torch.testing.assert_close(gradient, -advantage * mean * (1 - torch.tensor(clipped, dtype=torch.float32)))
+    assert stats["clip_share"].tolist() == clipped
+
+
+def test_sapo_replaces_the_clip_by_a_gate():
+    """The gate is 4 / tau times the sigmoid, so that at ratio 1 it has PPO's gradient."""
+    settings = replace(PRESETS["sapo"], behave_imp_weight_mode="disabled", sapo_tau_pos=2.0, sapo_tau_neg=3.0)
+    loss, gradient, _ = moved([2.0, 2.0, -3.0, -3.0], settings, sapo)
+    for place, (ratio, advantage, tau) in enumerate(zip(RATIOS, [2.0, 2.0, -3.0, -3.0], [2, 2, 3, 3], strict=True)):
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        assert loss[place].item() == pytest.approx(-advantage * gate * 4 / tau)
+        assert gradient[place].item() == pytest.approx(-advantage * 4 * gate * (1 - gate) * ratio, abs=1e-4)
+    _, at_one, _ = policy([-1.0], [-1.0], [2.0], settings, sapo, proximal_logprobs=[-1.0])
+    assert at_one.item() == pytest.approx(-2.0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from areal_like.algorithms.batch import policy_batches
 from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
+from areal_like.algorithms.objectives import cpgd
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
@@ -35,7 +36,7 @@ def test_every_algorithm_is_built_and_its_loss_travels_to_the_ranks(name: str) -
 
 
 def test_every_setting_is_a_key_that_is_null_unless_it_is_set() -> None:
-    decided_by_the_preset = {"cispo", "critic", "prompt_baseline"}
+    decided_by_the_preset = {"objective", "critic", "prompt_baseline"}
     assert {field.name for field in fields(Settings)} == set(KEYS) | decided_by_the_preset
     assert all(ActorConfig.model_fields[key].default in (None, getattr(Settings(), key)) for key in KEYS)
     for preset in PRESETS.values():
@@ -70,6 +71,7 @@ def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
     assert make_algorithm(config("grpo", {"teacher_coef": 0.1})).needs == {"proximal", "teacher"}
     assert make_algorithm(config("cispo")).needs == set()
     assert make_algorithm(config("cispo")).loss.function is cispo
+    assert make_algorithm(config("cpgd", {"policy_drift_coeff": 0.0})).loss.function is cpgd
     ppo = make_algorithm(config("ppo", critic={"eps_clip": 0.25}))
     assert ppo.needs == {"proximal", "values"}
     assert ppo.critic is not None

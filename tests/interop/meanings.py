@@ -83,13 +83,17 @@ train_dataset.path=openai/gsm8k -> train_dataset.name = main
 train_dataset.path=openai/gsm8k -> reward.type = gsm8k
 saver={freq_epochs: 1, freq_steps: 5} -> saver.freq_steps = 5
 recover={mode: on} -> recover.mode = auto
-actor.use_sapo_loss=true -> !
+actor.use_sapo_loss=true -> algorithm = sapo
+actor.use_sapo_loss=true actor.sapo_tau_neg=1.5 -> actor.sapo_tau_neg = 1.5
 actor.m2_threshold=0.04 -> !
 dynamic_bs=true -> !
 teacher={path: /models/teacher} -> !
-train_dataset.type=sft -> !
+train_dataset.type=sft -> algorithm = sft
+train_dataset.type=sft -> actor.ppo_n_minibatches = 1
 train_dataset.type=rw -> !
-train_dataset.type=dpo -> !
+train_dataset.type=dpo actor.beta=0.3 -> actor.dpo_beta = 0.3
+train_dataset.type=dpo -> gconfig.n_samples = 2
+gconfig.stop_token_ids=[5,7] -> gconfig.stop_token_ids = [5, 7]
 gconfig.top_k=20 -> gconfig.top_k = 20
 gconfig.top_k=100000000 -> gconfig.top_k = -1
 gconfig.top_p=0.9 -> !
@@ -217,8 +221,12 @@ SIIRL = (
     + """
 A.strategy=fsdp -> actor.optimizer.lr_scheduler_type = constant
 A.optim.lr_decay_style=cosine -> actor.optimizer.lr_scheduler_type = cosine
-A.use_cpgd_loss=True -> !
-algorithm.adv_estimator=cpgd -> !
+A.use_cpgd_loss=True A.policy_drift_coeff=0.001 -> actor.policy_drift_coeff = 0.001
+A.use_cpgd_loss=True A.policy_drift_coeff=0.001 -> algorithm = grpo
+A.policy_drift_coeff=0.001 -> actor.policy_drift_coeff = 0.0
+algorithm.adv_estimator=cpgd A.policy_loss.loss_mode=cpgd -> algorithm = cpgd
+algorithm.adv_estimator=cpgd A.policy_loss.loss_mode=cpgd -> actor.policy_drift_coeff = 0.0
+algorithm.weight_factor_in_cpgd=naive -> !
 """
 )
 SLIME_BASE = """python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --colocate --hf-checkpoint /models/qwen
@@ -299,6 +307,8 @@ SLIME = """
 --apply-chat-template-kwargs '{"enable_thinking": false}' -> train_dataset.chat_template_kwargs.enable_thinking = False
 --partial-rollout -> !
 --loss-type sft_loss -> !
+--loss-type sft_loss --calculate-per-token-loss -> algorithm = sft
+--rollout-stop-token-ids 5 7 -> gconfig.stop_token_ids = [5, 7]
 --use-opd -> !
 --rollout-top-p 0.9 -> !
 --custom-loss-function-path my.loss -> !
@@ -418,7 +428,15 @@ actor_infer.generating_args={} -> gconfig.top_p = 0.7
 actor_infer.generating_args={} -> gconfig.top_k = 50
 add_token_level_kl=true kl_penalty=mse -> !
 use_opd=true -> !
-sft_train={model_args: {dtype: bf16}} -> !
+sft_train={model_args: {dtype: bf16}} -> algorithm = sft
+student_train={model_args: {dtype: bf16}} teacher={model_args: {model_name_or_path: /models/t}} -> algorithm = distill
+student_train={model_args: {dtype: bf16}} teacher={a: {opd_kl_coef: 1}, b: {opd_kl_coef: 1}} -> !
+beta=0.2 -> actor.dpo_beta = 0.2
+rollout_mock={enable: true, mode: dump} -> algorithm = grpo
+rollout_mock={enable: true, mode: mock} -> !
+train_env_manager={group_size: 4, tags: [A]} reward_normalization={grouping: tags, method: mean_std} -> actor.reward_norm.std_level = batch
+train_env_manager={group_size: 4} batch_adjust_mode=delete -> !
+actor_infer.generating_args={stop_strings: ["</code>"]} -> !
 loss_agg_mode=seq-mean-token-sum -> !
 no_such_key=1 -> !
 """

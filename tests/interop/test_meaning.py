@@ -13,6 +13,24 @@ from areal_like.interop.completion import fill_placeholders
 from areal_like.interop.keys import DEFAULTS, TABLES, entry
 from areal_like.interop.migrate import migrate
 
+SFT_IN_ROLL = """
+pretrain: /models/qwen
+sequence_length: 2048
+prompt_key: instruction
+query_key: input
+response_key: output
+sft_train:
+  training_args: {per_device_train_batch_size: 2, gradient_accumulation_steps: 16, learning_rate: 5.0e-6}
+  data_args: {file_name: data/rows.json}
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2}
+  device_mapping: list(range(0,8))
+"""
+SFT_IN_VERL = """torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=rows.parquet
+data.prompt_key=extra_info data.response_key=extra_info data.prompt_dict_keys=['question']
++data.response_dict_keys=['answer'] model.partial_pretrain=/models/qwen model.lora_rank=32
+""".replace("\n", " \\\n  ")
 SHORT = {"A.": "actor_rollout_ref.actor.", "R.": "actor_rollout_ref.rollout.", "M.": "actor_rollout_ref.model."}
 ROWS = [
     (system, *map(str.strip, line.split("->")))
@@ -79,14 +97,42 @@ def test_every_default_of_another_system_is_a_key_of_its_table(system):
 
 def test_supported_training_on_a_dataset_is_not_called_missing():
     """Supervised, preference and distillation training exist; only their other settings are left to the user."""
-    slime = with_settings("slime", "--loss-type sft_loss")
-    roll = [with_settings("roll", f"{key}={{model_args: {{dtype: bf16}}}}") for key in ("sft_train", "student_train")]
-    texts = [slime, *roll, with_settings("roll", "beta=0.1"), with_settings("areal", "train_dataset.type=dpo")]
-    for text, name in zip(texts, ("sft", "sft", "distill", "dpo", "dpo"), strict=True):
+    slime = with_settings("slime", "--loss-type sft_loss --calculate-per-token-loss")
+    texts = [slime, SFT_IN_ROLL, SFT_IN_VERL, with_settings("roll", "beta=0.1")]
+    for text, name in zip(texts, ("sft", "sft", "sft", "dpo"), strict=True):
         done = migrate(text)
-        assert f"algorithm={name}" in done.report()
-        assert "is not supported" not in done.report()
-        assert "not reinforcement learning" not in done.report()
+        assert done.same, done.report()
+        written = yaml.safe_load(done.yaml)
+        assert (written["algorithm"], written["workflow"]) == (name, "???")
+        assert f"examples/offline/{'answers' if name == 'sft' else 'preferences'}.py:run" in done.report()
+        load(yaml.safe_load(fill_placeholders(done.yaml)))
+
+
+def test_the_batch_of_a_pipeline_without_generation_is_counted_by_device():
+    written = yaml.safe_load(migrate(SFT_IN_ROLL).yaml)
+    assert written["train_dataset"]["batch_size"] == 2 * 16 * 8 // (2 * 2)
+    assert written["train_dataset"]["path"] == "???"  # two fields form the prompt
+
+
+def test_supervised_training_of_verl_has_the_settings_of_its_own_trainer():
+    written = yaml.safe_load(migrate(SFT_IN_VERL).yaml)
+    assert written["train_dataset"] | {"path": "", "overlong_prompts": ""} == {
+        "path": "",
+        "overlong_prompts": "",
+        "prompt_field": "extra_info.question",
+        "answer_field": "extra_info.answer",
+        "batch_size": 256,
+    }
+    assert written["actor"]["optimizer"]["beta2"] == 0.95
+    assert written["actor"]["lora_rank"] == 32
+
+
+def test_settings_that_only_the_shell_puts_into_the_command_are_not_lost_in_silence():
+    base = with_settings("verl", "")
+    script = f'CONFIG="\n  actor_rollout_ref.actor.policy_loss.loss_mode=$mode \\\n"\n{base.strip()} $CONFIG\n'
+    done = migrate(script, "verl")
+    assert not done.same
+    assert "1 settings in shell variables were not read, such as actor_rollout_ref.actor.policy_loss" in done.report()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,13 @@ def errors(file, *overrides):
     return [finding for finding in checked.findings if finding.severity == "error"]
 
 
+def test_further_tokens_end_a_response(write):
+    plain = check(write()).job.tokenizer.eos_token_ids
+    assert check(write(), "gconfig.stop_token_ids=[3,4]").job.tokenizer.eos_token_ids == (*plain, 3, 4)
+    (finding,) = errors(write(), "gconfig.stop_token_ids=[3,999999]")
+    assert (finding.code, finding.key) == ("RUN-STOP-TOKEN", "gconfig.stop_token_ids")
+
+
 def test_a_run_that_may_start_has_all_its_parts(write, tmp_path):
     checked = check(write())
     assert checked.ok

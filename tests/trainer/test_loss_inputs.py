@@ -11,7 +11,8 @@ from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
 from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo
-from areal_like.algorithms.settings import Settings
+from areal_like.algorithms.objectives import gmpo
+from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import LossSpec
 
@@ -54,6 +55,7 @@ SEQUENCE_LOSSES = {
         decoupled_ppo,
         Settings(eps_clip_higher=0.3, behave_imp_weight_mode="sequence_mask", importance_sampling_level="sequence"),
     ),
+    "gmpo": LossSpec(gmpo, PRESETS["gmpo"]),
     "veto": LossSpec(decoupled_ppo, Settings(behave_imp_weight_veto=0.99)),
     "dpo": LossSpec(dpo),
 }

@@ -27,7 +27,9 @@ _ONE_MINIBATCH = with_settings(
     "a step has one mini-batch and the decoupled loss, whose clipped ratio is then 1",
     lambda run, settings: settings.use_decoupled_loss and run.actor.ppo_n_minibatches == 1,
 )
-_CISPO = with_settings("`cispo` clips the ratio of every advantage", lambda run, settings: settings.cispo)
+_NO_DUAL_CLIP = with_settings("only PPO's objective has a dual clip", lambda run, settings: settings.objective != "ppo")
+_NO_CLIP = with_settings("`sapo` has a gate in place of a clip", lambda run, settings: settings.objective == "sapo")
+_NO_GATE = with_settings("`algorithm` is not `sapo`", lambda run, settings: settings.objective != "sapo")
 _NOT_DECOUPLED = with_settings("`use_decoupled_loss` is `false`", lambda run, settings: not settings.use_decoupled_loss)
 _NO_BEHAVIOUR_WEIGHT = with_settings(
     "`behave_imp_weight_mode` is `disabled`", lambda run, settings: settings.behave_imp_weight_mode == "disabled"
@@ -86,18 +88,18 @@ class ActorConfig(EngineConfig):
         ),
     )
     ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
-    eps_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH] = Field(
+    eps_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_CLIP] = Field(
         None,
         gt=0,
         le=1,
         description="Lower clip range of the probability ratio, 1 - eps_clip; null: set by the algorithm.",
     )
-    eps_clip_higher: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH] = Field(
+    eps_clip_higher: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_CLIP] = Field(
         None,
         gt=0,
         description="Upper clip range, 1 + eps_clip_higher; null: `eps_clip` if set, else set by the algorithm.",
     )
-    c_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _CISPO] = Field(
+    c_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_DUAL_CLIP] = Field(
         None,
         gt=1,
         description="Dual clip: maximum factor of a negative advantage; null: set by the algorithm.",
@@ -253,6 +255,17 @@ class ActorConfig(EngineConfig):
             "Weight of `teacher` in the advantage of each token: its log-prob minus the policy's; null: set by the"
             " algorithm (1 with `distill`)."
         ),
+    )
+    policy_drift_coeff: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH] = Field(
+        None,
+        ge=0,
+        description="Weight of the drift from the weights at the start of the step (CPGD); null: set by the algorithm.",
+    )
+    sapo_tau_pos: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_GATE] = Field(
+        None, gt=0, description="Steepness of SAPO's gate for positive advantages; null: set by the algorithm."
+    )
+    sapo_tau_neg: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_GATE] = Field(
+        None, gt=0, description="Steepness of SAPO's gate for negative advantages; null: set by the algorithm."
     )
     value_decay: Annotated[float, _NO_PROMPT_VALUES] = Field(
         0.9,

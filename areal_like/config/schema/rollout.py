@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from areal_like.config.schema.ignored import Ignored, ignored_if
 from areal_like.config.schema.mcp import McpServerConfig
@@ -74,6 +74,10 @@ class GenerationConfig(Section):
             "Least probability of an id, as a share of the likeliest id's, to be sampled from. The trainer computes "
             "log-probs over the same ids. A value above 0 requires `gconfig.top_k`."
         ),
+    )
+
+    stop_token_ids: list[NonNegativeInt] = Field(
+        [], description="Ids that end a response, in addition to the model's end tokens."
     )
 
     @property

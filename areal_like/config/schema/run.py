@@ -52,7 +52,7 @@ class RunConfig(Section):
     algorithm: str = Field(
         "grpo",
         description=(
-            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
+            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `cpgd`, `gmpo`, `sapo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
             " or your own function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
         ),
     )

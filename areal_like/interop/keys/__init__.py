@@ -6,9 +6,11 @@ are in `areal_like/interop/rules/`.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from areal_like.config.validate import FOREIGN_KEYS
-from areal_like.interop.keys import areal, roll, siirl, slime, trinity, verl
+from areal_like.interop.keys import areal, roll, siirl, slime, trinity, verl, verl_sft
 from areal_like.interop.keys.entries import Entry, prune
 
 TITLES = {
@@ -35,6 +37,16 @@ DEFAULTS = {
     "roll": roll.DEFAULTS,
     "slime": slime.DEFAULTS,
 }
+
+
+def defaults_of(system: str, text: str) -> Mapping[str, Any]:
+    """Return the defaults that a configuration or command has; verl's two trainers have their own."""
+    return verl_sft.DEFAULTS if system == "verl" and is_sft_command(text) else DEFAULTS[system]
+
+
+def is_sft_command(text: str) -> bool:
+    """Return whether a script starts verl's trainer for supervised fine-tuning."""
+    return "sft_trainer" in text and "main_ppo" not in text
 
 
 def entry(system: str, key: str) -> tuple[str, Entry] | None:

@@ -59,7 +59,6 @@ AREAL: Table = {
     "gconfig.top_k": rename("gconfig.top_k", shared.ALL_WORDS),
     "gconfig.top_p": rename("gconfig.top_p"),
     "gconfig.max_tokens": drop("the context length follows from prompt and response"),
-    "gconfig.stop_token_ids": changes("only the model's end-of-text token ends a response", []),
     "gconfig.stop": changes("only the model's end-of-text token ends a response", []),
     "gconfig.ignore_eos": changes("only the model's end-of-text token ends a response", False),
     "gconfig.frequency_penalty": changes(shared.PATTERN, 0, 0.0),
@@ -115,8 +114,6 @@ AREAL: Table = {
     },
     **{f"actor.{k}": together(f"actor.{k}") for k in ("reward_norm", "adv_norm")},
     "actor.use_sapo_loss": together("algorithm"),
-    "actor.sapo_tau_pos": drop("only used with actor.use_sapo_loss"),
-    "actor.sapo_tau_neg": drop("only used with actor.use_sapo_loss"),
     "actor.m2_threshold": together("algorithm"),
     "actor.rejection_sampling": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     "actor.behav_imp_weight_cap": together("actor.behave_imp_weight_cap"),
@@ -153,6 +150,8 @@ AREAL: Table = {
         for k in ("pin_memory", "num_workers", "num_dataset_workers", "scheduling_spec", "setup_timeout")
     },
     "train_dataset.type": together("algorithm"),
+    "actor.beta": rename("actor.dpo_beta"),
+    "actor.loss_type": changes("the loss of DPO is the sigmoid's", "sigmoid"),
     "train_dataset.max_length": together("train_dataset.max_prompt_length"),
     "train_dataset.drop_last": drop("every step has a full batch"),
     "train_dataset.dataset_kwargs": changes(

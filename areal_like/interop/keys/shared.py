@@ -12,7 +12,6 @@ IMAGES = "images, audio and video are not supported: prompts are text"
 NO_ALGORITHM = "this algorithm is not built in: write a function and set algorithm=my_file.py:make (docs/algorithms.md)"
 PATTERN = "samples are drawn from the full distribution, which SGLang's log-probs describe"
 TRAINERS_ROUTES = "only the servers' routes are replayed (rollout.router_replay=auto), not the trainer's own"
-OFFLINE = "write algorithm={} and a workflow by hand (docs/algorithms.md#training-on-a-dataset)"
 REPLAYED = {"True": "auto", "False": "off"}
 ALL_WORDS = {"100000000": -1, "0": -1}  # values of top_k that set no limit
 NEVER = {"-1": None, "0": None}

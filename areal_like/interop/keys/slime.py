@@ -86,7 +86,7 @@ SLIME: Table = {
     "rollout-top-p": rename("gconfig.top_p"),
     "rollout-top-k": rename("gconfig.top_k", shared.ALL_WORDS),
     "rollout-stop": changes("only the model's end-of-text token ends a response"),
-    "rollout-stop-token-ids": changes("only the model's end-of-text token ends a response"),
+    "rollout-stop-token-ids": rename("gconfig.stop_token_ids"),
     "rollout-skip-special-tokens": drop("rewards receive the text without special tokens"),
     "rollout-function-path": together("workflow"),
     "custom-generate-function-path": together("workflow"),
@@ -222,7 +222,7 @@ SLIME: Table = {
     "attention-dropout": changes("models are trained without dropout", 0, 0.0),
     "hidden-dropout": changes("models are trained without dropout", 0, 0.0),
     "debug-rollout-only": changes("a run always trains", False),
-    "debug-train-only": changes("a run always generates", False),
+    "debug-train-only": together("workflow"),
     **dict.fromkeys(_MODEL_OPTIONS, shared.MODEL),
     **dict.fromkeys(_SPEED, shared.SPEED),
     **dict.fromkeys(

@@ -4,6 +4,7 @@ from typing import Any
 
 from areal_like.interop.keys import shared
 from areal_like.interop.keys.entries import Table, changes, drop, rename, together
+from areal_like.interop.keys.verl_sft import SFT
 
 _ACTOR, _REF, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -137,8 +138,8 @@ VERL: Table = {
     f"{_ACTOR}.policy_loss.loss_mode": together("algorithm"),
     f"{_ACTOR}.policy_loss": drop("only used with policy_loss.loss_mode"),
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
-    f"{_ACTOR}.tau_pos": drop("only used with policy_loss.loss_mode"),
-    f"{_ACTOR}.tau_neg": drop("only used with policy_loss.loss_mode"),
+    f"{_ACTOR}.tau_pos": together("actor.sapo_tau_pos"),
+    f"{_ACTOR}.tau_neg": together("actor.sapo_tau_neg"),
     f"{_ACTOR}.freeze_vision_tower": changes(shared.IMAGES, False),
     f"{_MODEL}.path": rename("actor.path"),
     f"{_MODEL}.tokenizer_path": rename("tokenizer_path"),
@@ -266,6 +267,7 @@ VERL: Table = {
     "hydra": drop("areal-like does not use Hydra"),
     "profiler": shared.SPEED,
     "defaults": changes("included files were not read"),
+    **SFT,
 }
 DEFAULTS: dict[str, Any] = {
     "algorithm.adv_estimator": "gae",
@@ -276,6 +278,8 @@ DEFAULTS: dict[str, Any] = {
     "algorithm.lam": 1.0,
     f"{_ACTOR}.ppo_mini_batch_size": 256,
     f"{_ACTOR}.router_replay.mode": "disabled",
+    f"{_ACTOR}.tau_pos": 1.0,
+    f"{_ACTOR}.tau_neg": 1.05,
     f"{_ACTOR}.clip_ratio_low": 0.2,
     f"{_ACTOR}.clip_ratio_high": 0.2,
     f"{_ACTOR}.clip_ratio_c": 3.0,

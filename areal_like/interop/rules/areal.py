@@ -1,6 +1,7 @@
 """Values that follow from several of AReaL's keys."""
 
-from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, OFFLINE
+from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM
+from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
 _NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True}
@@ -27,23 +28,21 @@ def rules(peer: Translation, text: str) -> None:
     if temperature is not None and temperature != peer.get("gconfig.temperature"):
         peer.changes["actor.temperature"] = "the trainer's log-probs always use gconfig.temperature"
     _rollouts(peer)
+    if own := _OTHER_TRAINING.get(str(peer.get("train_dataset.type"))):
+        train_on_dataset(peer, own)
 
 
 def _algorithm(peer: Translation) -> None:
     kind = str(peer.get("train_dataset.type") or "rl")
     if kind in _OTHER_TRAINING:
         own = _OTHER_TRAINING[kind]
-        peer.changes["train_dataset.type"] = OFFLINE.format(own) if own else "reward models are not trained"
-        if own:
-            peer.ours["algorithm"] = own
-            example = {"sft": "answers", "dpo": "preferences"}[own]
-            peer.fill("workflow", f"examples/offline/{example}.py:run trains on given responses (docs/algorithms.md)")
-        else:
+        if own is None:
+            peer.changes["train_dataset.type"] = "reward models are not trained"
             peer.fill("algorithm", "training reward models is not supported")
         return
     peer.ours["algorithm"] = "ppo" if any(peer.keys_below("critic")) else "grpo"
     if peer.get("actor.use_sapo_loss"):
-        peer.unknown_algorithm("actor.use_sapo_loss", f"SAPO: {NO_ALGORITHM}")
+        peer.ours |= {"algorithm": "sapo", "actor.loss_agg_mode": "token_mean"}
     if peer.get("actor.m2_threshold") is not None:
         peer.unknown_algorithm("actor.m2_threshold", f"M2PO: {NO_ALGORITHM}")
     own, actors = peer.get("critic.ppo_n_minibatches"), peer.get("actor.ppo_n_minibatches")

@@ -1,8 +1,11 @@
 """Values that follow from several of ROLL's keys."""
 
+import math
+import re
 from typing import Any
 
-from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM, OFFLINE
+from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM
+from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
 
@@ -11,13 +14,6 @@ _INFER = "actor_infer.generating_args"
 _AGENTS = "environments and agents are not converted: write a workflow (docs/workflows.md)"
 _NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo"}
 _BY_TEACHER = "write algorithm=distill and a section teacher by hand (docs/algorithms.md#distillation)"
-_PIPELINES = {
-    "sft_train": OFFLINE.format("sft"),
-    "dpo_config": OFFLINE.format("dpo"),
-    "beta": OFFLINE.format("dpo"),
-    "student": _BY_TEACHER,
-    "student_train": _BY_TEACHER,
-}
 _PATHS = ("actor_train.data_args.file_name", "validation.data_args.file_name")
 _IMAGES = ("-vl-", "-VL-", "omni", "Omni")
 
@@ -39,6 +35,47 @@ def rules(peer: Translation, text: str) -> None:
     if (ratio := peer.number("async_generation_ratio")) is not None:
         peer.ours["rollout.max_head_offpolicyness"] = -int(-ratio // 1)
     _data(peer)
+    if re.search(r"(?m)^sft_train:", text):
+        train_on_dataset(peer, "sft")
+        _whole_batch(peer, 1)
+    elif re.search(r"(?m)^student_train:", text):
+        _distil(peer)
+    elif "beta" in peer.said or "chosen_key" in peer.said:
+        train_on_dataset(peer, "dpo")
+        _whole_batch(peer, 1)
+
+
+def _distil(peer: Translation) -> None:
+    """Write on-policy distillation from one teacher: the advantage of a token is its log-ratio alone."""
+    path = peer.get("teacher.model_args.model_name_or_path")
+    if path is None:
+        peer.unknown_algorithm("teacher", f"several teachers: {_BY_TEACHER}")
+        return
+    coefficient = peer.number("teacher.opd_kl_coef")
+    peer.ours |= {"algorithm": "distill", "teacher.path": path, "actor.reward_coef": 0.0}
+    peer.ours["actor.teacher_coef"] = 1.0 if coefficient is None else coefficient
+    peer.fill("teacher.backend", "the teacher is served by SGLang: write a layout such as sglang:d1t2")
+    if str(peer.get("kl_penalty")) != "kl":
+        peer.changes["kl_penalty"] = f"{peer.get('kl_penalty')}: the teacher's log-ratio is the estimator k1"
+
+
+def _whole_batch(peer: Translation, steps: int) -> None:
+    """Write the prompts of an optimizer step, which a pipeline without generation knows by device alone."""
+    parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
+    sizes = [
+        peer.number(f"{_CONFIG}.{name}_parallel_size") or 1
+        for name in ("tensor_model", "pipeline_model", "context", "ulysses")
+    ]
+    devices = re.fullmatch(r"list\(range\((\d+), ?(\d+)\)\)", str(peer.get("actor_train.device_mapping")))
+    if devices and all(isinstance(part, int) for part in (*parts, *sizes)):
+        data_parallel = (int(devices[2]) - int(devices[1])) // math.prod(sizes)
+        peer.ours["train_dataset.batch_size"] = math.prod(parts) * data_parallel
+    else:
+        peer.fill("train_dataset.batch_size", f"{parts[0]} samples per device, {parts[1]} micro-batches")
+    peer.ours["actor.ppo_n_minibatches"] = steps
+    if peer.get("query_key"):
+        fields = f"{peer.get('prompt_key')} and {peer.get('query_key')}"
+        peer.fill("train_dataset.path", f"{fields} form the prompt: join them in my_data.py:rows")
 
 
 def _algorithm(peer: Translation, estimator: str) -> None:
@@ -49,9 +86,8 @@ def _algorithm(peer: Translation, estimator: str) -> None:
     for key, plain in (("use_policy_loss_type", "PPO"), ("pg_variant", "vanilla")):
         if peer.get(key) not in (None, plain, "ppo"):
             peer.unknown_algorithm(key, f"{peer.get(key)}: {NO_ALGORITHM}")
-    for section in sorted({key.split(".")[0] for key in peer.said} & _PIPELINES.keys()):
-        peer.fill("algorithm", f"the settings of this pipeline are not converted: {_PIPELINES[section]}")
-        peer.changes[section] = _PIPELINES[section]
+    if any(peer.keys_below("student")):
+        peer.unknown_algorithm("student", _BY_TEACHER)
     peer.replay(False)  # ROLL has no key for it
     peer.ours["actor.use_decoupled_loss"] = not peer.is_on("force_disable_old_logprobs_recompute")
     peer.behaviour("disabled")
@@ -141,12 +177,27 @@ def _agents(peer: Translation) -> None:
                 peer.ours[f"gconfig.{name}"] = ALL_WORDS.get(str(value), value) if name == "top_k" else value
     if limits := _turn_limits(peer):
         peer.ours["gconfig.max_new_tokens"] = min(limits)
+    mode = peer.get("batch_adjust_mode")
+    if mode not in (None, "copy") and not _batch_divides(peer, whole):
+        peer.changes["batch_adjust_mode"] = f"{mode}: all samples of all trajectories are trained"
+    if stops := peer.get(f"{_INFER}.stop_strings"):
+        peer.fill("workflow", f"the agent sends stop={stops} with its requests (docs/workflows.md)")
     peer.ours["actor.importance_sampling_level"] = "token"
+
+
+def _batch_divides(peer: Translation, whole: Any) -> bool:
+    """Return whether trajectories are single samples that divide into optimizer steps, so that none is left out."""
+    parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
+    if peer.get("max_actions_per_traj") != 1 or not all(isinstance(part, int) for part in (whole, *parts)):
+        return False
+    return bool(whole % (math.prod(parts) * (peer.data_parallel or 1)) == 0)
 
 
 def _agent_norm(peer: Translation) -> dict[str, Any]:
     """Return the levels of mean and deviation with which an agentic pipeline normalises rewards."""
-    grouping = str(peer.get("reward_normalization.grouping") or "batch")
+    grouping, tags = str(peer.get("reward_normalization.grouping") or "batch"), peer.get("train_env_manager.tags")
+    if grouping == "tags" and isinstance(tags, list) and len(tags) == 1:
+        grouping = "batch"  # all trajectories have the same tag
     if grouping not in ("batch", "traj_group_id"):
         peer.changes["reward_normalization.grouping"] = f"{grouping}: rewards are normalised within a group or a step"
     level = "batch" if grouping == "batch" else "group"
@@ -184,6 +235,8 @@ def _data(peer: Translation) -> None:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")
     if peer.get("sequence_length") and peer.get("response_length") is None and not _turn_limits(peer):
         peer.fill("gconfig.max_new_tokens", "ROLL's sequence_length covers prompt and response together")
+    if not any(peer.keys_below("train_env_manager")) and (stops := peer.get(f"{_INFER}.stop_strings")):
+        peer.changes[f"{_INFER}.stop_strings"] = f"{stops}: only the model's end-of-text token ends a response"
     if any(peer.keys_below("custom_envs")) or any(peer.keys_below("train_env_manager")):
         peer.fill("workflow", _AGENTS)
     judges = sorted({key.split(".")[1] for key, _ in peer.keys_below("rewards")})

@@ -2,7 +2,8 @@
 
 import json
 
-from areal_like.interop.keys.shared import NO_ALGORITHM, OFFLINE, TRAINERS_ROUTES
+from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
+from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
 _NAMES = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp"} | {
@@ -34,14 +35,17 @@ def rules(peer: Translation, text: str) -> None:
     if any(mark in text for mark in _STREAMED):
         peer.ours["rollout.max_head_offpolicyness"] = 1
     _user_code(peer)
+    if peer.get("loss-type") == "sft_loss":
+        train_on_dataset(peer, "sft", peer.ours.get("actor.ppo_n_minibatches", 1))
+    elif peer.is_on("debug-train-only"):
+        peer.changes["debug-train-only"] = "reinforcement learning always generates responses"
 
 
 def _algorithm(peer: Translation, estimator: str) -> None:
     loss = str(peer.get("loss-type") or "policy_loss")
     if loss == "sft_loss":
-        peer.changes["loss-type"] = OFFLINE.format("sft")
-        peer.ours["algorithm"] = "sft"
-        peer.fill("workflow", "examples/offline/answers.py:run trains on given responses (docs/algorithms.md)")
+        if not peer.is_on("calculate-per-token-loss"):
+            peer.changes["loss-type"] = "sft averages over all tokens, not over each response first"
     elif estimator in _NAMES and loss == "policy_loss":
         peer.ours["algorithm"] = _NAMES[estimator]
     else:

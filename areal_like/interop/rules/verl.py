@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
+from areal_like.interop.keys import is_sft_command
 from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, TRAINERS_ROUTES
+from areal_like.interop.rules.offline import imitate_in_verl
 from areal_like.interop.rules.translation import Translation
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -14,6 +16,7 @@ _ESTIMATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # preset,
     "gae": ("ppo", {}, _BATCH),
     "grpo": ("grpo", _GROUP, {}),
     "grpo_vectorized": ("grpo", _GROUP, {}),
+    "cpgd": ("grpo", {**_GROUP, "std_level": "group", "std_unbiased": True}, {}),  # siiRL's
     "rloo": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
     "rloo_vectorized": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
     "reinforce_plus_plus": ("reinforce_pp", {}, _BATCH),
@@ -24,18 +27,25 @@ AGGREGATIONS = {
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "constant",
 }
-_LOSSES = {"vanilla": None, "gspo": "gspo", "cispo": "cispo"}
+_LOSSES = {"vanilla": None, **{name: name for name in ("gspo", "cispo", "sapo", "cpgd")}, "geo_mean": "gmpo"}
+_BY_SEQUENCE = ("sapo", "geo_mean")  # whatever loss_agg_mode says
 
 
 def rules(peer: Translation, text: str) -> None:
     """Write the values that follow from several of verl's keys."""
     estimator = str(peer.get("algorithm.adv_estimator")).rpartition(".")[2].lower()
-    if re.search(r"sft_trainer|main_generation|main_eval", text) and "main_ppo" not in text:
+    if is_sft_command(text):
+        imitate_in_verl(peer)
+        return
+    if re.search(r"main_generation|main_eval", text) and "main_ppo" not in text:
         peer.unknown_algorithm("algorithm", "this command does not start reinforcement learning (docs/algorithms.md)")
         return
     _algorithm(peer, estimator)
     _divergence(peer, estimator)
-    aggregation(peer, f"{_ACTOR}.loss_agg_mode")
+    if str(peer.get(f"{_ACTOR}.policy_loss.loss_mode")) in _BY_SEQUENCE:
+        peer.ours["actor.loss_agg_mode"] = "sequence_mean"
+    else:
+        aggregation(peer, f"{_ACTOR}.loss_agg_mode")
     batch, mini = peer.get("data.train_batch_size"), peer.get(f"{_ACTOR}.ppo_mini_batch_size")
     peer.minibatches(batch, mini, f"{_ACTOR}.ppo_mini_batch_size")
     if estimator == "gae" and (own := peer.get("critic.ppo_mini_batch_size")) not in (None, mini):
@@ -70,9 +80,18 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         peer.unknown_algorithm(f"{_ACTOR}.policy_loss.loss_mode", f"{mode}: {NO_ALGORITHM}")
     elif own := _LOSSES[mode]:
         peer.ours["algorithm"] = own
+    if mode == "sapo":
+        peer.ours |= {f"actor.sapo_{tau}": peer.get(f"{_ACTOR}.{tau}") for tau in ("tau_pos", "tau_neg")}
+    peer.ours["actor.policy_drift_coeff"] = _drift(peer)
     if name == "ppo":
         peer.ours["actor.gae_lambda"] = peer.get("algorithm.lam")
         peer.ours["critic.warmup_steps"] = peer.get("trainer.critic_warmup") or 0
+
+
+def _drift(peer: Translation) -> float:
+    """Return the weight of siiRL's policy drift, which two keys switch on."""
+    on = peer.is_on(f"{_ACTOR}.use_cpgd_loss") or str(peer.get("algorithm.adv_estimator")) == "cpgd"
+    return float(peer.number(f"{_ACTOR}.policy_drift_coeff") or 0) if on and peer.system == "siirl" else 0.0
 
 
 def aggregation(peer: Translation, key: str) -> None:
