@@ -23,7 +23,7 @@ from areal_like.preflight.resume import check_name, check_resume, find_layouts
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.router_replay import check_router_replay, find_routes
-from areal_like.preflight.sharing import check_sharing, described
+from areal_like.preflight.sharing import check_sharing, describe_sharing
 from areal_like.preflight.teacher import check_teacher
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.view import view_roles
@@ -89,7 +89,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
             if key != "train_dataset" and of_it
         }
         steps = training_steps(config, len(train))
-        sharing = described(config, plan, role_specs) if device == "cuda" else None
+        sharing = describe_sharing(config, plan, role_specs) if device == "cuda" else None
         models = {role: found for role, found in role_specs.items() if found is not None}
         routes = find_routes(config, spec, plan)
         decided = (steps, located, sharing, models, *routes)

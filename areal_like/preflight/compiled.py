@@ -67,10 +67,10 @@ def _spell(name: str, value: str, views: Sequence[RoleView]) -> Iterator[str]:
         for view in views:
             yield f"{view.key(leaf)}.{name}={value}"
             if (name, value) == ("recompute_granularity", "full"):
-                yield from (f"{view.key(leaf)}.{other}" for other in _covered(view))
+                yield from (f"{view.key(leaf)}.{other}" for other in _list_excluded(view))
 
 
-def _covered(view: RoleView) -> Iterator[str]:
+def _list_excluded(view: RoleView) -> Iterator[str]:
     """Yield settings that full recomputation excludes, without their values."""
     if view.engine.megatron.recompute_modules:
         yield "recompute_modules=null"

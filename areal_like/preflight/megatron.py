@@ -28,7 +28,7 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
     megatron, spec = view.engine.megatron, view.model
     overrides = megatron.override_transformer_config
     for problem in check_overrides(overrides, device=view.device, key=view.key):
-        yield about(view.key(_OVERRIDES), problem)
+        yield option_finding(view.key(_OVERRIDES), problem)
     if view.layout is not None and view.backend != "megatron":
         yield from _fsdp(view)
         return  # `check_unused` warns of these keys
@@ -65,7 +65,7 @@ def _fsdp(view: RoleView) -> Iterator[Finding]:
         yield finding("RUN-FSDP-DTYPE", key, message, f"write {key}=bfloat16")
 
 
-def about(section: str, problem: OptionProblem) -> Finding:
+def option_finding(section: str, problem: OptionProblem) -> Finding:
     """A finding about an option that a section passes on."""
     nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
     return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)

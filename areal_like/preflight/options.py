@@ -8,7 +8,7 @@ from allocation.plan import Plan
 from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import RunConfig, SGLangConfig
 from areal_like.preflight.lora import check_lora
-from areal_like.preflight.megatron import about
+from areal_like.preflight.megatron import option_finding
 from areal_like.preflight.served_adapters import check_served_adapters
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
@@ -47,7 +47,7 @@ def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
         message = f"SGLang's {attention} attention is not deterministic"
         yield finding("RUN-SGLANG-DETERMINISTIC", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
-        yield about("sglang.extra_args", problem)
+        yield option_finding("sglang.extra_args", problem)
 
 
 def _on_cpu(spec: ModelSpec) -> Iterator[Finding]:

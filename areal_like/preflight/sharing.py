@@ -60,7 +60,7 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
         yield finding("RUN-SHARING-DRAIN", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
-def described(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:
+def describe_sharing(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:
     """Return how trainer and servers share GPUs, and what that needs of them; None where they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):

@@ -309,7 +309,7 @@ class _Answers:
         group = self._group
         return pickle.dumps(await in_loop(group._home, group._scene.score(group._prompt, plain(question))))
 
-    async def _recorded(self, _: bytes) -> bytes:
+    async def _record(self, _: bytes) -> bytes:
         session = self._open()
         key = self._keys.enter_context(self._group._scene.sessions.open(session))
         self._by_key[key] = session

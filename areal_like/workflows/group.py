@@ -80,17 +80,21 @@ class Rollout:
             raise ValueError("a trajectory needs at least one response of rollout.sample")
         return join_parts(self.prompt, self.group_id, kept, reward if isinstance(reward, Reward) else Reward(reward))
 
-    def given(self, prompt: Sequence[int], response: Sequence[int], reward: float | Reward | None) -> Trajectory:
-        """A response that is data, for losses that imitate or prefer (`algorithm: sft`, `dpo`); both are token ids.
+    def wrap_response(
+        self, prompt: Sequence[int], response: Sequence[int], reward: float | Reward | None
+    ) -> Trajectory:
+        """Return a response of the dataset as a trajectory, for `algorithm: sft` and `dpo`; both are token ids.
 
-        It is trained on as if the present weights had generated it. Which log-probs it was made with is not known: they
-        are nan, which every loss becomes that compares with them. Raises ValueError for an empty response.
+        It is trained on as if the present weights had generated it. Its log-probs are unknown, thus nan, and a
+        loss that reads them is too. Raises ValueError for an empty response.
         """
         tokens = np.array([*prompt, *response], np.int32)
         known = Response(tokens[len(prompt) :], np.full(len(response), np.nan, np.float32))
         known.versions = np.full(len(response), self.version, np.int32)
         known.finish_reason = FinishReason.STOP
         return self.trajectory([tokens[: len(prompt)], known], reward)
+
+    given = wrap_response  # its name before
 
     def sandbox(self) -> AbstractAsyncContextManager[Any]:
         """Return a context with a Sandbox of its own, which ends with it.
@@ -102,10 +106,12 @@ class Rollout:
         return self._sandbox()
 
     @asynccontextmanager
-    async def recorded(self) -> AsyncIterator[Recorded]:
-        """An `openai.AsyncOpenAI` client on the run's servers, and what it was asked; each has limits of its own."""
-        key = (await self._ask("recorded", b"")).decode()
+    async def record(self) -> AsyncIterator[Recorded]:
+        """Open an `openai.AsyncOpenAI` client on the run's servers that records, with limits of its own."""
+        key = (await self._ask("record", b"")).decode()
         yield Recorded(self._client(key), self._ask_now)
+
+    recorded = record  # its name before
 
     async def _ask_pickled(self, method: str, question: Any) -> Any:
         return pickle.loads(await self._ask(method, pickle.dumps(question)))  # noqa: S301  # of the main process

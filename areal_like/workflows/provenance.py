@@ -108,7 +108,7 @@ class Responses:
             )
         return (
             f"its generated tokens {start} to {end - 1} are not a response to this group: tokens, log-probs and versions "
-            "must be those of a response that rollout.sample or a client of rollout.recorded returned to this group"
+            "must be those of a response that rollout.sample or a client of rollout.record returned to this group"
         )
 
 

@@ -3,4 +3,4 @@
 
 async def run(prompt, n, rollout):
     response = rollout.tokenizer.encode_response(prompt.row["answer"])
-    return [rollout.given(prompt.tokens, response, 1.0)]
+    return [rollout.wrap_response(prompt.tokens, response, 1.0)]

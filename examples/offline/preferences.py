@@ -4,4 +4,4 @@
 async def run(prompt, n, rollout):
     tokenizer, row = rollout.tokenizer, prompt.row
     better, worse = (tokenizer.encode_response(row[name]) for name in ("chosen", "rejected"))
-    return [rollout.given(prompt.tokens, better, 1.0), rollout.given(prompt.tokens, worse, 0.0)]
+    return [rollout.wrap_response(prompt.tokens, better, 1.0), rollout.wrap_response(prompt.tokens, worse, 0.0)]

@@ -11,7 +11,7 @@ async def run(prompt, n, rollout):
 
 
 async def play(row, rollout):
-    async with rollout.recorded() as knowing, rollout.recorded() as guessing:
+    async with rollout.record() as knowing, rollout.record() as guessing:
         hint = await say(knowing.client, f"{row['question']} {row['answer']}")
         guess = await say(guessing.client, f"{row['question']} {hint}")
         right = final_answer(guess) == final_answer(row["answer"])

@@ -8,7 +8,7 @@ from areal_like.config.load import load
 from areal_like.preflight import memory, sharing
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
-from areal_like.preflight.sharing import check_sharing, described
+from areal_like.preflight.sharing import check_sharing, describe_sharing
 
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_qwen3_0.6b.yaml"
 TURNS = "rollout.sharing=alternate"
@@ -59,8 +59,8 @@ def test_a_dry_run_says_which_and_why(monkeypatch):
     config = load(EXAMPLE, ["device=cuda"]).config
     spec = find_model(config)[0]
     plan, _ = find_plan(config, spec)
-    assert "colocated" in described(config, plan, {"actor": spec})
-    assert "of 80 GiB they need about" in described(config, plan, {"actor": spec})
+    assert "colocated" in describe_sharing(config, plan, {"actor": spec})
+    assert "of 80 GiB they need about" in describe_sharing(config, plan, {"actor": spec})
 
 
 def test_a_dry_run_counts_a_role_by_its_own_keys(monkeypatch):
@@ -71,7 +71,7 @@ def test_a_dry_run_counts_a_role_by_its_own_keys(monkeypatch):
         spec = find_model(config)[0]
         plan, found = find_plan(config, spec)
         assert plan, found
-        return described(config, plan, {"actor": spec, "critic": spec})
+        return describe_sharing(config, plan, {"actor": spec, "critic": spec})
 
     assert said("{}") == said("{dtype: bfloat16}") != said("{dtype: float32}")
 

@@ -121,7 +121,7 @@ def test_tokens_of_a_dataset_are_trained_and_were_generated_by_nobody():
     async def data(prompt: Prompt, group_id: int) -> list[Trajectory]:
         unused: Any = None
         rollout = Rollout(prompt, group_id, unused, Sampling(9), 0, unused, unused, unused)
-        return [rollout.given(prompt.tokens, [1, 2, STOP], 1.0)]
+        return [rollout.wrap_response(prompt.tokens, [1, 2, STOP], 1.0)]
 
     async def run() -> dict[str, float]:
         async with ServerPool([], "token", 30) as nobody, asyncio.TaskGroup() as tasks:

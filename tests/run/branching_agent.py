@@ -19,7 +19,7 @@ async def play(prompt: Prompt, n: int, rollout: Any) -> list[Trajectory]:
     """Do the same in `n` recorded conversations."""
 
     async def one() -> list[Trajectory]:
-        async with rollout.recorded() as agent:
+        async with rollout.record() as agent:
             reward = share(await converse(prompt.row["question"], agent.client))
             return list(agent.trajectories(reward))
 

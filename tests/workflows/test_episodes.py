@@ -183,7 +183,7 @@ async def run(prompt, n, rollout):
     responses = [await rollout.sample(opening, max_new_tokens=2) for _ in range(n)]
     rewards = await rollout.score([response.tokens for response in responses])
     result = [rollout.trajectory([opening, r, [5, 6]], reward) for r, reward in zip(responses, rewards)]
-    async with rollout.recorded() as agent:
+    async with rollout.record() as agent:
         await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
         return result + agent.trajectories(-1.0)
 """
@@ -539,7 +539,7 @@ def test_a_response_is_trained_on_once(play, body):
 def test_conversations_of_one_recorded_client_are_one_sample(play):
     source = """
 async def run(prompt, n, rollout):
-    async with rollout.recorded() as one, rollout.recorded() as other:
+    async with rollout.record() as one, rollout.record() as other:
         for agent, text in ((one, "x"), (other, "x"), (one, "y")):
             await agent.client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}])
         response = await rollout.sample([1, 2])
@@ -577,7 +577,7 @@ def test_what_a_workflow_leaves_out_is_counted(play, source, unused):
 
 
 def test_data_of_a_group_has_the_version_of_its_weights(play):
-    body = "return [replace(rollout.given([1], [2, 3], 1.0), versions=[-1, 999999, 999999])]"
+    body = "return [replace(rollout.wrap_response([1], [2, 3], 1.0), versions=[-1, 999999, 999999])]"
     (group,), _, counts = play(TWO.format(body=body))
     assert counts == {"done": 2} and group[0].versions.tolist() == [-1, 3, 3]
 

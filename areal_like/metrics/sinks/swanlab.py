@@ -26,7 +26,7 @@ class SwanLab:
                 mode=config.mode,
             )
         except (RuntimeError, ValueError, OSError) as error:
-            raise RecordError(f"SwanLab (stats_logger.swanlab) cannot be used: {error}") from error
+            raise RecordError(f"stats_logger.swanlab cannot be used: {error}") from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """See StatsSink; a thread of swanlab's own sends it."""
