@@ -67,6 +67,20 @@ class Reward:
 
 
 @dataclass(frozen=True)
+class Node:
+    """A node in the tree of a group: a turn's answer, or a part of a response between two branching points.
+
+    `number` names it in its group and is larger than that of its `parent`, the node that it goes on from, None for a
+    root. Its `tokens` are the last ones before `end` in the trajectory.
+    """
+
+    number: int
+    parent: int | None
+    end: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """A prompt and one response to it.
 
@@ -78,7 +92,9 @@ class Trajectory:
     there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
     `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`. `turn_rewards` `[tokens]` are rewards
     of turns, each at the last token of its turn, if there are any. `images` are those of the whole sequence, in the
-    order of their tokens; image tokens are never trained.
+    order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
+    root on, where samples share generated tokens or a conversation goes on from another one; what samples share is
+    generated in one trajectory of theirs, and has version -1 in the others.
     """
 
     sample_id: int
@@ -96,11 +112,17 @@ class Trajectory:
     teacher_logprobs: Floats | None = None
     turn_rewards: Floats | None = None
     images: Images = ()
+    nodes: tuple[Node, ...] = ()
 
     @property
     def generated(self) -> NDArray[np.bool]:
         """Where a model generated the token, `[tokens]`."""
         return self.versions >= 0
+
+    @property
+    def response_length(self) -> int:
+        """Tokens that models have generated for this trajectory, also where another one is trained on them."""
+        return sum(node.tokens for node in self.nodes) or int(self.generated.sum())
 
     @property
     def oldest_version(self) -> int:

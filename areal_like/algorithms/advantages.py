@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from areal_like.algorithms.kl import divergence
 from areal_like.algorithms.selection import select
 from areal_like.algorithms.settings import Settings
+from areal_like.algorithms.turn_trees import find_trees, spread, values_of
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
 from areal_like.types import Floats, Ints
@@ -85,7 +86,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the log-ratio of its probability to
     the policy's, at the token alone: minus its mean is the reverse KL divergence. Rewards of turns are credited to them
     and to those before. Tokens that no model generated do not count as steps: the token after a tool's output follows
-    the call.
+    the call. In the trees of groups whose samples share tokens a node has the mean of its children's advantages.
 
     Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2; the teacher
     from Thinking Machines Lab, On-Policy Distillation (2025), whose discount is 0.
@@ -93,13 +94,15 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     batch = experience.batch
     generated = batch.fields["loss_mask"] > 0
     counts = np.add.reduceat(generated, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
-    shaped = _shape(experience, counts, settings, longest)
+    shaped = _shape(experience, _response_lengths(experience, counts), settings, longest)
     chosen = select(experience, settings)
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
     by_turn = settings.turn_discount != 1 or "turn_rewards" in batch.fields
-    per_token = settings.kl_ctl or settings.teacher_coef or settings.discount != 1 or by_turn
-    if by_turn:
+    per_token = settings.kl_ctl or settings.teacher_coef or settings.discount != 1 or by_turn or experience.nodes
+    if experience.nodes:
+        credited = _credit_nodes(experience, shaped, settings, by_turn=by_turn)
+    elif by_turn:
         credited = _credit_turns(experience, shaped, counts, settings)
     else:
         rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
@@ -156,6 +159,42 @@ def _divergence_cost(experience: Experience, settings: Settings) -> NDArray[np.f
     generated = fields["loss_mask"] > 0
     log_ratio = (fields["behaviour_logprobs"] - fields["reference_logprobs"])[generated].astype(np.float64)
     return np.asarray(settings.kl_ctl * divergence(log_ratio, settings.kl_estimator or "k1"))
+
+
+def _response_lengths(experience: Experience, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the generated tokens of each response, where samples share tokens with these; `counts` are its own."""
+    if not experience.nodes:
+        return counts
+    return np.array(
+        [sum(node.tokens for node in nodes) or own for nodes, own in zip(experience.nodes, counts, strict=True)]
+    )
+
+
+def _credit_nodes(
+    experience: Experience, shaped: NDArray[np.float64], settings: Settings, *, by_turn: bool
+) -> NDArray[np.float64]:
+    """Return rewards of generated tokens, whose sums to go are the normalised values of their nodes.
+
+    Rewards of trajectories are normalised before they become values, unless rewards of turns or a discount between
+    turns make values of their own, which are normalised as those of turns are.
+    """
+    trees, fields = find_trees(experience), experience.batch.fields
+    own = np.zeros(len(trees.parents))
+    nodes, trajectories, places = np.array(trees.trained, np.int64).T
+    if by_turn:
+        if (given := fields.get("turn_rewards")) is not None:
+            own[nodes] = settings.reward_scaling * given[places]
+        values = values_of(trees, shaped, own, settings.turn_discount)
+        groups, samples = experience.groups[trajectories], experience.samples[trajectories]
+        worth = np.zeros(len(own))
+        worth[nodes] = normalise(values[nodes], groups, settings.reward_norm, samples)
+    else:
+        rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
+        worth = values_of(trees, rewards.astype(np.float64), own, 1.0)
+    if settings.branch_baseline == "parent":
+        forks = np.array(trees.forks)
+        worth = np.where(forks >= 0, worth - worth[forks], worth)
+    return spread(trees, worth, np.flatnonzero(fields["loss_mask"] > 0))
 
 
 def _credit_turns(

@@ -28,6 +28,7 @@ def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
         samples=number_samples([item.group_id for item in scored], [item.sample for item in scored]),
         batch=batch_of(scored, version),
         truncated=np.array([item.finish_reason is FinishReason.LENGTH for item in scored]),
+        nodes=[item.nodes for item in scored] if any(item.nodes for item in scored) else (),
     )
 
 

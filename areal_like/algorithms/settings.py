@@ -49,6 +49,7 @@ class Settings:
     adv_norm: NormConfig = NOTHING
     discount: float = 1.0
     turn_discount: float = 1.0
+    branch_baseline: Literal["group", "parent"] = "group"
     gae_lambda: float = 1.0
     loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     overlong_penalty_factor: float = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.runtime.user_code import user_modules
-from areal_like.types import Batch, Floats, Ints, LossSpec, Trajectory
+from areal_like.types import Batch, Floats, Ints, LossSpec, Node, Trajectory
 
 Need = Literal["reference", "values", "policy", "proximal", "teacher", "baselines"]
 """A forward pass whose result is a field of the batch.
@@ -31,7 +31,8 @@ class Experience:
     tokens, with the fields, all `[tokens]`, `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1
     where the step's own version generated the token), and those of the passes that the algorithm needs. `truncated`
     `[trajectories]` are those whose generation ended at a limit of tokens. `baselines` `[trajectories]` are the
-    values of their prompts from earlier steps, if the algorithm needs them.
+    values of their prompts from earlier steps, if the algorithm needs them. `nodes` `[trajectories]` are their paths in
+    the trees of their groups, () if no trajectory has one.
     """
 
     rewards: Floats
@@ -40,6 +41,7 @@ class Experience:
     batch: Batch
     truncated: NDArray[np.bool]
     baselines: Floats | None = None
+    nodes: Sequence[Sequence[Node]] = ()
 
 
 @dataclass(frozen=True)

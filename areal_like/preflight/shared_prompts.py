@@ -24,11 +24,6 @@ def _reason(view: RoleView) -> tuple[str, str] | None:
         return "RUN-SHARED-PROMPTS-LINEAR", "linear attention has no keys that responses could share"
     if engine is None or engine.backend == "fsdp":
         return None
-    if engine.sizes.cp > 1:
-        return (
-            "RUN-SHARED-PROMPTS-CONTEXT",
-            f"Megatron's context parallelism (c{engine.sizes.cp}) separates a prompt from its responses",
-        )
     if spec is not None and spec.latent_attention:
         return (
             "RUN-SHARED-PROMPTS-LATENT",

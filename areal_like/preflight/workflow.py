@@ -7,6 +7,7 @@ from allocation.diagnostics import Finding
 from areal_like.cluster.ports import reserve_port
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.preflight.branches import check_branches
 from areal_like.preflight.mcp_servers import check_mcp_servers
 from areal_like.preflight.sandbox import check_sandbox
 from areal_like.rollout.sglang.options import tool_call_parsers
@@ -30,6 +31,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
             yield finding("RUN-WORKFLOW-LOAD", key, str(error))
         except WorkflowError as error:
             yield finding("RUN-WORKFLOW-FORM", key, f"{reference} cannot be called: {error}")
+    yield from check_branches(config, per_group=levels.get("workflow") == "group")
     if not config.workflows:
         return
     yield from check_sandbox(config, dry_run=dry_run)

@@ -14,8 +14,9 @@ from areal_like.errors import Fault
 from areal_like.events import span, turn
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
+from areal_like.rollout.response import Response
 from areal_like.rollout.router import PAUSE_S, Router
-from areal_like.rollout.sample import OnTokens, Response, Sample, Sampling
+from areal_like.rollout.sample import OnTokens, Sample, Sampling
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from areal_like.per_token import KeptIds, Routes, RouteShape, join_kept
+from areal_like.rollout.response import Response
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.rollout.sglang.unusable import refuse_kept, refuse_routes
-from areal_like.types import FinishReason, Floats, Ints
+from areal_like.types import FinishReason, Ints
 
 CHUNK = 512  # tokens after which a server says what it has: as much is lost with it at most
 
@@ -44,32 +45,6 @@ class Sampling:
     def is_cut(self) -> bool:
         """Whether tokens are drawn from some of the vocabulary, which ids servers then return for each of them."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
-
-
-@dataclass(eq=False)
-class Response:
-    """Response to one prompt; arrays are `[generated tokens]`.
-
-    The last row of `routes` is that of the last token but one, which made the last; the first is that of the first
-    token whose row was not known, in the prompt. `kept` has a list for each generated token. `temperature` is
-    0 where it is the run's.
-    """
-
-    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
-    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    finish_reason: FinishReason | None = None
-    routes: Routes | None = None
-    kept: KeptIds | None = None
-    temperature: float = 0.0
-
-    def cut(self, tokens: int) -> Response:
-        """Return the first tokens alone, without an end."""
-        size = min(tokens, len(self.tokens))
-        routes = None if self.routes is None else self.routes[: max(0, len(self.routes) - (len(self.tokens) - size))]
-        kept = None if self.kept is None else self.kept.cut(0, size)
-        columns = (self.tokens[:size], self.logprobs[:size], self.versions[:size])
-        return Response(*columns, routes=routes, kept=kept, temperature=self.temperature)
 
 
 class WrongVersion(ServerError):

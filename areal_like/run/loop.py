@@ -284,7 +284,7 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
         | {
             "reward_missing": float(len(trajectories) - len(rewards)),
             "skipped_batches": float(not rewards),
-            "response_length": float(np.mean([item.generated.sum() for item in trajectories])),
+            "response_length": float(np.mean([item.response_length for item in trajectories])),
             "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
             "staleness_mean": float(np.mean(staleness)),
             "staleness_max": float(np.max(staleness)),

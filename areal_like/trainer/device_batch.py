@@ -21,6 +21,7 @@ class DeviceKeys:
     places: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
+    positions: Tensor
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         sequences=copy(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
         fields={name: copy(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
         count=copy(np.array(len(rows), np.int32)),
-        keys=None if keys is None else DeviceKeys(copy(keys.places), copy(keys.cu_seqlens), keys.max_seqlen),
+        keys=None
+        if keys is None
+        else DeviceKeys(copy(keys.places), copy(keys.cu_seqlens), keys.max_seqlen, copy(keys.positions)),
         support=None if support is None else copy(support[first]),
         routes=None if batch.routes is None else copy(_routes_at(batch.routes, pack.places)),
         own_temperatures=None if temperatures is None else copy(temperatures[targets[first]]),

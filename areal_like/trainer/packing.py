@@ -43,12 +43,14 @@ class Keys:
     """Keys of each piece of a pack, where these are more than its own.
 
     `places` `[keys]` are in the pack, piece after piece; `cu_seqlens` `[pieces + 1]` and `max_seqlen` count them. A
-    piece's last query attends to all of its keys, the one before to all but the last, and so on.
+    piece's last query attends to all of its keys, the one before to all but the last, and so on. `positions` are those
+    of all tokens of the pack. With context parallelism `places` are in the shares of all ranks, one after the other.
     """
 
     places: Ints
     cu_seqlens: Ints
     max_seqlen: int
+    positions: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class MicroBatch:
     `rows[i]` of them predicts the token that is at `targets[i]` in the batch; padding predicts nothing, nor does the
     last token of a sequence. A place that several sequences share is a row of each of them. Pieces are the nodes of
     trees, so whole sequences where nothing is shared; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts
-    whole padded pieces, as Megatron's PackedSeqParams want. `keys` is None where each piece attends to itself alone.
+    whole padded pieces, as Megatron's PackedSeqParams want. `keys` is None where each piece attends to itself alone;
+    with them and context parallelism pieces are those of this rank's share.
     """
 
     tokens: NDArray[np.int64]
@@ -143,9 +146,9 @@ def pack(
     Rows are counted on whole sequences, before context parallelism cuts them: a chunk's last token predicts the first
     token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
     so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree is
-    there once; `cp` is 1 where a tree has several.
+    there once; a pack of `trees` is cut as one sequence, so that every layer finds keys in the same way.
     """
-    trees, chosen = trees or separate(lengths), np.asarray(members, np.int64)
+    trees, shares, chosen = trees or separate(lengths), trees is not None, np.asarray(members, np.int64)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     nodes = trees.nodes_of(chosen)
     length, position = trees.lengths[nodes], trees.starts[nodes]  # of each node, and where it is in its path
@@ -157,9 +160,15 @@ def pack(
 
     piece, offset = _count(padded)  # of every place in the pack
     rows, targets = _predictions(trees, chosen, starts, nodes, ends)
+    keys = None
+    if position.any() or (shares and cp > 1):
+        keys = _keys(trees, nodes, padded, ends, position[piece] + offset)
     if cp > 1:
-        chunk = offset // (padded // (2 * cp))[piece]
+        of_pack = np.arange(len(piece)) * 2 * cp // len(piece)
+        chunk = offset // (padded // (2 * cp))[piece] if keys is None else of_pack
         share = (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
+        if keys is not None:
+            keys, ends = share_keys(keys, ends, share, cp)
         piece, offset = piece[share], offset[share]
         here = share[rows]
         rows, targets = (np.cumsum(share) - 1)[rows[here]], targets[here]
@@ -171,9 +180,9 @@ def pack(
         rows,
         targets,
         ends.astype(np.int32),
-        int(padded.max()),
+        int(padded.max() if keys is None else np.diff(ends).max()),
         np.where(is_token, place, -1),
-        _keys(trees, nodes, padded, ends) if position.any() else None,
+        keys,
     )
 
 
@@ -195,14 +204,44 @@ def _predictions(
     return ends[np.searchsorted(nodes, node)] + i, starts[sequences[path]] + trees.starts[node] + i + 1
 
 
-def _keys(trees: PrefixTrees, nodes: NDArray[np.int64], padded: NDArray[np.int64], ends: NDArray[np.int64]) -> Keys:
+def _keys(
+    trees: PrefixTrees,
+    nodes: NDArray[np.int64],
+    padded: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> Keys:
     """Return the keys of each node: those of its path, and its own padding."""
+    if not len(nodes):  # a dummy
+        return Keys(np.arange(ends[-1], dtype=np.int32), ends.astype(np.int32), int(ends[-1]), positions)
     path, node = trees.paths(nodes)
     counts = np.where(node == nodes[path], padded[path], trees.lengths[node])
     part, i = _count(counts)
     places = ends[np.searchsorted(nodes, node)][part] + i
     totals = np.bincount(path, counts).astype(np.int64)
-    return Keys(places.astype(np.int32), np.concatenate(([0], np.cumsum(totals))).astype(np.int32), int(totals.max()))
+    key_ends = np.concatenate(([0], np.cumsum(totals))).astype(np.int32)
+    return Keys(places.astype(np.int32), key_ends, int(totals.max()), positions)
+
+
+def share_keys(keys: Keys, ends: NDArray[np.int64], share: NDArray[np.bool], cp: int) -> tuple[Keys, NDArray[np.int64]]:
+    """Return the keys of the places of a pack that are a rank's `share`, and where its pieces end there.
+
+    A piece is a run of places of one node in the share; it attends to what its last place does. The shares of all ranks
+    are of two chunks each, the r-th from both ends.
+    """
+    n = len(share)
+    node = np.searchsorted(ends, np.arange(n), side="right") - 1
+    mine = np.flatnonzero(share)
+    last = np.flatnonzero((np.diff(node[mine], append=-1) != 0) | (np.diff(mine, append=-1) != 1))
+    at, of_node = mine[last], node[mine[last]]
+    counts = np.diff(keys.cu_seqlens)[of_node] - (ends[of_node + 1] - 1 - at)  # the last place of a node has all
+    piece, i = _count(counts.astype(np.int64))
+    places = keys.places[keys.cu_seqlens[of_node][piece] + i]
+    chunk = np.arange(n) * 2 * cp // n
+    order = np.argsort(np.minimum(chunk, 2 * cp - 1 - chunk), kind="stable")  # places rank after rank
+    gathered = np.argsort(order)[places].astype(np.int32)
+    key_ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    return Keys(gathered, key_ends, int(counts.max()), keys.positions), np.concatenate(([0], last + 1))
 
 
 def _count(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 from areal_like.types import FinishReason
 from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, Text, Texts, check_fields
 from areal_like.workflows.replies import MODEL, error_content
-from areal_like.workflows.session import Refused, Session, Turn
+from areal_like.workflows.session import Refused, Session
+from areal_like.workflows.turn import Turn
 
 
 class _ToolUse(BaseModel):

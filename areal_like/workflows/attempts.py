@@ -126,6 +126,10 @@ class Attempts[Turn: Answer]:
         task = self._all[number].task if number < len(self._all) else None
         return task.result() if task is not None and _is_answered(task) else None
 
+    def answers(self) -> list[tuple[object, Turn]]:
+        """Return each request that has an answer, and that, in the order in which they arrived."""
+        return [(each.request, each.task.result()) for each in self._all if _is_answered(each.task)]
+
     @property
     def aborted(self) -> int:
         """How many were broken off because nobody waited for them any more."""

@@ -9,7 +9,8 @@ import orjson
 from areal_like.types import FinishReason
 from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.replies import MODEL, error_content
-from areal_like.workflows.session import Session, Turn
+from areal_like.workflows.session import Session
+from areal_like.workflows.turn import Turn
 
 
 class ChatCompletion:

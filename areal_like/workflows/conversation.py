@@ -29,6 +29,7 @@ class Continuity(StrEnum):
     RETOKENISED = "retokenised"  # the template gives the same text; encoded anew it would be other tokens
     REWRITTEN = "rewritten"  # the template would write earlier turns otherwise; they stay as they were generated
     DEPLOYED = "deployed"  # the template writes earlier turns otherwise, and so the prompt begins a trajectory
+    COMPACTED = "compacted"  # the conversation begins with an earlier answer, a summary of it: a trajectory of its own
     BRANCH = "branch"  # the conversation does not go on from an earlier turn: a trajectory of its own
 
 

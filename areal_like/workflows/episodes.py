@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.schema import McpServerConfig
+from areal_like.config.schema import BranchConfig, McpServerConfig
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.pool import LONG_PROMPT, Response, Sampling, ServerPool
+from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score
 from areal_like.rollout.sample import OnTokens
 from areal_like.runtime.frames import NotPlain, plain
@@ -27,10 +27,13 @@ from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import Episode, Group, pack_call
+from areal_like.workflows.prefills import Prefills
 from areal_like.workflows.provenance import Generated, NotGenerated, Responses
 from areal_like.workflows.rewarded import EpisodeError, reward_of
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Session
+from areal_like.workflows.shared_turns import Shared, SharedTurns
+from areal_like.workflows.turn import Turn
 
 LIMITS = frozenset({"time limit", "limit of turns", "limit of tokens"})  # causes of an episode that was cut short
 
@@ -58,32 +61,6 @@ class EpisodeContext:
     number: int = field(default_factory=itertools.count().__next__)
 
 
-class Prefills:
-    """Has a server cache what the episodes of one group begin with: arriving together, each would prefill it."""
-
-    def __init__(self, pool: ServerPool, group_id: int) -> None:
-        self._pool, self._group_id = pool, group_id
-        self._begun: dict[bytes, asyncio.Task[None]] = {}
-
-    async def cache(self, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Return when these tokens are cached; they are sent once, for one token that nobody needs.
-
-        At once where they are so few that to wait would cost more (LONG_PROMPT).
-        """
-        if len(tokens) < LONG_PROMPT:
-            return
-        key = np.array(tokens, np.int32).tobytes()
-        if key not in self._begun:
-            self._begun[key] = asyncio.create_task(
-                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None))
-            )
-        await asyncio.shield(self._begun[key])
-
-    async def _prefill(self, tokens: Sequence[int], shortest: Sampling) -> None:
-        response = await self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
-        self._pool.cancel([response])
-
-
 @dataclass(frozen=True)
 class UserWorkflow:
     """The workflow of a user's function; `per_group` says which of the two forms it has.
@@ -98,13 +75,17 @@ class UserWorkflow:
     n_samples: int
     seed: int | None = None
     trained: bool = True
+    branch: BranchConfig | None = None  # where episodes leave each other, which share their first turns
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
         group = _Group(self, prompt, group_id)
         with group.broken_off():
-            played = [group.play()] if self.per_group else map(group.play_episode, range(self.n_samples))
-            episodes = await asyncio.gather(*played)
+            if self.branch is not None:
+                episodes = [await group.play_branches(self.branch)]
+            else:
+                played = [group.play()] if self.per_group else map(group.play_episode, range(self.n_samples))
+                episodes = await asyncio.gather(*played)
         trajectories = [trajectory for episode in episodes for trajectory in episode]
         group.count_unused(trajectories)
         return trajectories
@@ -121,6 +102,7 @@ class _Group:
         self._home = asyncio.get_running_loop()
         self._made: list[Generated] = []
         self._orphaned = 0  # tokens of answers that nobody has read
+        self._shared: SharedTurns | None = None  # where episodes share their first turns
         # what depends on a seed alone must not depend on what the cache holds
         once = self._scene.prefill_once and workflow.seed is None
         self._prefills = Prefills(self._scene.pool, group_id) if once else None
@@ -142,6 +124,40 @@ class _Group:
 
     async def play_episode(self, number: int) -> list[Trajectory]:
         """The trajectories of episode `number`."""
+        return self._join(number, *await self._play_episode(number))
+
+    async def play_branches(self, branch: BranchConfig) -> list[Trajectory]:
+        """The trajectories of all episodes, which share their first turns."""
+        self._shared = shared = SharedTurns(branch, self._home)
+
+        async def play(number: int) -> tuple[int, Sequence[Session], Reward] | None:
+            failed, begins_with = False, await shared.wait(number)
+            try:
+                if begins_with is None:
+                    return None
+                sessions, reward = await self._play_episode(number, begins_with)
+                failed = reward.value is None
+                return number, sessions, reward
+            finally:
+                shared.end(number, failed=failed)
+
+        episodes = await asyncio.gather(*map(play, range(self._workflow.n_samples)))
+        played = [each for each in episodes if each is not None]
+        numbers: dict[Turn, int] = {}  # what several share is trained on in the first of them that has a reward
+        trajectories: list[Trajectory] = []
+        for number, sessions, reward in sorted(played, key=lambda each: each[2].value is None):
+            trajectories += self._join(number, sessions, reward, numbers)
+            await asyncio.sleep(0)
+        return trajectories
+
+    def _join(
+        self, number: int, sessions: Sequence[Session], reward: Reward, numbers: dict[Turn, int] | None = None
+    ) -> list[Trajectory]:
+        of_sessions = (session.trajectories(self._prompt, self._id, reward, numbers) for session in sessions)
+        return [replace(item, sample=number) for items in of_sessions for item in items]
+
+    async def _play_episode(self, number: int, begins_with: Shared = ()) -> tuple[Sequence[Session], Reward]:
+        """Return the sessions and the reward of an episode, which begins with turns of another one."""
         scene, sessions, reward = self._scene, list[Session](), Reward(None)
         with ExitStack() as keys:
 
@@ -149,6 +165,9 @@ class _Group:
                 keys.close()
                 self._forget(number)
                 sessions[:] = [self._session(number)]
+                if self._shared is not None:
+                    sessions[0].shared = max(begins_with, self._shared.given_by(number), key=len)
+                    self._shared.watch(number, sessions[0])
                 key = keys.enter_context(scene.sessions.open(sessions[0]))
                 row, served = dict(self._prompt.row), (scene.base_url, scene.sandbox, scene.mcp_servers)
                 return Attempt(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
@@ -161,8 +180,7 @@ class _Group:
                 scene.outcomes.add(None)
             except EpisodeError as error:
                 reward = await self._grade(error, sessions)
-        trajectories = [item for session in sessions for item in session.trajectories(self._prompt, self._id, reward)]
-        return [replace(item, sample=number) for item in trajectories]
+        return sessions, reward
 
     async def _grade(self, error: EpisodeError, sessions: Sequence[Session]) -> Reward:
         """Return the reward of an episode that failed: of its last answer if it met a limit, else a missing one."""
@@ -229,8 +247,13 @@ class _Group:
 
     def _forget(self, number: int | None = None) -> None:
         """Count what an earlier attempt has generated as cancelled."""
-        old = [each.response for each in self._made if number in (None, each.session)]
-        self._made[:] = [each for each in self._made if number not in (None, each.session)]
+        shared = () if self._shared is None or number is None else self._shared.given_by(number)
+        kept = [turn.tokens for _, turn in shared]  # which other episodes have begun with
+        forgotten = [
+            each for each in self._made if number in (None, each.session) and not any(map(each.begins_with, kept))
+        ]
+        old = [each.response for each in forgotten]
+        self._made[:] = [each for each in self._made if each not in forgotten]
         if old:
             self._home.call_soon_threadsafe(self._scene.pool.cancel, old)
 
@@ -318,7 +341,7 @@ class _Answers:
     async def _trajectories(self, question: bytes) -> bytes:
         session = self._by_key[question.decode()]
         found = session.trajectories(self._group._prompt, self._group._id, Reward(None))
-        return pickle.dumps([replace(item, routes=None, kept=None) for item in found])  # see Responses.claim
+        return pickle.dumps([replace(item, routes=None, kept=None, nodes=()) for item in found])  # see Responses.claim
 
     def _open(self) -> Session:
         self._sessions.append(self._group._session(len(self._sessions)))
@@ -379,6 +402,7 @@ def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Traje
         RuntimeError,
     ) as error:  # the last is torch's, of what needs gradients
         raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
+    item = replace(item, nodes=())
     shapes = tokens.shape, logprobs.shape, versions.shape
     if set(shapes) != {(tokens.size,)}:
         problem = "trajectory {} has tokens, logprobs and versions of shapes {}, {} and {}, not [tokens] each"

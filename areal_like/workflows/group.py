@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.sample import Response, Sampling
+from areal_like.rollout.response import Response
+from areal_like.rollout.sample import Sampling
 from areal_like.runtime.worker import Ask, AskNow
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import Part, join_parts

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from areal_like.per_token import Routes, add_rows, join_kept, unknown_routes
-from areal_like.rollout.sample import Response
+from areal_like.rollout.response import Response
 from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
 
 type Part = Response | Sequence[int] | Ints

@@ -18,6 +18,7 @@ from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import Limits as ProcessLimits
 from areal_like.runtime.user_code import Portable, load_object
+from areal_like.workflows.branching import built_in
 from areal_like.workflows.conversation import parsed_arguments
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.episodes import EpisodeContext, UserWorkflow
@@ -27,7 +28,6 @@ from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import ENTRY
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Refused
-from areal_like.workflows.single_turn import SingleTurn
 
 PARSING_TIMEOUT_S = 60.0
 MOST_PARSERS = 2  # servers that are asked to read a text
@@ -107,11 +107,12 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         *,
         trained: bool = True,
     ) -> Workflow:
+        branch = self._config.rollout.branch if trained else None
         if name == SINGLE_TURN:
-            return SingleTurn(scene.pool, scene.score, sampling, n_samples, seed)
+            return built_in(scene.pool, scene.score, sampling, n_samples, seed, branch, prefill_once=scene.prefill_once)
         function = load_object(name)
         return UserWorkflow(
-            Portable.pack(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained
+            Portable.pack(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained, branch
         )
 
     def counts(self) -> dict[str, float]:

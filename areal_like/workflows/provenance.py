@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from areal_like.per_token import KeptIds, Routes, add_rows, join_kept, unknown_routes
-from areal_like.rollout.sample import Response
+from areal_like.rollout.response import Response
 from areal_like.types import Floats, Ints, Trajectory
 from areal_like.workflows.joining import join_temperatures
 
@@ -23,6 +23,10 @@ class Generated:
     session: int
     prompt: Ints
     response: Response
+
+    def begins_with(self, tokens: Ints) -> bool:
+        """Return whether prompt and response begin with some tokens, as of a turn that was cut at a stop text."""
+        return np.array_equal(np.concatenate([self.prompt, self.response.tokens])[: len(tokens)], tokens)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from areal_like.workflows.session import Turn
+from areal_like.workflows.turn import Turn
 
 MODEL = "policy"  # the name of the model for clients that do not choose one
 # The words of Anthropic, by which its clients tell errors of a stream apart; clients of OpenAI read status and code.

@@ -12,7 +12,8 @@ from areal_like.types import FinishReason
 from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
 from areal_like.workflows.replies import MODEL
-from areal_like.workflows.session import Refused, Session, Turn
+from areal_like.workflows.session import Refused, Session
+from areal_like.workflows.turn import Turn
 
 _ANSWER = re.compile(r"resp_(\d+)(i?)")  # the number of the request; `i` where its first message is its instructions
 _ITEM = re.compile(r"(?:msg|fc)_(\d+)(?:_\d+)?")

@@ -4,7 +4,7 @@ import asyncio
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,12 +13,14 @@ import numpy as np
 from areal_like.config.schema import MOST_KEPT
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import RunError
-from areal_like.rollout.sample import OnTokens, Response, Sampling
-from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.rollout.response import Response
+from areal_like.rollout.sample import OnTokens, Sampling
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
+from areal_like.workflows.compaction import find_summary
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
-from areal_like.workflows.joining import Part, join_parts, not_trained
 from areal_like.workflows.progress import Progress
+from areal_like.workflows.turn import Turn, join_turns
 
 
 class Sample(Protocol):
@@ -62,48 +64,6 @@ class Request:
     top_k: int | None = None
 
 
-@dataclass(eq=False)
-class Turn:
-    """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens.
-
-    `messages` is the conversation with the answer; `why` says more about `continuity`. `delivered` is False where the
-    connection closed before the answer was sent, True where it was sent or the conversation goes on from it.
-    """
-
-    parent: "Turn | None"
-    new: Ints
-    response: Response
-    messages: Sequence[Message]
-    context: Context
-    continuity: Continuity
-    why: str = ""
-    delivered: bool | None = None
-
-    @property
-    def is_orphan(self) -> bool:
-        """Whether nobody has read the answer; such a turn is not trained on."""
-        return self.delivered is False
-
-    @property
-    def path(self) -> list["Turn"]:
-        """The turns that lead here, the first one first."""
-        turns = [self]
-        while (parent := turns[-1].parent) is not None:
-            turns.append(parent)
-        return turns[::-1]
-
-    @property
-    def tokens(self) -> Ints:
-        """The prompt of this turn and its response."""
-        parts = [part for turn in self.path for part in (turn.new, turn.response.tokens)]
-        return np.concatenate(parts).astype(np.int32)
-
-    @property
-    def tokens_routed(self) -> int:
-        """How many of `tokens`, from the first one on, have routes in this turn or one before."""
-        return len(self.tokens) - 1 if self.response.routes is not None and len(self.response.tokens) else 0
-
-
 @dataclass(frozen=True)
 class Limits:
     """Limits of one episode: turns, and tokens of the longest trajectory, tool output included.
@@ -118,6 +78,17 @@ class Limits:
     own_sampling: bool = True
     models: Sequence[str] = ("*",)
     as_deployed: bool = False
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Place of a request's turn: its parent and the `new` tokens behind it, or the turn that it `follows`."""
+
+    parent: Turn | None
+    new: list[int]
+    continuity: Continuity
+    why: str
+    follows: Turn | None = None
 
 
 @dataclass(eq=False)
@@ -135,10 +106,13 @@ class Session:
     call_starts: Sequence[str] | None = None
     trained: bool = True
     turns: list[Turn] = field(default_factory=list)
+    shared: Sequence[tuple[object, Turn]] = ()  # requests and turns of another episode, which this one begins with
+    on_request: Callable[[], object] = lambda: None  # called before a request is answered that is not a repetition
     exceeded: str = ""  # the limit that a turn was refused for
     failure: BaseException | None = None  # of the servers, which is the run's, whatever the workflow makes of it
     attempts: Attempts[Turn] = field(default_factory=Attempts)
     repeated: int = 0  # requests that got the answer of an earlier attempt
+    _begun_with: set[Turn] = field(default_factory=set)  # of `shared`
     _discarded: int = 0  # tokens of answers that were aborted once they were generated
     _asked: int = 0
 
@@ -161,13 +135,20 @@ class Session:
         if turns >= self.limits.max_turns:
             raise self._exceeds("turns", f"the episode has had {turns} turns (episode.max_turns)")
         self._asked += 1
+        self.on_request()
         progress = Progress() if streamed else None
         return self.attempts.begin(request, sent, self._complete(request, self._asked, progress), progress)
 
     async def _complete(self, request: Request, number: int, progress: Progress | None) -> Turn:
-        parent, new, continuity, why = self._place(request)
+        if (shared := self._take_shared(request)) is not None:
+            if progress is not None:
+                progress.prompt_tokens = len(shared.tokens) - len(shared.response.tokens)
+                progress.add(shared.response.tokens.tolist())
+            return shared
+        place = self._place(request)
+        parent = place.parent
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
-        tokens = np.concatenate([earlier, np.array(new, np.int32)])
+        tokens = np.concatenate([earlier, np.array(place.new, np.int32)])
         routed = parent.tokens_routed if parent else 0
         on_tokens = None
         if progress is not None:
@@ -179,11 +160,20 @@ class Session:
         except asyncio.CancelledError:
             self._discarded += len(response.tokens)
             raise
-        turn = Turn(
-            parent, tokens[len(earlier) :], response, [*request.messages, answer], request.context, continuity, why
-        )
+        messages = [*request.messages, answer]
+        about = (messages, request.context, place.continuity, place.why, place.follows)
+        turn = Turn(parent, tokens[len(earlier) :], response, *about)
         self.turns.append(turn)
         return turn
+
+    def _take_shared(self, request: Request) -> Turn | None:
+        """Return the turn of another episode that this one begins with, if it has asked for the same."""
+        found = next((turn for asked, turn in self.shared if asked == request), None)
+        if found is not None:
+            self.shared = [each for each in self.shared if each[1] is not found]
+            self.turns.append(found)
+            self._begun_with.add(found)
+        return found
 
     def _sampling(self, request: Request) -> Sampling:
         """Return how a request's turn is sampled; evaluations and a run's limits leave it no choice.
@@ -227,25 +217,11 @@ class Session:
             response.temperature = wanted.temperature
         return response
 
-    def trajectories(self, prompt: Prompt, group_id: int, reward: Reward) -> list[Trajectory]:
-        """A trajectory for each turn that none goes on from, all with the same reward; orphans are left out.
-
-        Every generated token is trained on once: where several go on from the same turn, it counts as generated in the
-        first, and is part of the prompt of the others. Rewards of turns are those of `read`, in this order.
-        """
-        turns = self.read  # another thread may still be at it, where the episode ran out of time
-        parents = {id(turn.parent) for turn in turns}
-        worth = {id(turn): value for turn, value in zip(turns, reward.turns, strict=False)}
-        known: set[int] = set()
-        result = []
-        for leaf in (turn for turn in turns if id(turn) not in parents):
-            parts: list[Part] = []
-            for turn in leaf.path:
-                parts += [turn.new, not_trained(turn.response) if id(turn) in known else turn.response]
-            item = join_parts(prompt, group_id, parts, reward)
-            result.append(replace(item, turn_rewards=_turn_rewards(leaf.path, worth)) if worth else item)
-            known |= {id(turn) for turn in leaf.path}
-        return result
+    def trajectories(
+        self, prompt: Prompt, group_id: int, reward: Reward, numbers: dict[Turn, int] | None = None
+    ) -> list[Trajectory]:
+        """A trajectory for each conversation, all with the same reward; see `join_turns`."""
+        return join_turns(self.read, prompt, group_id, reward, numbers)
 
     @property
     def read(self) -> list[Turn]:
@@ -254,8 +230,8 @@ class Session:
 
     @property
     def orphans(self) -> list[Turn]:
-        """The turns whose answers nobody has read."""
-        return [turn for turn in self.turns if turn.is_orphan]
+        """The turns whose answers nobody has read, without those of another episode."""
+        return [turn for turn in self.turns if turn.is_orphan and turn not in self._begun_with]
 
     @property
     def tokens_orphaned(self) -> int:
@@ -264,17 +240,17 @@ class Session:
 
     @property
     def continuities(self) -> Counter[Continuity]:
-        """How many turns that are not orphans were of each kind."""
-        return Counter(turn.continuity for turn in self.read)
+        """How many turns that are not orphans, and not those of another episode, were of each kind."""
+        return Counter(turn.continuity for turn in self.read if turn not in self._begun_with)
 
     def _exceeds(self, limit: str, message: str, code: str = "episode_limit_exceeded") -> Refused:
         self.exceeded = self.exceeded or limit
         return Refused(message, "messages", code)
 
-    def _place(self, request: Request) -> tuple[Turn | None, list[int], Continuity, str]:
-        """The turn that a request goes on from, what is new, and how that was found."""
+    def _place(self, request: Request) -> _Place:
+        """Find the turn that a request goes on from, and what is new."""
         parent, why = self._parent(request)
-        kind = Continuity.BRANCH if self.turns else Continuity.FIRST
+        kind, follows = Continuity.BRANCH if self.turns else Continuity.FIRST, parent
         try:
             if parent is not None:
                 parent.delivered = True  # who goes on from an answer has read it
@@ -284,14 +260,17 @@ class Session:
                         self.tokenizer, parent.tokens.tolist(), request.messages, answered, request.context
                     )
                     if continuity is Continuity.EXACT or not self.limits.as_deployed:
-                        return parent, new, continuity, why
+                        return _Place(parent, new, continuity, why)
                     kind, why = Continuity.DEPLOYED, f"the prompt is {continuity} (episode.history=as_deployed)"
                 except TokenizerError as error:
                     why = f"{error}, with a plain answer in place of message {answered}"
+            elif (follows := find_summary(self.turns, request.messages)) is not None:
+                follows.delivered = True
+                kind, why = Continuity.COMPACTED, "the messages contain an earlier answer in place of its conversation"
             new = opening(self.tokenizer, request.messages, request.context)
         except TokenizerError as error:
             raise Refused(str(error), "messages", "template_error") from error
-        return None, new, kind, why
+        return _Place(None, new, kind, why, follows)
 
     def _parent(self, request: Request) -> tuple[Turn | None, str]:
         """The longest earlier conversation that the request's begins with, or why there is none."""
@@ -346,15 +325,6 @@ class Session:
                 for i, (name, arguments) in enumerate(calls)
             ]
         return message
-
-
-def _turn_rewards(path: Sequence[Turn], worth: Mapping[int, float]) -> Floats:
-    """Return the reward of each turn at its last token, `[tokens]` of the trajectory."""
-    result = np.zeros(len(path[-1].tokens), np.float32)
-    ends = np.cumsum([len(turn.new) + len(turn.response.tokens) for turn in path])
-    for turn, end in zip(path, ends, strict=True):
-        result[end - 1] += worth.get(id(turn), 0.0) if len(turn.response.tokens) else 0.0
-    return result
 
 
 def _place_of_first(text: str, words: Sequence[str]) -> int | None:

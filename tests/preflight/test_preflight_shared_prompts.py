@@ -18,6 +18,7 @@ ROLES = ("algorithm=ppo", "actor.kl_ctl=0.1")
     [
         [],
         ["actor.backend=megatron:t2"],
+        ["actor.backend=megatron:c2"],
         ["actor.backend=fsdp:d2"],
         ["actor.backend=fsdp:c2"],
         [*ROLES, "ref={}", "critic={}"],
@@ -27,20 +28,6 @@ ROLES = ("algorithm=ppo", "actor.kl_ctl=0.1")
 )
 def test_it_may_start(write, overrides):
     assert check(write(), SHARED, *overrides).ok
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key", "words"),
-    [
-        (["actor.backend=megatron:c2"], "actor.mb_spec.share_prompts", "context parallelism (c2)"),
-        ([*ROLES, "critic={}", "ref={backend: 'megatron:c2'}"], "actor.mb_spec.share_prompts", "(c2)"),
-    ],
-    ids=str,
-)
-def test_it_is_refused_once_under_the_key_that_asks_for_it(write, overrides, key, words):
-    (found,) = (it for it in check(write(), SHARED, *overrides).findings if it.code.startswith("RUN-SHARED-PROMPTS-"))
-    assert words in found.message
-    assert key in str(found)
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_responses_train_alike(ranks, models, model, sizes, more):
 groups = st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1)
 
 
-@given(groups, st.integers(1, 4), st.sampled_from([1, 4]), st.booleans())
-def test_every_token_is_predicted_once_from_what_comes_before_it(groups, dp, alignment, alike):
+@given(groups, st.integers(1, 4), st.sampled_from([(1, 1), (4, 1), (4, 2), (12, 2), (6, 3)]), st.booleans())
+def test_every_token_is_predicted_once_from_what_comes_before_it(groups, dp, cut, alike):
     """`alike`: prompts of neighbours are of the same words, so that longer and shorter ones begin alike."""
     lengths = np.array([prompt + n for prompt, own in groups for n in own], np.int32)
     ends = np.cumsum(lengths)
@@ -71,31 +71,37 @@ def test_every_token_is_predicted_once_from_what_comes_before_it(groups, dp, ali
         tokens[start : start + prompt] = np.arange(prompt) + (0 if alike else 10 * number)
         mask[start : start + prompt] = 0
     batch = Batch(lengths, tokens, {"loss_mask": mask})
+    alignment, cp = cut
     trees = find_trees(batch, max_tokens=40, alignment=alignment)
     schedule = packing.make_schedule(lengths, dp=dp, max_tokens=40, alignment=alignment, trees=trees)
     assert len({len(rank) for rank in schedule}) == 1
     seen = []
     for members in (bin_ for rank in schedule for bin_ in rank):
-        pack = packing.pack(tokens, lengths, members, alignment, trees=trees)
-        assert len(pack.tokens) <= 40
-        assert len(pack.tokens) % alignment == 0
-        seen += pack.targets.tolist()
-        owner = np.searchsorted(ends, pack.targets, side="right")
-        for row, target, sequence in zip(pack.rows, pack.targets, owner, strict=True):
-            start = ends[sequence] - lengths[sequence]
-            assert pack.positions[row] == target - 1 - start
-            assert attended(pack, row) == tokens[start:target].tolist()
+        shares = [
+            packing.pack(tokens, lengths, members, alignment, trees=trees, cp=cp, cp_rank=rank) for rank in range(cp)
+        ]
+        assert len({len(pack.tokens) for pack in shares}) == 1
+        assert cp * len(shares[0].tokens) <= 40
+        assert cp * len(shares[0].tokens) % alignment == 0
+        everything = np.concatenate([pack.tokens for pack in shares])
+        for pack in shares:
+            seen += pack.targets.tolist()
+            owner = np.searchsorted(ends, pack.targets, side="right")
+            for row, target, sequence in zip(pack.rows, pack.targets, owner, strict=True):
+                start = ends[sequence] - lengths[sequence]
+                assert pack.positions[row] == target - 1 - start
+                assert attended(pack, row, everything) == tokens[start:target].tolist()
     assert sorted(seen) == sorted(set(range(int(ends[-1]))) - set((ends - lengths).tolist()))
 
 
-def attended(pack: packing.MicroBatch, row: int) -> list[int]:
-    """The tokens that a place attends to, the last is its own."""
+def attended(pack: packing.MicroBatch, row: int, everything: np.ndarray) -> list[int]:
+    """The tokens that a place of a rank's share attends to, the last is its own; `everything` is of all ranks."""
     piece = int(np.searchsorted(pack.cu_seqlens, row, side="right")) - 1
     if pack.keys is None:
         return pack.tokens[pack.cu_seqlens[piece] : row + 1].tolist()
     keys = pack.keys.places[pack.keys.cu_seqlens[piece] : pack.keys.cu_seqlens[piece + 1]]
     later = pack.cu_seqlens[piece + 1] - 1 - row
-    return pack.tokens[keys[: len(keys) - later]].tolist()
+    return everything[keys[: len(keys) - later]].tolist()
 
 
 def test_a_prompt_is_there_once():

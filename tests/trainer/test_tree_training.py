@@ -46,6 +46,7 @@ LAYOUTS = [
     ("tied", ParallelSizes(tp=2, etp=2), "sampling masks", {}),
     ("moe", ParallelSizes(pp=2, vpp=2), "routes", {"megatron": EXPERTS_ANEW}),
     ("tied", ParallelSizes(cp=2, edp=2), "plain", {"backend": "fsdp"}),
+    ("tied", ParallelSizes(cp=2, edp=2), "sampling masks", {}),
 ]
 MORE_LAYOUTS = [
     ("tied", ParallelSizes(), "plain", {"bridge": "megatron-bridge"}),
@@ -59,6 +60,12 @@ MORE_LAYOUTS = [
     ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "plain", {"role": "critic"}),
     ("tied", ParallelSizes(tp=2, pp=2, dp=2, etp=2, edp=2), "plain", {}),
     ("moe", ParallelSizes(), "routes", {"megatron": RECOMPUTED}),
+    ("untied", ParallelSizes(cp=4, edp=4), "plain", {}),
+    ("untied", ParallelSizes(cp=2, dp=2, edp=4), "plain", {"role": "critic"}),
+    ("untied", ParallelSizes(tp=2, cp=2, etp=2, edp=2), "plain", {"megatron": CORE}),
+    ("tied", ParallelSizes(pp=2, cp=2, edp=2), "plain", {"megatron": RECOMPUTED}),
+    ("moe", ParallelSizes(cp=2, ep=2), "routes", {"bridge": "megatron-bridge"}),
+    ("moe", ParallelSizes(tp=2, cp=2, ep=4), "routes", {}),
     ("moe", ParallelSizes(dp=2, ep=2), "plain", {}),
     ("moe", ParallelSizes(dp=2, ep=2), "routes", {"bridge": "megatron-bridge"}),
     ("moe", ParallelSizes(dp=2, etp=2), "plain", {"bridge": "megatron-bridge"}),

@@ -24,7 +24,8 @@ from areal_like.types import Prompt, Reward
 from areal_like.workflows.attempts import Sending
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.openai_api import OpenSessions
-from areal_like.workflows.session import Limits, Request, Session, Turn
+from areal_like.workflows.session import Limits, Request, Session
+from areal_like.workflows.turn import Turn
 
 _MOST = EndpointSettings().max_mb << 20
 GIVES_UP_S = 1.0  # of a client whose answer is held back; it has no other effect on what is trained

@@ -18,7 +18,8 @@ from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Context, Continuity
 from areal_like.workflows.openai_api import OpenSessions
-from areal_like.workflows.session import Limits, Session, Turn
+from areal_like.workflows.session import Limits, Session
+from areal_like.workflows.turn import Turn
 
 pytestmark = pytest.mark.covers("agents")
 

@@ -35,6 +35,7 @@ from areal_like.config.schema.rollout import (
     MOST_KEPT,
     SERVER_RESERVE,
     SINGLE_TURN,
+    BranchConfig,
     EpisodeConfig,
     GenerationConfig,
     RolloutConfig,

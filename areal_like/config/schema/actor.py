@@ -43,6 +43,7 @@ _NO_PROMPT_VALUES = Ignored(
     lambda at: at.run.algorithm != "single_rollout" and ":" not in at.run.algorithm,
 )
 _NO_TURNS = Ignored("no workflow of your own is set (`workflow`)", lambda at: "workflow" not in at.run.workflows)
+_NO_BRANCHES = ignored_if("rollout.branch", None)
 _NO_OVERLONG = with_settings(
     "`overlong_penalty_factor` is 0", lambda run, settings: not settings.overlong_penalty_factor
 )
@@ -188,6 +189,13 @@ class ActorConfig(EngineConfig):
         gt=0,
         le=1,
         description="Discount of later rewards per turn of an episode of `workflow`; null: set by the algorithm.",
+    )
+    branch_baseline: Annotated[Literal["group", "parent"] | None, _OWN_LOSS, _NO_BRANCHES] = Field(
+        None,
+        description=(
+            "Baseline of the value of a node of `rollout.branch`, which is the mean of its children's: that of the `group`, as "
+            "`reward_norm` says, or the value of the `parent`, the last branching point; null: set by the algorithm."
+        ),
     )
     gae_lambda: Annotated[float | None, _OWN_LOSS, _NO_CRITIC] = Field(
         None, ge=0, le=1, description="λ of generalised advantage estimation; null: set by the algorithm."

@@ -198,6 +198,23 @@ class EpisodeConfig(Section):
     )
 
 
+class BranchConfig(Section):
+    """Where the samples of a group leave each other."""
+
+    after: list[Annotated[int, Field(ge=1)]] = Field(
+        min_length=1,
+        description=(
+            "Branching points, in ascending order: tokens of a response, or turns of an episode if `workflow` is set."
+        ),
+    )
+    width: int = Field(2, ge=2, description="Continuations of each sample at a branching point.")
+
+    @property
+    def per_root(self) -> int:
+        """Number of samples that begin as one."""
+        return int(self.width ** len(self.after))
+
+
 class RolloutConfig(Section):
     """Responses in flight, staleness, and limits of the servers."""
 
@@ -234,6 +251,13 @@ class RolloutConfig(Section):
         description=(
             "Send the other samples of a group when the first has started, so that they share its prompt; false: "
             "send all at once, as with prompts of fewer than 64 tokens."
+        ),
+    )
+    branch: BranchConfig | None = Field(
+        None,
+        description=(
+            "Tree search: samples of a group share their first tokens or turns and branch later "
+            "([branches](workflows.md#branches)); null: samples share their prompt only."
         ),
     )
     client_processes: int = Field(

@@ -73,7 +73,7 @@ class MicroBatchConfig(Section):
         False,
         description=(
             "Compute a prompt, and every other prefix that sequences of a group share, once in a micro-batch, with the "
-            "same gradients. Not with Megatron's context parallelism."
+            "same gradients."
         ),
     )
 

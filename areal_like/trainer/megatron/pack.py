@@ -1,7 +1,9 @@
 """A micro-batch as Megatron's attention takes it, where sequences share a prompt too.
 
 Megatron-core 0.19 knows no such packs. It takes them for one sequence, but for its rotary embedding, which is that of
-each token's own position, and in attention, where keys and values are gathered and the real pieces are told.
+each token's own position, and in attention, where keys and values are gathered and the real pieces are told. With
+context parallelism each rank gathers the keys and values of all ranks: the ring of Transformer Engine passes on chunks
+of a sequence, but the keys of a piece are anywhere in the pack.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.multi_latent_attention import MultiLatentAttention
 from torch import Tensor
 
@@ -23,7 +27,7 @@ _LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
 
 @dataclass
 class SharedPrompts(PackedSeqParams):
-    """A pack as one sequence; `positions` `[t]`, `places` `[keys]` and `pieces` say what it is."""
+    """A pack as one sequence; `positions` `[t]` of all ranks, `places` `[keys]` and `pieces` say what it is."""
 
     positions: Tensor | None = None
     places: Tensor | None = None
@@ -33,13 +37,14 @@ class SharedPrompts(PackedSeqParams):
 def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
     """Return Megatron's parameters of a micro-batch; one with keys needs a model prepared by `allow_shared`."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
-    key_ends, most_keys = (ends, longest) if keys is None else (keys.cu_seqlens, keys.max_seqlen)
-    pieces = _thd(PackedSeqParams, ends, longest, key_ends, most_keys)
     if keys is None:
-        return pieces
-    whole, total = ends[:: len(ends) - 1].contiguous(), micro_batch.tokens.shape[1]
-    positions = micro_batch.positions[0]
-    return _thd(SharedPrompts, whole, total, whole, total, positions=positions, places=keys.places, pieces=pieces)
+        return _thd(PackedSeqParams, ends, longest, ends, longest)
+    total = len(keys.positions)
+    cp = total // micro_batch.tokens.shape[1]
+    alone = {"local_cp_size": 1} if cp > 1 else {}  # attention of one rank, which has gathered the keys of all
+    pieces = _thd(PackedSeqParams, ends, longest, keys.cu_seqlens, keys.max_seqlen, **alone)
+    whole = ends[:: len(ends) - 1] * cp
+    return _thd(SharedPrompts, whole, total, whole, total, positions=keys.positions, places=keys.places, pieces=pieces)
 
 
 def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tensor, longest_kv: int, **more: Any) -> P:
@@ -72,6 +77,9 @@ def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> t
     if not isinstance(pack, SharedPrompts) or pack.places is None:
         return arguments, dict(named)
     query, key, value, *others = arguments
+    group = parallel_state.get_context_parallel_group()
+    if group.size() > 1:
+        key, value = (gather_from_sequence_parallel_region(states, group=group) for states in (key, value))
     gathered = (states.index_select(0, pack.places) for states in (key, value))
     told = {"packed_seq_params": pack.pieces, "attn_mask_type": _LAST_TO_ALL}
     return (query, *gathered, *others), {**named, **told}

@@ -149,10 +149,13 @@ class TEDotProductAttention(torch.nn.Module):
         """`query` `[t, heads, dim]` of this rank, `key` and `value` of as many tokens or more; `[t, heads * dim]`."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("attention on the CPU takes packed sequences only")
-        if self.cp_group.size() > 1:
+        cp, cp_rank = self.cp_group.size(), self.cp_group.rank()
+        if packed_seq_params.local_cp_size == 1:  # the caller has gathered
+            cp, cp_rank = 1, 0
+        if cp > 1:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
-        groups = _groups_of(packed_seq_params, self.cp_group.size(), self.cp_group.rank())
+        groups = _groups_of(packed_seq_params, cp, cp_rank)
         return padded_attention(query, key, value, groups, self.scale, self.window).flatten(1)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:

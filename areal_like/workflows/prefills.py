@@ -1,0 +1,35 @@
+"""What the samples of a group begin with, computed once by a server."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from areal_like.rollout.pool import LONG_PROMPT, Sampling, ServerPool
+
+
+class Prefills:
+    """Has a server cache what the episodes of one group begin with: arriving together, each would prefill it."""
+
+    def __init__(self, pool: ServerPool, group_id: int) -> None:
+        self._pool, self._group_id = pool, group_id
+        self._begun: dict[bytes, asyncio.Task[None]] = {}
+
+    async def cache(self, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Return when these tokens are cached; they are sent once, for one token that nobody needs.
+
+        At once where they are so few that to wait would cost more (LONG_PROMPT).
+        """
+        if len(tokens) < LONG_PROMPT:
+            return
+        key = np.array(tokens, np.int32).tobytes()
+        if key not in self._begun:
+            self._begun[key] = asyncio.create_task(
+                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None))
+            )
+        await asyncio.shield(self._begun[key])
+
+    async def _prefill(self, tokens: Sequence[int], shortest: Sampling) -> None:
+        response = await self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
+        self._pool.cancel([response])

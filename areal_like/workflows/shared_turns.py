@@ -1,0 +1,79 @@
+"""Episodes of one group that begin with the same turns (`rollout.branch`).
+
+An agent cannot be copied in the middle of an episode. It is played again from the start instead, and a request that
+equals one of the shared turns gets that turn's answer, which is not generated again. An environment that answers
+otherwise ends the shared part early: the first different request is generated, and so is everything after it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from areal_like.config.schema import BranchConfig
+from areal_like.workflows.session import Session
+from areal_like.workflows.turn import Turn
+
+type Shared = Sequence[tuple[object, Turn]]
+"""Requests and the turns that answered them."""
+
+
+class SharedTurns:
+    """Decides which episodes of a group begin with turns of which others, and when.
+
+    Episode i leaves the one with the last nonzero digit of i set to 0, in base `width`, at the branching point of that
+    digit. It starts when that episode asks for the next turn, so that all shared answers have been read. It is not
+    played where the other ended before, and shares nothing where the other failed before.
+    """
+
+    def __init__(self, branch: BranchConfig, home: asyncio.AbstractEventLoop) -> None:
+        self._branch, self._home = branch, home
+        self._begun: dict[tuple[int, int], asyncio.Future[Shared | None]] = {}
+        self._given: dict[int, Shared] = {}  # of its own turns, to others
+        self._ended: dict[int, Shared | None] = {}
+
+    def source_of(self, episode: int) -> tuple[int, int] | None:
+        """Return the episode whose first turns another one shares, and how many of them; None for a root."""
+        step = 1
+        for turns in reversed(self._branch.after):
+            digit = episode // step % self._branch.width
+            if digit:
+                return episode - digit * step, turns
+            step *= self._branch.width
+        return None
+
+    async def wait(self, episode: int) -> Shared | None:
+        """Return what an episode begins with once that is known; None if it is not played."""
+        if (source := self.source_of(episode)) is None:
+            return ()
+        if source[0] in self._ended and source not in self._begun:
+            return self._ended[source[0]]
+        return await self._begun.setdefault(source, self._home.create_future())
+
+    def given_by(self, episode: int) -> Shared:
+        """Return the turns of an episode that others have begun with, which it has when it is played again."""
+        return self._given.get(episode, ())
+
+    def watch(self, episode: int, session: Session) -> None:
+        """Have others start when the session asks for a turn behind a branching point; in any thread."""
+
+        def note() -> None:
+            answered = session.attempts.answers()
+            read = [(asked, turn) for asked, turn in answered if not turn.is_orphan]
+            self._home.call_soon_threadsafe(self._begin_others, episode, read)
+
+        session.on_request = note
+
+    def end(self, episode: int, *, failed: bool) -> None:
+        """Note the end of an episode: what waits for it is not played, or shares nothing."""
+        self._ended[episode] = () if failed else None
+        for (source, _), begun in self._begun.items():
+            if source == episode and not begun.done():
+                begun.set_result(self._ended[episode])
+
+    def _begin_others(self, episode: int, read: Shared) -> None:
+        for turns in self._branch.after:
+            if len(read) < turns or episode in self._ended:
+                return
+            begun = self._begun.setdefault((episode, turns), self._home.create_future())
+            if not begun.done():
+                begun.set_result(read[:turns])
+                self._given[episode] = max(self.given_by(episode), read[:turns], key=len)
