@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from pathlib import Path
 
 from areal_like.interop.keys import DEFAULTS, TABLES, TITLES, Entry
 from areal_like.interop.migrate import migrate
 
+PUBLISHED = Path(__file__).parents[2] / "benchmarks/results/published_configs.json"
+KINDS = {
+    "text": "by reinforcement learning on text, agents included",
+    "images": "models of images, video, sound or actions",
+    "offline": "without sampling: supervised, preferences, reward models, distillation of given texts",
+}
 FOLDER = Path(__file__).parents[1] / "coming_from"
 BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do not edit. -->\n"
 
@@ -15,7 +22,7 @@ BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do 
 def page(system: str) -> str:
     """The whole page: what stands there by hand, then what follows from the code."""
     head = (FOLDER / f"{system}.md").read_text().partition(BEGIN)[0].rstrip()
-    return f"{head}\n\n{BEGIN}{_example(system)}{_table(system)}"
+    return f"{head}\n\n{BEGIN}{_example(system)}{_published(system)}{_table(system)}"
 
 
 def _example(system: str) -> str:
@@ -51,6 +58,25 @@ and lists every key on stderr, in the [three classes](../coming_from.md#three-cl
 ```text
 {done.report()}
 ```
+"""
+
+
+def _published(system: str) -> str:
+    """Return how many published files translate with an equal meaning; empty where none were counted."""
+    counted = json.loads(PUBLISHED.read_text())["systems"].get(TITLES[system])
+    if counted is None:
+        return ""
+    rows = [f"| {KINDS[kind]} | {n['files']} | {n['equal']} |" for kind, n in counted["kinds"].items()]
+    return f"""
+## Published example files
+
+Files of {TITLES[system]}'s repository at `{counted["commit"][:10]}` whose translation changes nothing that trains, once the `???` are
+filled in; `migrate` ends with exit code 1 and the reasons for each other file
+([file](../../benchmarks/results/{PUBLISHED.name}), `python -m benchmarks.published_configs`).
+
+| They train | Files | Equal |
+|---|---|---|
+{chr(10).join(rows)}
 """
 
 
