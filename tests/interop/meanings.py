@@ -205,6 +205,8 @@ M.lora_rank=64 -> actor.use_lora = True
 M.lora_rank=64 M.lora_alpha=32 -> actor.lora_rank = 64
 trainer.total_training_steps=100 -> total_train_steps = 100
 my.own=1 -> !
+data.train_files=/data/geo3k/train.parquet -> !
+M.path=/models/Qwen2.5-VL-7B-Instruct -> !
 """
 VERL = (
     _VERL

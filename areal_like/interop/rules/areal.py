@@ -1,11 +1,10 @@
 """Values that follow from several of AReaL's keys."""
 
-from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM
+from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, WITH_IMAGES
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
 _NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True}
-_IMAGES = ("geometry3k", "clevr", "-VL-", "-vl-", "Omni")
 _OTHER_TRAINING = {"sft": "sft", "dpo": "dpo", "rw": None, "rm": None}
 
 
@@ -107,7 +106,7 @@ def _data(peer: Translation) -> None:
     if longest is not None:
         peer.ours |= {"train_dataset.max_prompt_length": longest, "train_dataset.overlong_prompts": "drop"}
     path, model = str(peer.get("train_dataset.path") or ""), str(peer.get("actor.path") or "")
-    if any(mark in text for mark in _IMAGES for text in (path, model)):
+    if WITH_IMAGES.search(f"{path} {model}"):
         peer.changes["train_dataset.path"] = f"{path} of {model}: {IMAGES}"
     for data in ("train_dataset", "valid_dataset"):
         if str(peer.get(f"{data}.path")).rstrip("/").endswith("gsm8k"):

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM
+from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM, WITH_IMAGES
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
@@ -15,7 +15,6 @@ _AGENTS = "environments and agents are not converted: write a workflow (docs/wor
 _NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo"}
 _BY_TEACHER = "write algorithm=distill and a section teacher by hand (docs/algorithms.md#distillation)"
 _PATHS = ("actor_train.data_args.file_name", "validation.data_args.file_name")
-_IMAGES = ("-vl-", "-VL-", "omni", "Omni")
 
 
 def rules(peer: Translation, text: str) -> None:
@@ -220,9 +219,9 @@ def _turn_limits(peer: Translation) -> list[float]:
 
 def _data(peer: Translation) -> None:
     peer.ours["train_dataset.overlong_prompts"] = "drop"
-    model = str(peer.get("actor_train.model_args.model_name_or_path", "pretrain"))
-    if any(mark in model for mark in _IMAGES):
-        peer.changes["pretrain"] = f"{model}: {IMAGES}"
+    for key in ("actor_train.model_args.model_name_or_path", "pretrain", *_PATHS):
+        if (named := peer.get(key)) and WITH_IMAGES.search(str(named)):
+            peer.changes[key] = f"{named}: {IMAGES}"
     train, held_out = (peer.get(key) for key in _PATHS)
     files = train if isinstance(train, list) else [train] if train else []
     if len(files) == 1:

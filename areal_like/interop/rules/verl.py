@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from areal_like.interop.keys import is_sft_command
-from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, TRAINERS_ROUTES
+from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, TRAINERS_ROUTES, WITH_IMAGES
 from areal_like.interop.rules.offline import imitate_in_verl
 from areal_like.interop.rules.translation import Translation
 
@@ -197,6 +197,9 @@ def _data(peer: Translation) -> None:
     peer.ours["train_dataset.answer_field"] = "reward_model.ground_truth"
     if peer.said.get("data.image_key") not in (None, "images") or "image_key" in str(sorted(peer.said)):
         peer.changes["data.image_key"] = IMAGES
+    named = [f"{_MODEL}.path", "data.train_files", "data.val_files"]
+    for key in [key for key in named if WITH_IMAGES.search(str(peer.get(key)))]:
+        peer.changes[key] = f"{peer.get(key)}: {IMAGES}"
     if peer.get("data.custom_cls.path"):
         peer.fill("train_dataset.path", "data.custom_cls: write the rows as my_data.py:rows")
     names = ("multi_turn.enable", "agent.default_agent_loop", "agent.agent_loop_config_path")
