@@ -38,7 +38,7 @@ def train(
     dataset: Any = None,
     valid_dataset: Any = None,
 ) -> Path:
-    """Check a configuration and train; nothing of the run is left afterwards but its directory, which is returned.
+    """Check a configuration, train, and return the directory of the run, the only thing that the run leaves.
 
     `config` is a YAML file, nested mappings, or a configuration; `overrides` are `["gconfig.n_samples=4"]` or
     `{"gconfig.n_samples": 4}`. The objects are used as if `reward.function`, `workflow`, `algorithm`,
@@ -77,7 +77,7 @@ def train(
 
 
 def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
-    """All that can be known before a process starts; says warnings, raises ConfigError if there are errors."""
+    """Run every check that needs no process, and report warnings; raises ConfigError if there are errors."""
     checked = preflight(loaded, dry_run=dry_run)
     if checked.job is None:
         raise ConfigError(checked.findings)
@@ -86,7 +86,7 @@ def check(loaded: LoadedConfig, *, dry_run: bool = False) -> Job:
 
 
 def _texts(overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """Overrides as the command line has them; JSON is YAML."""
+    """Return overrides in the form of the command line; JSON is YAML."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [

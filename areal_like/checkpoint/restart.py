@@ -20,14 +20,14 @@ def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
 
 
 def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
-    """Make room for a start at step 0, and return what was put aside with the journal, "" if nothing was.
+    """Put incomplete checkpoints and the journal aside for a start at step 0; return what was put aside, "" if nothing.
 
     Raises CheckpointError unless `recover.restart` asks for it.
     """
     lost = lost_by_restart(store.directory, incomplete)
     if lost and not restart:
         raise CheckpointError(
-            f"{lost}. The same command does not give them up by itself: {RESTART}, or choose another trial_name"
+            f"{lost}. The same command does not discard them unasked: {RESTART}, or choose another trial_name"
         )
     if lost:
         store.clean(0)  # before the journal: checkpoints without one are refused
