@@ -20,7 +20,8 @@ type Device = Literal["cpu", "cuda"]
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-TEMPERATURES = "temperatures"  # field of a batch
+TEMPERATURES = "temperatures"  # fields of a batch
+TEACHER_IDS, TEACHER_TOP = "teacher_ids", "teacher_top_logprobs"
 
 
 class FinishReason(StrEnum):
@@ -81,6 +82,14 @@ class Node:
 
 
 @dataclass(frozen=True)
+class TopIds:
+    """The likeliest ids at each token's place, and their log-probs, both `[tokens, k]`; 0 where nobody asked."""
+
+    ids: Ints
+    logprobs: Floats
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """A prompt and one response to it.
 
@@ -90,7 +99,8 @@ class Trajectory:
     (a timed-out or crashed verifier); `reward_parts` are recorded beside it. `sample` numbers the episodes of a group;
     one with several conversations gives several trajectories. `routes` and `kept`, a row or list for each token, are
     there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
-    `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`. `turn_rewards` `[tokens]` are rewards
+    `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`; `teacher_top` are the ids that the
+    teacher finds likeliest, and their log-probs, if the run trains on them. `turn_rewards` `[tokens]` are rewards
     of turns, each at the last token of its turn, if there are any. `images` are those of the whole sequence, in the
     order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
     root on, where samples share generated tokens or a conversation goes on from another one; what samples share is
@@ -110,6 +120,7 @@ class Trajectory:
     kept: KeptIds | None = None
     temperatures: Floats | None = None
     teacher_logprobs: Floats | None = None
+    teacher_top: TopIds | None = None
     turn_rewards: Floats | None = None
     images: Images = ()
     nodes: tuple[Node, ...] = ()
@@ -151,8 +162,10 @@ class Batch:
     `lengths` is `[sequences]`; `tokens` and each array of `fields` are `[tokens]`, tokens = sum(lengths).
     `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
     loss counts in the mean over these tokens; without it all count the same. Other fields are what the loss wants.
-    `fields[TEMPERATURES]`, if there, are those that tokens were sampled at, 0 for the run's. `routes` and `kept` have
-    a row or list for each token. `images` are those of each sequence, None where no sequence has any.
+    `fields[TEMPERATURES]`, if there, are those that tokens were sampled at, 0 for the run's. `fields[TEACHER_IDS]` and
+    `fields[TEACHER_TOP]`, if there, are `[tokens, k]`: ids, which float32 holds exactly up to 2**24, and the teacher's
+    log-probs of them. `routes` and `kept` have a row or list for each token. `images` are those of each sequence, None
+    where no sequence has any.
     """
 
     lengths: Ints

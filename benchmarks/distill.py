@@ -25,7 +25,7 @@ ALGORITHMS = {
     "distill": ("algorithm=distill",),
     "grpo": (
         *("algorithm=grpo", "teacher=null", "gconfig.n_samples=8"),
-        *("actor.skip_zero_advantages=true", "total_train_steps=120"),
+        *("actor.skip_zero_advantages=true", "actor.ppo_n_minibatches=2", "total_train_steps=120"),
     ),
 }
 

@@ -9,7 +9,7 @@ from allocation.language.syntax import Allocation, Word
 from allocation.registry import LANGUAGE, rule
 from allocation.resolve import Engine
 
-_USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward", "teacher")}
+_USUAL = {TRAINER: ("actor", "critic", "ref"), SERVER: ("rollout", "reward", "teacher", "judge")}
 
 
 @rule("ALLOC-FIELD-MEMBERS", source="AReaL's per-engine fields")

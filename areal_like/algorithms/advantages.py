@@ -11,7 +11,7 @@ from areal_like.algorithms.settings import Settings
 from areal_like.algorithms.turn_trees import find_trees, spread, values_of
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
-from areal_like.types import Floats, Ints
+from areal_like.types import TEACHER_TOP, Floats, Ints
 
 type Reals = NDArray[np.floating]
 
@@ -84,9 +84,9 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     `longest` is the longest response. The reward of a trajectory, shaped and normalised, is that of its last generated
     token; each token's loses `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the
     critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the log-ratio of its probability to
-    the policy's, at the token alone: minus its mean is the reverse KL divergence. Rewards of turns are credited to them
-    and to those before. Tokens that no model generated do not count as steps: the token after a tool's output follows
-    the call. In the trees of groups whose samples share tokens a node has the mean of its children's advantages.
+    the policy's, at the token alone: minus its mean is the reverse KL divergence; its likeliest ids are left to the
+    loss. Rewards of turns are credited to them and to those before. Tokens that no model generated do not count as
+    steps: the token after a tool's output follows the call. In the trees of groups whose samples share tokens a node has the mean of its children's advantages.
 
     Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2; the teacher
     from Thinking Machines Lab, On-Policy Distillation (2025), whose discount is 0.
@@ -99,7 +99,8 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
     by_turn = settings.turn_discount != 1 or "turn_rewards" in batch.fields
-    per_token = settings.kl_ctl or settings.teacher_coef or settings.discount != 1 or by_turn or experience.nodes
+    sampled_by_teacher = settings.teacher_coef and TEACHER_TOP not in batch.fields  # else the loss has the teacher
+    per_token = settings.kl_ctl or sampled_by_teacher or settings.discount != 1 or by_turn or experience.nodes
     if experience.nodes:
         credited = _credit_nodes(experience, shaped, settings, by_turn=by_turn)
     elif by_turn:
@@ -118,7 +119,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     advantages = gae(token_rewards, own_values, counts, settings.discount, decay)
     groups = np.repeat(experience.groups, counts)
     total = settings.reward_coef * advantages
-    if settings.teacher_coef:
+    if sampled_by_teacher:
         log_ratio = (batch.fields["teacher_logprobs"] - batch.fields["behaviour_logprobs"])[generated]
         total += settings.teacher_coef * log_ratio
     kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # of others no advantage counts

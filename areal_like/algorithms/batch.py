@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.images import Images
 from areal_like.per_token import join_kept, join_routes
-from areal_like.types import TEMPERATURES, Batch, FinishReason, Floats, Ints, Trajectory
+from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, FinishReason, Floats, Ints, Trajectory
 
 
 def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
@@ -53,6 +53,10 @@ def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
     teacher = [item.teacher_logprobs for item in trajectories if item.teacher_logprobs is not None]
     if len(teacher) == len(trajectories):
         fields["teacher_logprobs"] = np.concatenate(teacher)
+    top = [item.teacher_top for item in trajectories if item.teacher_top is not None]
+    if len(top) == len(trajectories):
+        fields[TEACHER_IDS] = np.concatenate([each.ids for each in top]).astype(np.float32)
+        fields[TEACHER_TOP] = np.concatenate([each.logprobs for each in top])
     if any(item.turn_rewards is not None for item in trajectories):
         fields["turn_rewards"] = np.concatenate([_turn_rewards(item) for item in trajectories])
     lengths = np.array([len(item.tokens) for item in trajectories], np.int32)

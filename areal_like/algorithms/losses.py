@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from areal_like.algorithms.kl import MOST_EXPONENT, divergence
 from areal_like.algorithms.settings import Settings
+from areal_like.types import TEACHER_TOP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +51,9 @@ class LossInputs:
     """Inputs of a loss.
 
     `logprobs` are the current policy's, with gradient, and `entropy` its entropy; `fields` are the batch's; `sequences`
-    joins what is of one sequence. A critic's loss gets `values`, with gradient, instead: its `logprobs` and `entropy`
-    are empty.
+    joins what is of one sequence. `choices` are the current policy's log-probs, with gradient, of the ids that a
+    teacher finds likeliest, `[tokens, k]`, where the batch has them. A critic's loss gets `values`, with gradient,
+    instead: its `logprobs` and `entropy` are empty.
     """
 
     logprobs: Tensor
@@ -59,6 +61,7 @@ class LossInputs:
     fields: Mapping[str, Tensor]
     sequences: Sequences
     values: Tensor | None = None
+    choices: Tensor | None = None
 
 
 def of_tokens(loss: LossSpec, inputs: LossInputs) -> TokenLoss:
@@ -174,11 +177,15 @@ def _behaviour_weight(sequences: Sequences, log_weight: Tensor, settings: Settin
 
 
 def with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stats: dict[str, Tensor]) -> TokenLoss:
-    """Add the entropy bonus, the KL divergence from the reference and the policy drift, each if it has a weight.
+    """Add the entropy bonus, the divergences from reference and teacher, and the policy drift, each if it has a weight.
 
     Source of the drift: CPGD (arXiv 2505.12504), eq. 8, whose ratio is bounded by 3.
     """
     stats = {"entropy": inputs.entropy, **stats}
+    if inputs.choices is not None and settings.teacher_coef:
+        taught = inputs.fields[TEACHER_TOP]
+        stats["teacher_kl"] = forward_kl = (taught.exp() * (taught - inputs.choices)).sum(1)
+        loss = loss + settings.teacher_coef * forward_kl
     if settings.entropy_coeff:
         loss = loss - settings.entropy_coeff * inputs.entropy
     if "reference_logprobs" in inputs.fields:

@@ -37,6 +37,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
 def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
     """An algorithm of `PRESETS`, changed by the actor's keys."""
     settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
+    trains_on_top = bool(settings.teacher_coef and config.teacher and config.teacher.top_k)
     return Algorithm(
         targets=partial(estimate, settings=settings, longest=longest),
         loss=LossSpec(OBJECTIVES[settings.objective], settings),
@@ -44,7 +45,7 @@ def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
         critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
         keeps=tells_apart if settings.dynamic_sampling else None,
         weights=_weights(settings, longest),
-        skips_zero_advantages=settings.skip_zero_advantages and settings.only_advantages,
+        skips_zero_advantages=settings.skip_zero_advantages and settings.only_advantages and not trains_on_top,
     )
 
 

@@ -97,6 +97,11 @@ class Tokenizer:
             raise TokenizerError(f"{path} does not define an end token; set eos_token in tokenizer_config.json")
         return cls(backend, eos, template, special, directory.absolute())
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer's files have a chat template."""
+        return self._template is not None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
         return self._encode(text, add_special_tokens=True)

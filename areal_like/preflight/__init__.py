@@ -67,7 +67,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *of_prompts,
         *check_machine(config, device, plan, dry_run=dry_run),
         *check_data(config, spec, tokenizer, plan, prompts, algorithm),
-        *check_rewards(config, prompts["train_dataset"]),
+        *check_rewards(config, prompts["train_dataset"], plan),
         *check_teacher(config, algorithm, tokenizer, prompts["train_dataset"], plan),
         *check_options(config, device, spec, plan),
         *check_roles(views),

@@ -4,34 +4,85 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from allocation.diagnostics import Finding
+from allocation import Finding, Plan
 from areal_like.config.findings import finding, nearest_words
 from areal_like.config.schema import ChatJudgeConfig, RunConfig
-from areal_like.rewards.judge_texts import FIELDS, PLACEHOLDER
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.preflight.model import find_spec
+from areal_like.preflight.served_layout import check_served_layout
+from areal_like.preflight.weights import is_local
+from areal_like.rewards.judge_texts import FIELDS, PLACEHOLDER, fill
 from areal_like.types import Prompt
 
 _SECTION = "reward.judge"
 
 
-def check_chat_judge(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
-    """Check that a judge is set exactly if one is used, and that its prompt and its score can be used."""
+def check_chat_judge(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
+    """Check that a judge is set exactly if one is used, where it is, and that its prompt and score can be used."""
     asked = [key for key, part in config.reward.judges.items() if part.function is None and part.type == "judge"]
     judge = config.reward.judge
     if judge is None:
         for key in asked:
             message = "the reward comes from a judge, and the section reward.judge is missing"
-            help = "write reward.judge.url=… and reward.judge.model=…"
+            help = "write reward.judge.path=… and reward.judge.backend=sglang:d1, or reward.judge.url=… and "
+            help += "reward.judge.model=…"
             yield finding("RUN-REWARD-JUDGE-MISSING", f"{key}.type", message, help)
         return
     if not asked:
         help = "write reward.type=judge, or `type: judge` for one of reward.parts"
         yield finding("RUN-REWARD-JUDGE-UNUSED", _SECTION, "no reward uses this judge", help)
+    yield from _where(judge)
     yield from _prompt(judge, prompts)
     yield from _score(judge)
-    if judge.token_variable is not None and judge.token_variable not in os.environ:
+    if judge.path is not None and judge.url is None:
+        yield from _check_served(config, judge, prompts, plan)
+    if judge.url is not None and judge.token_variable is not None and judge.token_variable not in os.environ:
         message = f"the environment variable {judge.token_variable} is not set"
         help = f"export {judge.token_variable} before the start, or write {_SECTION}.token_variable=null"
         yield finding("RUN-REWARD-JUDGE-TOKEN", f"{_SECTION}.token_variable", message, help)
+
+
+def _where(judge: ChatJudgeConfig) -> Iterator[Finding]:
+    if (judge.path is None) == (judge.url is None):
+        message = f"the judge is either a model ({_SECTION}.path) or a running server ({_SECTION}.url)"
+        message += ", and both are set" if judge.url else ", and neither is set"
+        help = "set one of the two keys, and leave the other null"
+        yield finding("RUN-REWARD-JUDGE-WHERE", f"{_SECTION}.path", message, help)
+    if judge.url is not None and judge.model is None:
+        message = f"requests to {_SECTION}.url name a model, and {_SECTION}.model is null"
+        help = f"write {_SECTION}.model=…, one of the names that the server lists at /models"
+        yield finding("RUN-REWARD-JUDGE-MODEL", f"{_SECTION}.model", message, help)
+
+
+def _check_served(
+    config: RunConfig, judge: ChatJudgeConfig, prompts: Sequence[Prompt], plan: Plan | None
+) -> Iterator[Finding]:
+    """Check a judge on servers of the run: its layout, its chat template, and that a request fits its positions."""
+    key, path = f"{_SECTION}.path", str(judge.path)
+    spec, findings = find_spec(path, key)
+    yield from findings
+    if spec is None:
+        return
+    yield from check_served_layout(config, "judge", judge.backend, spec, plan)
+    if not is_local(path):
+        return
+    try:
+        tokenizer = Tokenizer.load(path)
+        longest = max((fill(judge.template, prompt, "") for prompt in prompts), key=len, default="")
+        needed = len(tokenizer.encode_prompt(longest)) + (judge.max_tokens or 1)
+    except TokenizerError as error:
+        yield finding("RUN-REWARD-JUDGE-TOKENIZER", key, str(error), "put the tokenizer's files beside the model")
+        return
+    if not tokenizer.has_chat_template:
+        message = f"{path} has no chat template, and the judge is asked in a conversation"
+        help = "use an instruction-tuned model, or write chat_template.jinja beside it"
+        yield finding("RUN-REWARD-JUDGE-TEMPLATE", key, message, help)
+    if spec.max_positions and needed > spec.max_positions:
+        message = f"the judge has {spec.max_positions} positions; the longest prompt with an empty response and "
+        message += f"{judge.max_tokens or 1} tokens of answer take {needed}"
+        rest = spec.max_positions - needed + (judge.max_tokens or 1)
+        help = f"write {_SECTION}.max_tokens={rest} or less" if rest > 0 else "use a judge with a longer context"
+        yield finding("RUN-REWARD-JUDGE-POSITIONS", f"{_SECTION}.max_tokens", message, help)
 
 
 def _prompt(judge: ChatJudgeConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:

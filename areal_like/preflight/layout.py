@@ -40,8 +40,10 @@ _KINDS = {
     "critic": "trainer",
     "reward": "server",
     "teacher": "server",
+    "judge": "server",
 }
-_SCORERS = {"reward": "reward model", "teacher": "teacher"}
+_SCORERS = {"reward": "reward model", "teacher": "teacher", "judge": "judge"}
+_SECTIONS = {"reward": "reward.model", "teacher": "teacher.path", "judge": "reward.judge.path"}
 _BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
 
 
@@ -220,11 +222,10 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             message = f"this run has no {role}: the section {role} is missing"
             yield about("RUN-ROLE-SECTION", role, message, f"add `{role}: {{}}`")
         elif role in SCORERS and role not in config.scorers:
-            section = "reward.model" if role == "reward" else "teacher.path"
-            message = f"this run has no {_SCORERS[role]}: {section} is missing"
+            message = f"this run has no {_SCORERS[role]}: {_SECTIONS[role]} is missing"
             yield about("RUN-ROLE-REWARD-MODEL", role, message, "leave it out")
         elif role not in _KINDS:
-            roles = "actor, rollout, ref, critic, reward and teacher"
+            roles = "actor, rollout, ref, critic, reward, teacher and judge"
             message = f"no part of a run is called {role}; the roles are {roles}"
             yield about("RUN-ROLE-UNKNOWN", role, message, "leave it out")
         elif engine.backend not in (able := _BACKENDS[_KINDS[role]]):

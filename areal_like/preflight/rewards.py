@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator, Sequence
 
-from allocation.diagnostics import Finding
+from allocation import Finding, Plan
 from areal_like.config.findings import finding
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.preflight.chat_judge import check_chat_judge
@@ -23,10 +23,10 @@ def answer_check(config: RewardConfig) -> AnswerCheck | None:
     return REWARDS[types[0]].check if types else None
 
 
-def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+def check_rewards(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
     """Check the run's reward functions, its reward model and its judge."""
     yield from _check_functions(config, prompts)
-    yield from check_chat_judge(config, prompts)
+    yield from check_chat_judge(config, prompts, plan)
     yield from check_reward_model(config, prompts)
 
 

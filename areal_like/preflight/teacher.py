@@ -2,10 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from allocation import Finding, Plan, Severity, check
-from allocation.diagnostics import Source
+from allocation import Finding, Plan
 from allocation.model_spec import ModelSpec
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.findings import finding, nearest_words, warn_ignored
@@ -14,6 +12,7 @@ from areal_like.data.dataset import hinted_tokens
 from areal_like.data.records import value_at
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.model import find_spec
+from areal_like.preflight.served_layout import check_served_layout
 from areal_like.preflight.weights import is_local
 from areal_like.types import Prompt
 
@@ -42,8 +41,13 @@ def check_teacher(
         spec, findings = find_spec(teacher.path, "teacher.path")
         yield from findings
         if spec is not None:
-            yield from _layout(config, teacher, spec, plan)
+            yield from check_served_layout(config, "teacher", teacher.backend, spec, plan)
             yield from _positions(config, teacher, spec, tokenizer, prompts)
+    if teacher.top_k is not None and tokenizer is not None and teacher.top_k > tokenizer.vocab_size:
+        message = f"the teacher cannot return {teacher.top_k} ids of a vocabulary of {tokenizer.vocab_size}"
+        yield finding(
+            "RUN-TEACHER-TOP-K", "teacher.top_k", message, f"write teacher.top_k={min(8, tokenizer.vocab_size)}"
+        )
     if teacher.path is not None and tokenizer is not None and is_local(teacher.path):
         yield from _tokenizer(teacher.path, tokenizer)
     if teacher.hint_field is not None:
@@ -57,6 +61,10 @@ def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         yield finding("RUN-TEACHER-WHERE", "teacher.path", message, "set one of the two keys, and leave the other null")
     if teacher.url is None:
         return
+    if teacher.api == "openai" and teacher.top_k is not None:
+        message = "OpenAI's completions name likely tokens by their texts, not by ids, so teacher.top_k cannot be used"
+        help = "write teacher.top_k=null, or teacher.api=sglang for a server of SGLang"
+        yield finding("RUN-TEACHER-TOP-K", "teacher.top_k", message, help)
     if teacher.api == "openai" and teacher.model is None:
         message = "requests of teacher.api=openai name a model, and teacher.model is null"
         help = "write teacher.model=…, one of the names that the server lists at /v1/models"
@@ -71,19 +79,6 @@ def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         message = f"the environment variable {teacher.token_variable} is not set"
         help = f"export {teacher.token_variable} before the start, or write teacher.token_variable=null"
         yield finding("RUN-TEACHER-TOKEN", "teacher.token_variable", message, help)
-
-
-def _layout(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
-    """Check that the teacher's layout can hold its model; a layout that is wrong for any model is found elsewhere."""
-    key = "allocation_mode" if config.allocation_mode else "teacher.backend"
-    placed = [engine.text for engine in plan.engines if engine.role == "teacher"] if plan else []
-    layout = teacher.backend or next((text.replace("[teacher]", "") for text in placed), None)
-    if layout is None:
-        return
-    known = {found.code for found in check({"teacher": layout}).findings}
-    for found in check({"teacher": layout}, model=spec).findings:
-        if found.severity == Severity.ERROR and found.code not in known | {"ALLOC-UNTRAINED", "ALLOC-QUANTIZED"}:
-            yield replace(found, source=Source("", key), spans=())
 
 
 def _positions(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from areal_like.config.schema import ChatJudgeConfig
@@ -20,36 +22,54 @@ _SHOWN = 200  # characters of an answer in a message
 _COUNTS = ("judged", "cached", "failed")
 
 
+@dataclass(frozen=True)
+class JudgeServer:
+    """A server with OpenAI's interface at the base URL `url`, the name of its model, and its access token."""
+
+    url: str
+    model: str
+    token: str = ""
+
+    @classmethod
+    def from_config(cls, config: ChatJudgeConfig) -> JudgeServer:
+        """Return the server that somebody else has started."""
+        token = os.environ.get(config.token_variable, "") if config.token_variable else ""
+        return cls(str(config.url), str(config.model), token)
+
+
 class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
-    """Scores responses by asking a language model; a Judge (`rewards/scoring.py`).
+    """Scores responses by asking a language model on `servers` in turn; a Judge (`rewards/scoring.py`).
 
     Entering it has the judge score `probe` with its reference answer as the response, so that a wrong URL, token, model
     or prompt ends the run before it trains.
     """
 
-    def __init__(self, config: ChatJudgeConfig, probe: Prompt) -> None:
-        self._config, self._probe = config, probe
+    def __init__(self, config: ChatJudgeConfig, probe: Prompt, servers: Sequence[JudgeServer]) -> None:
+        self._config, self._probe, self._servers = config, probe, servers
         self._room = asyncio.Semaphore(config.requests)
         self._cache = ScoreCache(config.cache_size)
         self._counts: Counter[str] = Counter()
-        self._client: Any = None
+        self._clients: list[Any] = []
+        self._turn = itertools.count()
 
     async def __aenter__(self) -> Self:
         """Raise RunError if the judge does not score the probe."""
-        self._client = await asyncio.to_thread(_make_client, self._config)
+        self._clients = await asyncio.to_thread(_make_clients, self._config, self._servers)
         outcome = await self._score(self._probe, self._probe.answer or "42")
         if isinstance(outcome, Failure):
-            await self._client.close()
+            await self._close()
+            where = "path" if self._config.url is None else "url"
             raise RunError(
-                f"the judge at reward.judge.url={self._config.url} did not score row {self._probe.sample_id + 1}: "
-                f"{outcome.message}. The judge must score one response before the first step. {_remedy(outcome.cause)}"
+                f"the judge at reward.judge.{where}={getattr(self._config, where)} did not score row "
+                f"{self._probe.sample_id + 1}: {outcome.message}. The judge must score one response before the first "
+                f"step. {_remedy(outcome.cause, where)}"
             )
         self._counts.clear()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._cache.close()
-        await self._client.close()
+        await self._close()
 
     async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
         """Return a reward for each response, or why there is none."""
@@ -60,6 +80,10 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
         counts = {f"judge/{name}": float(self._counts[name]) for name in _COUNTS}
         self._counts.clear()
         return counts
+
+    async def _close(self) -> None:
+        for client in self._clients:
+            await client.close()
 
     async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
         text = fill(self._config.template, prompt, response)
@@ -93,10 +117,10 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
 
     async def _ask(self, text: str) -> tuple[str, bool]:
         """Return the judge's answer, and whether a limit of tokens cut it off."""
-        config = self._config
+        config, number = self._config, next(self._turn) % len(self._clients)
         optional = {"temperature": config.temperature, "max_tokens": config.max_tokens}
-        completion = await self._client.chat.completions.create(
-            model=config.model,
+        completion = await self._clients[number].chat.completions.create(
+            model=self._servers[number].model,
             messages=[{"role": "user", "content": text}],
             **{name: value for name, value in optional.items() if value is not None},
         )
@@ -104,24 +128,28 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
         return choice.message.content or "", choice.finish_reason == "length"
 
 
-def _make_client(config: ChatJudgeConfig) -> Any:
-    """Return the client; it repeats requests by itself. Its import takes a second, so a thread calls this."""
+def _make_clients(config: ChatJudgeConfig, servers: Sequence[JudgeServer]) -> list[Any]:
+    """Return the clients; they repeat requests by themselves. Their import takes a second, so a thread calls this."""
     from openai import AsyncOpenAI
 
-    token = os.environ.get(config.token_variable, "") if config.token_variable else ""
-    return AsyncOpenAI(
-        base_url=config.url,
-        api_key=token or "none",  # the client refuses to send no token
-        max_retries=config.retries,
-        timeout=2 * config.timeout_s,  # of one request: the limit of all repetitions ends first
-    )
+    return [
+        AsyncOpenAI(
+            base_url=server.url,
+            api_key=server.token or "none",  # the client refuses to send no token
+            max_retries=config.retries,
+            timeout=2 * config.timeout_s,  # of one request: the limit of all repetitions ends first
+        )
+        for server in servers
+    ]
 
 
-def _remedy(cause: Cause) -> str:
+def _remedy(cause: Cause, where: str) -> str:
     if cause is Cause.UNREADABLE:
         return "Correct reward.judge.prompt, reward.judge.score_pattern or reward.judge.score_field."
     if cause is Cause.TIMED_OUT:
         return "Raise reward.judge.timeout_s, or lower reward.judge.max_tokens."
+    if where == "path":
+        return "Read the log of the judge's server, and lower reward.judge.max_tokens if the context is too short."
     return "Correct reward.judge.url, reward.judge.model or reward.judge.token_variable."
 
 

@@ -16,14 +16,15 @@ from areal_like.rollout.protocol import Workflow
 from areal_like.rollout.sglang.completions import EchoedCompletions
 from areal_like.rollout.sglang.http import Connection, session
 from areal_like.rollout.sglang.server import Server
-from areal_like.types import Floats, Ints, Prompt, Trajectory, generated_in
+from areal_like.types import Floats, Ints, Prompt, TopIds, Trajectory, generated_in
 
 ATTEMPTS = 3  # of a request whose failure may pass
 PAUSE_S = 1.0
 _PROBE = np.array([0, 1], np.int32)
 
-type Score = Callable[[Ints, float], Awaitable[Floats]]
-"""Log-probs of tokens, `[tokens]`, within a time limit in seconds."""
+type Scores = tuple[Floats, TopIds | None]
+type Score = Callable[[Ints, float], Awaitable[Scores]]
+"""Log-probs of tokens, `[tokens]`, and the likeliest ids if they are asked for, within a time limit in seconds."""
 
 
 class Teacher(AbstractAsyncContextManager["Teacher"]):
@@ -89,17 +90,19 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         tokens = item.tokens if hinted is None else np.concatenate([hinted, item.tokens[cut:]])
         try:
             async with self._room:
-                scored = await self._score(tokens)
+                scored, top = await self._score(tokens)
         except ServerError as error:
             if error.fault not in self._missing:
                 self._say(f"teacher: a response is not trained: {error}; further errors of this kind are only counted")
             self._missing[str(error.fault)] += 1
             return replace(item, reward=None, teacher_logprobs=np.zeros(len(item.tokens), np.float32))
-        logprobs = np.zeros(len(item.tokens), np.float32)
-        logprobs[cut:] = scored[len(tokens) - len(item.tokens) + cut :]
-        return replace(item, teacher_logprobs=np.where(item.generated, logprobs, 0).astype(np.float32))
+        logprobs = _pick_generated(scored, item, cut)
+        likeliest = (
+            TopIds(_pick_generated(top.ids, item, cut), _pick_generated(top.logprobs, item, cut)) if top else None
+        )
+        return replace(item, teacher_logprobs=logprobs, teacher_top=likeliest)
 
-    async def _score(self, tokens: Ints) -> Floats:
+    async def _score(self, tokens: Ints) -> Scores:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await next(self._servers)(tokens, self._config.timeout_s)
@@ -112,8 +115,29 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
     def _scorer(self, rank: int, url: str) -> Score:
         name = f"teacher server {rank}"
         if self._config.url is None or self._config.api == "sglang":
-            return Server(name, url, self._session, rank, aftermath_s=0).token_logprobs
+            return self._of_server(Server(name, url, self._session, rank, aftermath_s=0))
         connection = Connection(name, url, self._session, aftermath_s=0)
         if self._config.model is None:
             raise ValueError("teacher.api=openai needs teacher.model")
-        return EchoedCompletions(connection, self._config.model)
+        echoed = EchoedCompletions(connection, self._config.model)
+
+        async def score(tokens: Ints, timeout_s: float) -> Scores:
+            return await echoed(tokens, timeout_s), None
+
+        return score
+
+    def _of_server(self, server: Server) -> Score:
+        async def score(tokens: Ints, timeout_s: float) -> Scores:
+            if self._config.top_k is None:
+                return await server.token_logprobs(tokens, timeout_s), None
+            return await server.top_ids(tokens, self._config.top_k, timeout_s)
+
+        return score
+
+
+def _pick_generated[Kind: (Floats, Ints)](scored: Kind, item: Trajectory, cut: int) -> Kind:
+    """Return the last values at the trajectory's tokens from `cut` on, 0 where no model generated the token."""
+    values = np.zeros((len(item.tokens), *scored.shape[1:]), scored.dtype)
+    values[cut:] = scored[len(scored) - len(item.tokens) + cut :]
+    values[~item.generated] = 0
+    return values

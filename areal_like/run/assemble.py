@@ -16,10 +16,11 @@ from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
 from areal_like.run.serving import (
-    make_chat_judge,
     make_clients,
+    make_judge_elsewhere,
     make_pool,
     make_reward_model,
+    make_served_judge,
     make_teacher,
     watched_scorers,
 )
@@ -74,7 +75,7 @@ async def _run_on(
     stacks = record.directory / "logs/stacks.log"
     async with (
         watch_loop(stacks),
-        make_chat_judge(job) as chat,
+        make_judge_elsewhere(job) as elsewhere,
         playing or nullcontext() as processes,
         asyncio.TaskGroup() as tasks,
     ):
@@ -90,12 +91,13 @@ async def _run_on(
             make_pool(config, urls, cluster.token, clients) as pool,
             watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
             make_reward_model(config, scoring, cluster.token) as model,
+            make_served_judge(job, scoring, cluster.token) as served,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             Rewards(
                 config.reward,
                 job.tokenizer,
                 model=model,
-                chat=chat,
+                chat=elsewhere or served,
                 log=record.directory / "logs/rewards.log",
                 say=view.say,
             ) as rewards,

@@ -13,7 +13,7 @@ from areal_like.data.dataset import hinted_tokens
 from areal_like.experimental.client_processes import Clients
 from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.rewards.chat_judge import ChatJudge
+from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.teacher import Teacher
@@ -68,10 +68,23 @@ def make_reward_model(
     return RewardModel(scorer.urls, token, scorer.directory, section.timeout_s)
 
 
-def make_chat_judge(job: Job) -> AbstractAsyncContextManager[ChatJudge | None]:
-    """Return the language model that judges, if the run has one; entering it probes the server."""
+def make_judge_elsewhere(job: Job) -> AbstractAsyncContextManager[ChatJudge | None]:
+    """Return the judge on a server that the run does not start, if there is one; entering it probes the server."""
     section = job.config.reward.judge
-    return nullcontext() if section is None else ChatJudge(section, job.train_prompts[0])
+    if section is None or section.url is None:
+        return nullcontext()
+    return ChatJudge(section, job.train_prompts[0], [JudgeServer.from_config(section)])
+
+
+def make_served_judge(
+    job: Job, scorers: Mapping[str, Scorer], token: str
+) -> AbstractAsyncContextManager[ChatJudge | None]:
+    """Return the judge on servers of the run, if there is one; entering it probes a server."""
+    section = job.config.reward.judge
+    if section is None or "judge" not in scorers:
+        return nullcontext()
+    servers = [JudgeServer(f"{url}/v1", "judge", token) for url in scorers["judge"].urls]
+    return ChatJudge(section, job.train_prompts[0], servers)
 
 
 def make_teacher(

@@ -15,6 +15,7 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
     SCORERS,
     ActorConfig,
+    ChatJudgeConfig,
     EngineConfig,
     RewardModelConfig,
     TeacherConfig,
@@ -24,7 +25,12 @@ from areal_like.experimental.client_processes import Client
 from areal_like.experimental.elastic_servers import ElasticServers
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.options import classifier_arguments, server_arguments, teacher_arguments
+from areal_like.rollout.sglang.options import (
+    classifier_arguments,
+    judge_arguments,
+    server_arguments,
+    teacher_arguments,
+)
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.run.model_files import local_directory
@@ -205,15 +211,19 @@ class Scorer:
     directory: Path
 
 
-async def start_scorer(cluster: Cluster, job: Job, role: str, section: RewardModelConfig | TeacherConfig) -> Scorer:
-    """Start the servers of the reward model or of the teacher."""
+async def start_scorer(
+    cluster: Cluster, job: Job, role: str, section: RewardModelConfig | TeacherConfig | ChatJudgeConfig
+) -> Scorer:
+    """Start the servers of the reward model, of the teacher or of the judge."""
     plan, limit = job.plan.engine(role), job.config.rollout.startup_timeout_s
     directory = await local_directory(str(section.path), f"{SCORERS[role]}.path")
     classifies = isinstance(section, RewardModelConfig)
     if isinstance(section, RewardModelConfig):
         command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
-    else:
+    elif isinstance(section, TeacherConfig):
         command = teacher_arguments(job.config, section, directory, plan.sizes, job.device)
+    else:
+        command = judge_arguments(job.config, section, directory, plan.sizes, job.device)
 
     def arguments(rank: int, host: str) -> dict[str, object]:
         name = f"{role}-{rank}"

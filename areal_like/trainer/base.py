@@ -185,13 +185,14 @@ class BaseEngine(ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum of a micro-batch's loss, and its sums for `_means`.
 
-        `outputs` are log-probs and entropies, or a critic's values, each `[rows]`.
+        `outputs` are log-probs and entropies, each `[rows]`, and those of choices `[rows, k]`; or a critic's values.
         """
         sequences = Sequences(micro_batch.sequences, len(batch.lengths), self._sum_over_context)
         nothing = outputs[0].new_empty(0)
         inputs = (nothing, nothing) if self._is_critic else (outputs[0], outputs[1])
         values = outputs[0] if self._is_critic else None
-        per_token, stats = of_tokens(loss, LossInputs(*inputs, micro_batch.fields, sequences, values))
+        choices = None if micro_batch.choices is None or self._is_critic else outputs[2]
+        per_token, stats = of_tokens(loss, LossInputs(*inputs, micro_batch.fields, sequences, values, choices))
         weights = micro_batch.fields.get("loss_weights")
         total = (per_token if weights is None else per_token * weights).sum()
         sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from areal_like.per_token import Routes, unknown_expert
 from areal_like.trainer.packing import MicroBatch
-from areal_like.types import TEMPERATURES, Batch
+from areal_like.types import TEACHER_IDS, TEMPERATURES, Batch
+
+_NOT_OF_LOSSES = ("loss_mask", TEACHER_IDS)
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class DeviceBatch:
     `tokens`, `positions` and `padding`, True at padding, are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`,
     `keys` are `packing.MicroBatch`'s. `rows` are the places that predict, `labels` the tokens they predict, and
     `support` `[rows, width]` is what `log_probs_and_entropy` takes, None where all were sampled from the whole
-    vocabulary. Sequences that share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted
-    token, None where each has its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of
-    `fields` the batch's values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for
-    padding, whose experts are unknown.
+    vocabulary; `choices` `[rows, k]` are other ids whose log-probs are wanted, None if there are none. Sequences that
+    share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted token, None where each has
+    its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of `fields` the batch's
+    values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for padding, whose experts
+    are unknown.
     """
 
     tokens: Tensor
@@ -52,6 +55,7 @@ class DeviceBatch:
     routes: Tensor | None = None
     own_temperatures: Tensor | None = None
     expand: Tensor | None = None
+    choices: Tensor | None = None
 
     def temperatures(self, temperature: float) -> float | Tensor:
         """Return the temperatures of the labels, if some have their own, `[rows]`, or else `temperature`."""
@@ -102,10 +106,9 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
     rows, targets = pack.rows[here], pack.targets[here]
     kept = None if batch.kept is None else batch.kept.take(targets)
     support = kept.as_rows() if kept is not None and len(kept.ids) else None
-    temperatures = batch.fields.get(TEMPERATURES)
-    first, expand = _find_distinct(
-        rows, batch.tokens[targets], None if temperatures is None else temperatures[targets], support
-    )
+    temperatures, choices = batch.fields.get(TEMPERATURES), batch.fields.get(TEACHER_IDS)
+    own, others = (None if each is None else each[targets] for each in (temperatures, choices))
+    first, expand = _find_distinct(rows, batch.tokens[targets], own, support, others)
 
     def copy(array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -122,15 +125,16 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         rows=copy(rows[first]),
         labels=copy(batch.tokens[targets[first]].astype(np.int64)),
         sequences=copy(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
-        fields={name: copy(values[targets]) for name, values in batch.fields.items() if name != "loss_mask"},
+        fields={name: copy(values[targets]) for name, values in batch.fields.items() if name not in _NOT_OF_LOSSES},
         count=copy(np.array(len(rows), np.int32)),
         keys=None
         if keys is None
         else DeviceKeys(copy(keys.places), copy(keys.cu_seqlens), keys.max_seqlen, copy(keys.positions)),
         support=None if support is None else copy(support[first]),
         routes=None if batch.routes is None else copy(_routes_at(batch.routes, pack.places)),
-        own_temperatures=None if temperatures is None else copy(temperatures[targets[first]]),
+        own_temperatures=None if own is None else copy(own[first]),
         expand=None if expand is None else copy(expand),
+        choices=None if others is None else copy(others[first].astype(np.int64)),
     )
 
 

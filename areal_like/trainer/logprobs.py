@@ -31,8 +31,11 @@ def log_probs_and_entropy(
     vocab_size: int,
     group: dist.ProcessGroup | None,
     support: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    choices: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """log p(label) and the entropy of p = softmax(logits / temperature), both `[rows]`, float32, differentiable once.
+
+    With `choices` `[rows, k]`, different whole-vocabulary ids of each row, also their log p, `[rows, k]`.
 
     `logits` is `[rows, padded vocabulary / tp]`; `labels`, whole-vocabulary ids, are `[rows]`. Columns from
     `vocab_size` on are padding and have probability 0. The result is the same on every rank of `group`; None: this rank
@@ -41,7 +44,8 @@ def log_probs_and_entropy(
     `support` `[rows, width]` are the words that each label was sampled from, its own among them, filled up with -1: all
     other words have probability 0. A row of -1 alone was sampled from the whole vocabulary.
     """
-    return _OfLogits.apply(logits, labels, support, 1.0 / temperature, vocab_size, group)
+    made = _OfLogits.apply(logits, labels, support, choices, 1.0 / temperature, vocab_size, group)
+    return made if choices is not None else made[:2]
 
 
 def log_probs_and_entropy_of_hidden(
@@ -53,9 +57,10 @@ def log_probs_and_entropy_of_hidden(
     vocab_size: int,
     group: dist.ProcessGroup | None,
     support: Tensor | None = None,
+    choices: Tensor | None = None,
     zeros: bool = False,
     in_fp32: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The same from hidden states `[rows, hidden]` and the output layer's `weight` `[padded vocabulary / tp, hidden]`.
 
     Logits of several slices are made again in backward ("Cut Your Losses in Large-Vocabulary Language Models",
@@ -64,7 +69,9 @@ def log_probs_and_entropy_of_hidden(
     or `zeros`, which Megatron's hook asks for where it sends gradients while others are computed. `in_fp32` keeps the
     logits in float32 instead of rounding them to the type of `hidden`.
     """
-    return _OfHidden.apply(hidden, weight, labels, support, 1.0 / temperature, vocab_size, group, zeros, in_fp32)
+    scale = 1.0 / temperature
+    made = _OfHidden.apply(hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32)
+    return made if choices is not None else made[:2]
 
 
 def fp32_logits(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -74,13 +81,13 @@ def fp32_logits(hidden: Tensor, weight: Tensor) -> Tensor:
 
 class _OfLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits, labels, support, scale, vocab_size, group):
-        step, local, valid, support = _split(labels, support, logits.shape[1], vocab_size, group)
-        rows = zip(*_slices(step, local, support, scale), strict=True)
-        log_prob, entropy, log_total = _measure(logits.split(step), rows, valid, group)
-        ctx.save_for_backward(logits, support, local, log_total, entropy)
+    def forward(ctx: Any, logits, labels, support, choices, scale, vocab_size, group):
+        step, words, valid, support = _split(labels, choices, support, logits.shape[1], vocab_size, group)
+        rows = zip(*_slices(step, words, support, scale), strict=True)
+        log_probs, entropy, log_total = _measure(logits.split(step), rows, valid, group)
+        ctx.save_for_backward(logits, support, words, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step = scale, valid, step
-        return log_prob, entropy
+        return log_probs[:, 0], entropy, log_probs[:, 1:]
 
     @staticmethod
     def backward(ctx: Any, *grads):
@@ -88,21 +95,21 @@ class _OfLogits(torch.autograd.Function):
         grad = logits.detach()
         for rows, *columns in zip(*_slices(ctx.step, grad, *of_rows, *grads, support, ctx.scale), strict=True):
             _to_gradients(rows, *columns, valid=ctx.valid)
-        return grad, None, None, None, None, None
+        return grad, *[None] * 6
 
 
 class _OfHidden(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden, weight, labels, support, scale, vocab_size, group, zeros, in_fp32):
+    def forward(ctx: Any, hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32):
         product = _fp32_product if in_fp32 else torch.mm
-        step, local, valid, support = _split(labels, support, len(weight), vocab_size, group)
+        step, words, valid, support = _split(labels, choices, support, len(weight), vocab_size, group)
         whole = product(hidden, weight.t()) if len(hidden) <= step else None
         slices = [whole] if whole is not None else (product(rows, weight.t()) for rows in hidden.split(step))
-        rows = zip(*_slices(step, local, support, scale), strict=True)
-        log_prob, entropy, log_total = _measure(slices, rows, valid, group)
-        ctx.save_for_backward(whole, weight, hidden, support, local, log_total, entropy)
+        rows = zip(*_slices(step, words, support, scale), strict=True)
+        log_probs, entropy, log_total = _measure(slices, rows, valid, group)
+        ctx.save_for_backward(whole, weight, hidden, support, words, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step, ctx.group, ctx.zeros, ctx.product = scale, valid, step, group, zeros, product
-        return log_prob, entropy
+        return log_probs[:, 0], entropy, log_probs[:, 1:]
 
     @staticmethod
     def backward(ctx: Any, *grads):
@@ -120,7 +127,7 @@ class _OfHidden(torch.autograd.Function):
         if ctx.group and ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
         zeros = weight.new_zeros(()).expand_as(weight) if ctx.needs_input_grad[1] and ctx.zeros else None
-        return grad_hidden, zeros, None, None, None, None, None, None, None
+        return grad_hidden, zeros, *[None] * 8
 
 
 class _Fp32Logits(torch.autograd.Function):
@@ -145,19 +152,28 @@ def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _split(
-    labels: Tensor, support: Tensor | None, columns: int, vocab_size: int, group: dist.ProcessGroup | None
+    labels: Tensor,
+    choices: Tensor | None,
+    support: Tensor | None,
+    columns: int,
+    vocab_size: int,
+    group: dist.ProcessGroup | None,
 ) -> tuple[int, Tensor, int, Tensor | None]:
-    """Rows of a slice; labels among this rank's words, -1 for others', `[rows]`; how many of its columns are words.
+    """Rows of a slice; labels and choices among this rank's words, `[rows, 1 + k]`; how many of its columns are words.
 
-    Last the local words of the support: -1 is filling, and -2 a word of another rank.
+    Words of other ranks are -1. Last the local words of the support: -1 is filling, and -2 a word of another rank.
+    Raises ValueError for choices beside a support.
     """
+    if choices is not None and support is not None:
+        raise ValueError("choices have log-probs over the whole vocabulary, and the support is a part of it")
     first = group.rank() * columns if group else 0
     valid = min(max(vocab_size - first, 0), columns)
-    local = torch.where((labels >= first) & (labels < first + valid), labels - first, -1)
+    words = labels[:, None] if choices is None else torch.cat([labels[:, None], choices], 1)
+    words = torch.where((words >= first) & (words < first + valid), words - first, -1)
     if support is not None:
         here = (support >= first) & (support < first + valid)
         support = (support - first).masked_fill_(~here & (support >= 0), -2).masked_fill_(support < 0, -1)
-    return max(1, _SLICE_ELEMENTS // columns // 16 * 16), local, valid, support  # aligned, or compiled code copies
+    return max(1, _SLICE_ELEMENTS // columns // 16 * 16), words, valid, support  # aligned, or compiled code copies
 
 
 def _slices(step: int, *columns: Tensor | float | None) -> list[Iterable[Any]]:
@@ -173,25 +189,25 @@ def _measure(
     valid: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(label), entropy and the logarithm of the softmax's denominator, `[rows]`.
+    """log p of labels and choices, `[rows, 1 + k]`; entropy and the log of the softmax's denominator, `[rows]`.
 
-    `rows` are local labels, supports and scales of the slices.
+    `rows` are local words, supports and scales of the slices.
     """
     parts = []
-    for logits, (local, support, scale) in zip(slices, rows, strict=True):
-        label = logits.gather(1, local.clamp(min=0)[:, None])[:, 0].float() * scale
-        parts.append((*_all_sums(logits, support, scale, valid), torch.where(local >= 0, label, 0.0)))
+    for logits, (words, support, scale) in zip(slices, rows, strict=True):
+        of_words = logits.gather(1, words.clamp(min=0)).float() * _column(scale)
+        parts.append((*_all_sums(logits, support, scale, valid), torch.where(words >= 0, of_words, 0.0)))
         del logits  # before those of the next slice
-    maximum, total, weighted, label = (torch.cat(column) for column in zip(*parts, strict=True))
+    maximum, total, weighted, of_words = (torch.cat(column) for column in zip(*parts, strict=True))
     if group and group.size() > 1:
         local_maximum = maximum.clone()
         dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
         shrink = torch.exp(local_maximum - maximum)
-        sums = torch.stack([total * shrink, weighted * shrink, label])
+        sums = torch.cat([total[:, None] * shrink[:, None], weighted[:, None] * shrink[:, None], of_words], 1)
         dist.all_reduce(sums, group=group)
-        total, weighted, label = sums
+        total, weighted, of_words = sums[:, 0], sums[:, 1], sums[:, 2:]
     log_total = maximum + torch.log(total)
-    return label - log_total, log_total - weighted / total, log_total
+    return of_words - log_total[:, None], log_total - weighted / total, log_total
 
 
 def _all_sums(
@@ -210,20 +226,25 @@ def _all_sums(
 
 def _to_gradients(
     logits: Tensor,
-    local: Tensor,
+    words: Tensor,
     log_total: Tensor,
     entropy: Tensor,
     grad_log_prob: Tensor,
     grad_entropy: Tensor,
+    grad_choices: Tensor,
     support: Tensor | None,
     scale: float | Tensor,
     *,
     valid: int,
 ) -> None:
-    """Do what `_to_gradient` does; that of words outside the support is 0."""
-    of_rows = (log_total, entropy, grad_log_prob, grad_entropy)
+    """Do what `_to_gradient` does, also for choices; the gradient of words outside the support is 0."""
+    local, choices, of_choices = words[:, 0], words[:, 1:], grad_choices.sum(1)
+    of_rows = (log_total, entropy, grad_log_prob + of_choices, grad_entropy)
     if support is None:
         _fused_to_gradient(_static(logits), local, *of_rows, _column(scale), valid)
+        if choices.shape[1]:  # of these the label's word has got too much
+            added = torch.cat([-of_choices[:, None], grad_choices], 1).masked_fill_(words < 0, 0) * _column(scale)
+            logits.scatter_add_(1, words.clamp(min=0), added.to(logits.dtype))
         return
     few = _gather_support(logits, support)
     _fused_to_gradient(_static(logits), local, *of_rows, _column(scale), valid)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -320,6 +321,18 @@ def test_entropy_and_divergence_in_the_loss():
     squared = replace(SETTINGS, kl_loss_coef=0.5, kl_estimator="k2")
     _, gradient, _ = policy([-1.0], behaviour, advantages, squared, reference_logprobs=reference)
     assert gradient.item() == pytest.approx(0.5 * log(2))
+
+
+def test_the_divergence_from_a_teachers_likeliest_tokens_in_the_loss():
+    """Of a teacher that gives two tokens 0.5 and 0.25, and a policy that gives them 0.25 and 0.5."""
+    choices = torch.tensor([[0.25, 0.5]]).log().requires_grad_()
+    taught = np.log([[0.5, 0.25]]).tolist()
+    given = inputs([-1.0], behaviour_logprobs=[-1.0], advantages=[0.0], on_policy=[1.0], teacher_top_logprobs=taught)
+    loss, stats = decoupled_ppo(replace(given, choices=choices), replace(SETTINGS, teacher_coef=2.0))
+    assert stats["teacher_kl"].item() == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2))
+    assert loss.item() == pytest.approx(2 * stats["teacher_kl"].item())
+    (gradient,) = torch.autograd.grad(loss.sum(), choices)
+    assert gradient.tolist() == [[-1.0, -0.5]]
 
 
 def test_a_value_that_moved_beyond_the_clip_is_not_pulled_on():

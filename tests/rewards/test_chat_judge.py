@@ -13,7 +13,7 @@ from aiohttp import web
 from areal_like.config.schema import ChatJudgeConfig, RewardConfig, RewardPartConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import RunError
-from areal_like.rewards.chat_judge import ChatJudge
+from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.judge_texts import fill, read_score
 from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.scoring import Rewards
@@ -46,7 +46,7 @@ async def with_judge[T](handler: Handler, use: Callable[[ChatJudge], Awaitable[T
     try:
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         config = ChatJudgeConfig(**{"url": url, "model": "m", "prompt": TEMPLATE, "retries": 0, **keys})
-        async with ChatJudge(config, PROMPT) as judge:
+        async with ChatJudge(config, PROMPT, [JudgeServer.from_config(config)]) as judge:
             return await use(judge)
     finally:
         await runner.cleanup()
@@ -230,7 +230,7 @@ def test_a_judge_that_does_not_score_the_probe_ends_the_run(
 def test_an_unreachable_judge_ends_the_run() -> None:
     async def enter() -> None:
         config = ChatJudgeConfig(url="http://127.0.0.1:1/v1", model="m", retries=0)
-        async with ChatJudge(config, PROMPT):
+        async with ChatJudge(config, PROMPT, [JudgeServer.from_config(config)]):
             raise AssertionError("the judge was entered")
 
     with pytest.raises(RunError, match=r"127\.0\.0\.1:1/v1 did not score row 1: the judge cannot"):
@@ -286,3 +286,26 @@ def test_a_conversation_is_written_with_its_roles() -> None:
     ]
     prompt = Prompt(0, [1], messages=lambda: messages)
     assert fill("{question}|{response}", prompt, "{question}") == "user: Hi\n\nassistant: \n\nuser: 2 + 2?|{question}"
+
+
+def test_requests_go_to_the_servers_in_turn() -> None:
+    models: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        models.append((await request.json())["model"])
+        return completion("Score: 5")
+
+    async def ask() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", handler)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        config = ChatJudgeConfig(path="model", backend="sglang:d2", prompt=TEMPLATE)
+        async with ChatJudge(config, PROMPT, [JudgeServer(url, "first"), JudgeServer(url, "second")]) as judge:
+            await judge(["1", "2", "3"], PROMPT)
+        await runner.cleanup()
+
+    asyncio.run(ask())
+    assert sorted(models) == ["first", "first", "second", "second"]

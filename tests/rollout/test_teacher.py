@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import secrets
 from collections.abc import Callable
@@ -109,6 +110,45 @@ def test_a_hint_is_read_by_the_teacher_alone() -> None:
     assert item.tokens.tolist() == ITEM.tokens.tolist()
 
 
+def flat(ids: np.ndarray, logprobs: np.ndarray) -> dict[str, str]:
+    """Likeliest ids and their log-probs as SGLang sends them."""
+    rows = {"idx": ids.astype(np.int32), "val": logprobs.astype(np.float32)}
+    return {
+        f"input_top_logprobs_{name}_flat_b64": base64.b64encode(each.tobytes()).decode() for name, each in rows.items()
+    }
+
+
+def test_the_likeliest_tokens_are_those_of_generated_tokens() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(body := await request.json())
+        places = np.arange(1, len(body["input_ids"]))[:, None]
+        top = flat(places * [[1, 10]], places * [[-0.1, -0.2]])
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"]), **top}})
+
+    config = TeacherConfig(path="model", top_k=2)
+    item, _ = asyncio.run(taught(handler, config))
+    assert bodies[0]["top_logprobs_num"] == 2
+    assert item.teacher_top is not None
+    assert item.teacher_top.ids.tolist() == [[0, 0], [0, 0], [2, 20], [3, 30], [0, 0], [5, 50]]
+    np.testing.assert_allclose(item.teacher_top.logprobs[:, 1], [0, 0, -0.4, -0.6, 0, -1.0], atol=1e-6)
+    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    item, _ = asyncio.run(taught(handler, config, hint=lambda prompt: [7, 5, 5, 8]))
+    assert item.teacher_top is not None
+    assert item.teacher_top.ids.tolist() == [[0, 0], [0, 0], [4, 40], [5, 50], [0, 0], [7, 70]]
+
+
+def test_likeliest_tokens_of_another_shape_are_an_error() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        tokens = (await request.json())["input_ids"]
+        top = flat(np.ones((2, 2)), np.ones((2, 2)))
+        return web.json_response({"meta_info": {"input_token_logprobs": by_token(tokens), **top}})
+
+    item, missing = asyncio.run(taught(handler, TeacherConfig(path="model", top_k=2)))
+    assert item.reward is None and sum(missing.values()) == 1
+
+
 def test_an_openai_server_echoes_the_prompt_with_log_probs() -> None:
     bodies: list[Any] = []
 
@@ -186,6 +226,7 @@ def test_a_real_server_scores_as_transformers_does_at_the_policys_temperature(
     directory = tmp_path / "model"
     write_init_model(InitModelConfig(tokenizer="bytes", hidden_size=64), directory, seed=0, dtype="float32")
     overrides = [f"teacher.path={directory}", "teacher.dtype=float32", "algorithm=distill", "gconfig.temperature=0.7"]
+    overrides.append("teacher.top_k=4")
     config = load(write(), overrides).config
     assert config.teacher
     arguments = teacher_arguments(config, config.teacher, directory, ParallelSizes(), "cpu")
@@ -204,11 +245,29 @@ def test_a_real_server_scores_as_transformers_does_at_the_policys_temperature(
     item = asyncio.run(run())
     assert item.teacher_logprobs is not None
     np.testing.assert_allclose(item.teacher_logprobs, expected(directory, 0.7), atol=1e-5)
+    assert item.teacher_top is not None
+    likeliest, logprobs = expected_top(directory, 0.7, 4)
+    np.testing.assert_array_equal(item.teacher_top.ids[item.generated], likeliest[item.generated])
+    np.testing.assert_allclose(item.teacher_top.logprobs[item.generated], logprobs[item.generated], atol=1e-5)
     assert not np.allclose(item.teacher_logprobs, expected(directory, 1.0), atol=1e-3)
 
 
 def expected(directory: Path, temperature: float) -> np.ndarray:
     """What transformers gives the generated tokens."""
+    import torch
+
+    own = of_places(directory, temperature).gather(-1, torch.tensor(ITEM.tokens[1:, None].astype(np.int64)))[:, 0]
+    return np.where(ITEM.generated, np.concatenate([[0], own.numpy()]), 0)
+
+
+def expected_top(directory: Path, temperature: float, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest tokens of transformers at each token's place, and their log-probs."""
+    logprobs, ids = of_places(directory, temperature).topk(k)
+    return np.pad(ids.numpy(), ((1, 0), (0, 0))), np.pad(logprobs.numpy(), ((1, 0), (0, 0)))
+
+
+def of_places(directory: Path, temperature: float) -> Any:
+    """Log-probs of all words, from the second token's place on."""
     os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
     import torch
     from transformers import AutoModelForCausalLM
@@ -216,9 +275,7 @@ def expected(directory: Path, temperature: float) -> np.ndarray:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokens = torch.tensor(ITEM.tokens[None].astype(np.int64))
     with torch.no_grad():
-        logprobs = (model(tokens).logits[0, :-1] / temperature).log_softmax(-1)
-    own = logprobs.gather(-1, tokens[0, 1:, None])[:, 0].numpy()
-    return np.where(ITEM.generated, np.concatenate([[0], own]), 0)
+        return (model(tokens).logits[0, :-1] / temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("api", ["sglang", "openai"])

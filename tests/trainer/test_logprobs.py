@@ -96,3 +96,34 @@ def test_no_row_is_no_loss():
     values, _ = logprobs.log_probs_and_entropy(logits, empty, temperature=1.0, vocab_size=6, group=OneRank())
     values.sum().backward()
     assert values.shape == (0,)
+
+
+@pytest.mark.parametrize("slice_elements", [1 << 26, 13 * 20])
+@pytest.mark.parametrize("of_hidden", [False, True])
+def test_choices_have_values_and_gradients_of_log_softmax(monkeypatch, slice_elements, of_hidden):
+    monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", slice_elements)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(40, 6, generator=generator), torch.randn(13, 6, generator=generator)
+    hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
+    labels = torch.tensor([0, 10, 3, 3, 7] * 8)
+    choices = torch.stack([torch.randperm(11, generator=generator)[:4] for _ in labels])  # some have the label too
+    weights, entropy_weights = torch.randn(2, 40, generator=generator)
+    of_choices = torch.randn(40, 4, generator=generator)
+
+    def total(values, entropy, chosen):
+        return (values * weights + entropy * entropy_weights).sum() + (chosen * of_choices).sum()
+
+    log_p = torch.log_softmax((hidden @ weight.t())[:, :11] / 0.7, -1)
+    expected = log_p.gather(1, labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), log_p.gather(1, choices)
+    total(*expected).backward()
+    gradients, hidden.grad, weight.grad = (hidden.grad, weight.grad), None, None
+
+    said = {"temperature": 0.7, "vocab_size": 11, "group": OneRank(), "choices": choices}
+    weight.main_grad = torch.zeros(13, 6)
+    if of_hidden:
+        made = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said)
+    else:
+        made = logprobs.log_probs_and_entropy(hidden @ weight.t(), labels, **said)
+    torch.testing.assert_close(made, expected)
+    total(*made).backward()
+    torch.testing.assert_close((hidden.grad, weight.main_grad if of_hidden else weight.grad), gradients)

@@ -43,7 +43,7 @@ from limits import HUNG_S
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
 from areal_like.per_token import KeptIds
-from areal_like.types import TEMPERATURES, Batch, LossSpec
+from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, LossSpec
 
 VOCABULARY = 101
 TEMPERATURE = 0.7
@@ -248,6 +248,30 @@ def steps_with_supports(rendezvous: Rendezvous, listener: socket.socket | None, 
         steps = [
             made.train(make_supported(seed), loss) for seed, loss in enumerate((POLICY, LossSpec(likely_and_sure)))
         ]
+        weights = exported(made)
+    return Outcome(read, steps, weights if rendezvous.rank == 0 else {})
+
+
+def make_taught(seed: int = 0) -> Batch:
+    """Groups with a teacher's eight likeliest words at each place, which are the same after the same words."""
+    batch = make_groups(seed)
+    ends = np.cumsum(batch.lengths)
+    ids, logprobs = [], []
+    for start, end in zip(ends - batch.lengths, ends, strict=True):
+        for place in range(start, end):
+            rng = np.random.default_rng([seed, *batch.tokens[start:place].tolist()])
+            ids.append(rng.choice(VOCABULARY, 8, replace=False))
+            logprobs.append(np.log(rng.dirichlet(np.ones(9))[:8] + 1e-6))
+    taught = {TEACHER_IDS: np.array(ids, np.float32), TEACHER_TOP: np.array(logprobs, np.float32)}
+    return replace(batch, fields={**batch.fields, **taught})
+
+
+def steps_with_teacher(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> Outcome:
+    """Log-probs and two steps with the likeliest words of a teacher, at the temperature of both models."""
+    loss = LossSpec(decoupled_ppo, Settings(eps_clip_higher=0.3, teacher_coef=0.5))
+    with engine(rendezvous, listener, setting) as made:
+        read = made.log_probs(make_taught(), TEMPERATURE)
+        steps = [made.train(make_taught(seed), loss, TEMPERATURE) for seed in (0, 1)]
         weights = exported(made)
     return Outcome(read, steps, weights if rendezvous.rank == 0 else {})
 

@@ -1,13 +1,15 @@
 """A language model as judge: `reward.judge`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import TEMPERATURE, Section
+from areal_like.config.schema.section import PATH, TEMPERATURE, Section
 
 _FIELD = Ignored("`score_field` is set", lambda at: at.section.score_field is not None, reads="score_field")
+_ELSEWHERE = Ignored("`url` is set", lambda at: at.section.url is not None, reads="url")
+_SERVED = Ignored("`url` is null", lambda at: at.section.url is None, reads="url")
 
 _PROMPT = """\
 Rate how well the response solves the problem, from 0 (useless or wrong) to 10 (complete and correct).
@@ -27,12 +29,30 @@ Explain briefly, and end with a line `Score: NUMBER`."""
 class ChatJudgeConfig(Section):
     """A language model behind OpenAI's chat completions, whose answer contains a score."""
 
-    url: str = Field(
-        pattern=r"^https?://[^/]+(/.*)?$",
-        description="Base URL of its API, such as `https://api.openai.com/v1` or `http://judge:30000/v1`.",
+    path: Annotated[str | None, PATH] = Field(
+        None,
+        description=(
+            "Model with a chat template, on SGLang servers of the run: a directory or a name on the hub; null: the one"
+            " at `url`."
+        ),
     )
-    model: str = Field(min_length=1, description="Name of the model in requests.")
-    token_variable: str | None = Field(
+    backend: Annotated[str | None, _ELSEWHERE] = Field(
+        None, description="Layout of its servers, such as `sglang:d2`; null: `judge` in `allocation_mode`."
+    )
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = Field(
+        None, description="Data type of weights and activations; null: the actor's."
+    )
+    url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/]+(/.*)?$",
+        description=(
+            "Base URL of a running server's API instead, such as `https://api.openai.com/v1` or `http://judge:30000/v1`."
+        ),
+    )
+    model: Annotated[str | None, _SERVED] = Field(
+        None, min_length=1, description="Name of the model in requests to `url`."
+    )
+    token_variable: Annotated[str | None, _SERVED] = Field(
         None, pattern=r"^\w+$", description="Environment variable with the access token; null: none."
     )
     prompt: str | None = Field(

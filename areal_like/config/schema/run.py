@@ -8,6 +8,7 @@ from pydantic import Field
 
 from areal_like.config.schema.actor import ActorConfig
 from areal_like.config.schema.backends import MegatronConfig
+from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
 from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
@@ -27,7 +28,11 @@ from areal_like.config.schema.section import NAME, PATH, Section
 from areal_like.config.schema.teacher import TeacherConfig
 from areal_like.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole, WarmStartConfig
 
-SCORERS = {"reward": "reward.model", "teacher": "teacher"}  # the section of each engine that only scores
+SCORERS = {
+    "reward": "reward.model",
+    "teacher": "teacher",
+    "judge": "reward.judge",
+}  # the section of each engine that only scores
 _NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at: not at.run.workflows)
 
 
@@ -118,12 +123,13 @@ class RunConfig(Section):
         return {role: section for role, section in sections.items() if section is not None}
 
     @property
-    def scorers(self) -> Mapping[str, RewardModelConfig | TeacherConfig]:
+    def scorers(self) -> Mapping[str, RewardModelConfig | TeacherConfig | ChatJudgeConfig]:
         """The sections of models that only score, on servers of their own, by the name of their engine."""
-        teacher = self.teacher if self.teacher and self.teacher.url is None else None
-        sections: dict[str, RewardModelConfig | TeacherConfig | None] = {
+        judge = self.reward.judge
+        sections: dict[str, RewardModelConfig | TeacherConfig | ChatJudgeConfig | None] = {
             "reward": self.reward.model,
-            "teacher": teacher,
+            "teacher": self.teacher if self.teacher and self.teacher.url is None else None,
+            "judge": judge if judge and judge.url is None else None,
         }
         return {role: section for role, section in sections.items() if section is not None}
 

@@ -43,6 +43,15 @@ class TeacherConfig(Section):
     token_variable: Annotated[str | None, _OWN_SERVERS] = Field(
         None, pattern=r"^\w+$", description="Environment variable with the access token for `url`; null: none."
     )
+    top_k: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description=(
+            "Likeliest ids of the teacher at each place that the policy learns, by the forward KL divergence; null: the"
+            " log-prob of the sampled token alone, as an advantage."
+        ),
+    )
     hint_field: str | None = Field(
         None,
         description=(

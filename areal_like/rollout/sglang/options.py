@@ -12,7 +12,7 @@ import numpy as np
 
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
-from areal_like.config.schema import RewardModelConfig, RunConfig, TeacherConfig
+from areal_like.config.schema import ChatJudgeConfig, RewardModelConfig, RunConfig, TeacherConfig
 from areal_like.rollout.sglang import adapters, scoring
 from areal_like.rollout.sglang.routes import OPTION
 
@@ -216,6 +216,24 @@ def classifier_arguments(
         "tp-size": sizes.tp,
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
+        "attention-backend": config.sglang.attention_backend,
+        "enforce-disable-flashinfer-allreduce-fusion": True,
+    }
+    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+
+
+def judge_arguments(
+    config: RunConfig, judge: ChatJudgeConfig, directory: Path, sizes: ParallelSizes, device: str
+) -> tuple[str, ...]:
+    """Return SGLang's arguments for a server of the judge, which answers OpenAI's chat completions."""
+    options: dict[str, object] = {
+        "model-path": directory,
+        "dtype": judge.dtype or config.actor.dtype,
+        "tp-size": sizes.tp,
+        "ep-size": sizes.ep,
+        "skip-server-warmup": True,
+        "grammar-backend": "none",
+        "sampling-backend": "pytorch",
         "attention-backend": config.sglang.attention_backend,
         "enforce-disable-flashinfer-allreduce-fusion": True,
     }

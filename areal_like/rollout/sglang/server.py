@@ -15,7 +15,7 @@ from areal_like.per_token import Routes, RouteShape
 from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
-from areal_like.types import Floats, Ints
+from areal_like.types import Floats, Ints, TopIds
 
 GENERATE, CLASSIFY = "/generate", "/classify"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads"
@@ -229,6 +229,20 @@ class Server:
         """
         return (await self.token_scores(tokens, timeout_s, start=start, cache=cache))[0]
 
+    async def top_ids(self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0) -> tuple[Floats, TopIds]:
+        """Return what `token_logprobs` does, and the `k` likeliest ids after the tokens before each, 0 up to `start`.
+
+        Source: SGLang 0.5.17, `return_flat_raw_top_logprobs` in `io_struct.py`.
+        """
+        flat = {"top_logprobs_num": k, "return_flat_raw_top_logprobs": True, "return_flat_raw_top_logprobs_b64": True}
+        info = await self._score(tokens, timeout_s, start, flat)
+        with self.connection.reading(GENERATE):
+            top = TopIds(np.zeros((len(tokens), k), np.int32), np.zeros((len(tokens), k), np.float32))
+            for name, rows in (("idx", top.ids), ("val", top.logprobs)):
+                data = base64.b64decode(info[f"input_top_logprobs_{name}_flat_b64"], validate=True)
+                rows[start + 1 :] = np.frombuffer(data, rows.dtype).reshape(len(tokens) - start - 1, k)
+            return _logprobs_of(info, tokens, start), top
+
     async def token_scores(
         self,
         tokens: Ints,
@@ -239,24 +253,22 @@ class Server:
         shape: RouteShape | None = None,
     ) -> tuple[Floats, Routes | None]:
         """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with."""
-        sampling = {"max_new_tokens": 1, "temperature": 1.0}  # of the token that follows, which nothing uses
-        body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
-        if cache is not None:
-            body["extra_key"] = cache
+        more: Body = {} if cache is None else {"extra_key": cache}
         if shape is not None:
-            body["return_routed_experts"] = True
-        answer = await self.connection.post(GENERATE, body, timeout_s)
+            more["return_routed_experts"] = True
+        info = await self._score(tokens, timeout_s, start, more)
         with self.connection.reading(GENERATE):
-            info = answer["meta_info"]
-            scored = info["input_token_logprobs"]
-            named = [token for _, token, *_ in scored]  # the vocabulary's last token as 0, as SGLang 0.5.17 has it
-            sent = tokens[start:]
-            if len(named) != len(sent) or any(own not in (0, one) for own, one in zip(named, sent, strict=True)):
-                raise ValueError("the returned log-probs belong to tokens that were not sent")
-            logprobs = np.array([0.0] * (start + 1) + [logprob for logprob, *_ in scored[1:]], np.float32)
+            logprobs = _logprobs_of(info, tokens, start)
             if shape is None:
                 return logprobs, None
             return logprobs, shape.read(base64.b64decode(info["routed_experts"], validate=True), len(tokens))
+
+    async def _score(self, tokens: Ints, timeout_s: float, start: int, more: Body) -> Any:
+        sampling = {"max_new_tokens": 1, "temperature": 1.0}  # of the token that follows, which nothing uses
+        body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
+        answer = await self.connection.post(GENERATE, body | more, timeout_s)
+        with self.connection.reading(GENERATE):
+            return answer["meta_info"]
 
     async def parse_tools(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str, timeout_s: float
@@ -267,6 +279,15 @@ class Server:
         answer = await self.connection.post(path, body, timeout_s)
         with self.connection.reading(path):
             return answer["normal_text"], [(call["name"], call["parameters"]) for call in answer["calls"]]
+
+
+def _logprobs_of(info: Mapping[str, Any], tokens: Ints, start: int) -> Floats:
+    scored = info["input_token_logprobs"]
+    named = [token for _, token, *_ in scored]  # the vocabulary's last token as 0, as SGLang 0.5.17 has it
+    sent = tokens[start:]
+    if len(named) != len(sent) or any(own not in (0, one) for own, one in zip(named, sent, strict=True)):
+        raise ValueError("the returned log-probs belong to tokens that were not sent")
+    return np.array([0.0] * (start + 1) + [logprob for logprob, *_ in scored[1:]], np.float32)
 
 
 _CORE_LOADS = f"{LOADS}?include=core"

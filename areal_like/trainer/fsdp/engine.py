@@ -182,7 +182,7 @@ class FSDPEngine(BaseEngine):
         return outputs
 
     def _columns(self, micro_batch: DeviceBatch, temperature: float) -> Sequence[Tensor]:
-        """Return log-probs and entropies, or a critic's values, of the wanted tokens, each `[n]`."""
+        """Return log-probs and entropies, or a critic's values, of the wanted tokens, each `[n]`; and of k choices."""
         logits = self._logits(micro_batch)
         if self._is_critic:
             return (micro_batch.of_tokens(logits[:, 0]),)
@@ -193,6 +193,7 @@ class FSDPEngine(BaseEngine):
             vocab_size=logits.shape[1],
             group=None,
             support=micro_batch.support,
+            choices=micro_batch.choices,
         )
         return [micro_batch.of_tokens(each) for each in made]
 

@@ -78,7 +78,7 @@ class MegatronEngine(BaseEngine):
         self, micro_batches: DeviceBatches, batch: Batch, loss: LossSpec, temperature: float, trained: int
     ) -> Sequence[Mapping[str, Tensor]]:
         def token_loss(micro_batch: DeviceBatch, output: Tensor) -> tuple:
-            total, sums = self._loss(loss, batch, micro_batch, (output[:, 0], output[:, -1]))
+            total, sums = self._loss(loss, batch, micro_batch, (output[:, 0], output[:, 1:2].flatten(), output[:, 2:]))
             return total, micro_batch.count, sums
 
         # Megatron copies it in place of its own `[1]`
@@ -141,7 +141,10 @@ class MegatronEngine(BaseEngine):
         return [output[:, 0] for output in outputs] if parallel.is_data_source() else None
 
     def _head(self, temperature: float) -> Head:
-        """Return the head: log-probs and entropies of the n wanted tokens `[n, 2]`, or a critic's values `[n, 1]`."""
+        """Return the head: of the n wanted tokens log-probs, entropies, log-probs of k choices, or a critic's values.
+
+        The head's output is `[n, 2 + k]`, and a critic's `[n, 1]`.
+        """
         group, zeros = parallel_state.get_tensor_model_parallel_group(), optimizer.sends_early(self._wrapped[-1])
 
         def value_head(micro_batch: DeviceBatch, hidden: Tensor, layer: torch.nn.Module, _: Any) -> Tensor:
@@ -158,10 +161,11 @@ class MegatronEngine(BaseEngine):
                 vocab_size=self._vocab_size,
                 group=group,
                 support=micro_batch.support,
+                choices=micro_batch.choices,
                 zeros=zeros,
                 in_fp32=self._spec.config.fp32_head,
             )
-            return micro_batch.of_tokens(torch.stack(made, 1))
+            return micro_batch.of_tokens(torch.column_stack(made))
 
         return value_head if self._is_critic else log_prob_head
 

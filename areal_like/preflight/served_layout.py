@@ -1,0 +1,24 @@
+"""The layout of a model that only scores, on servers of the run, against that model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from allocation import Finding, Plan, Severity, check
+from allocation.diagnostics import Source
+from allocation.model_spec import ModelSpec
+from areal_like.config.schema import SCORERS, RunConfig
+
+
+def check_served_layout(
+    config: RunConfig, role: str, backend: str | None, spec: ModelSpec, plan: Plan | None
+) -> Iterator[Finding]:
+    """Check that a role's layout can hold its model; a layout that is wrong for any model is found elsewhere."""
+    key = "allocation_mode" if config.allocation_mode else f"{SCORERS[role]}.backend"
+    placed = [engine.text for engine in plan.engines if engine.role == role] if plan else []
+    layout = backend or next((text.replace(f"[{role}]", "") for text in placed), None)
+    if layout is None:
+        return
+    known = {found.code for found in check({role: layout}).findings}
+    for found in check({role: layout}, model=spec).findings:
+        if found.severity == Severity.ERROR and found.code not in known | {"ALLOC-UNTRAINED", "ALLOC-QUANTIZED"}:
+            yield replace(found, source=Source("", key), spans=())
