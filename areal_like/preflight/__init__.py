@@ -68,7 +68,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_machine(config, device, plan, dry_run=dry_run),
         *check_data(config, spec, tokenizer, plan, prompts, algorithm),
         *check_rewards(config, prompts["train_dataset"], plan),
-        *check_teacher(config, algorithm, tokenizer, prompts["train_dataset"], plan),
+        *check_teacher(config, algorithm, tokenizer, prompts["train_dataset"], plan, spec),
         *check_options(config, device, spec, plan),
         *check_roles(views),
         *check_router_replay(config, spec, plan),

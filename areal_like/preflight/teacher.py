@@ -23,8 +23,9 @@ def check_teacher(
     tokenizer: Tokenizer | None,
     prompts: Sequence[Prompt],
     plan: Plan | None,
+    actor: ModelSpec | None,
 ) -> Iterator[Finding]:
-    """Check the section `teacher` against the algorithm, its files, its layout, the policy's tokenizer and the rows."""
+    """Check the section `teacher`: its use, its place, its files and layout, and the policy's tokenizer and rows."""
     teacher, asked = config.teacher, algorithm is not None and "teacher" in algorithm.needs
     if teacher is None:
         if asked:
@@ -37,10 +38,11 @@ def check_teacher(
         why = "the algorithm does not use a teacher (actor.teacher_coef is 0)"
         yield warn_ignored("teacher", why, "write algorithm=distill, or actor.teacher_coef=0.1")
     yield from _where(config, teacher)
-    if teacher.path is not None and teacher.url is None:
+    if teacher.path is not None and teacher.is_served:
         spec, findings = find_spec(teacher.path, "teacher.path")
         yield from findings
         if spec is not None:
+            yield from _moves(teacher, spec, actor)
             yield from check_served_layout(config, "teacher", teacher.backend, spec, plan)
             yield from _positions(config, teacher, spec, tokenizer, prompts)
     if teacher.top_k is not None and tokenizer is not None and teacher.top_k > tokenizer.vocab_size:
@@ -55,30 +57,63 @@ def check_teacher(
 
 
 def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
-    if (teacher.path is None) == (teacher.url is None):
-        message = "the teacher is either a model (teacher.path) or a running server (teacher.url)"
-        message += ", and both are set" if teacher.url else ", and neither is set"
-        yield finding("RUN-TEACHER-WHERE", "teacher.path", message, "set one of the two keys, and leave the other null")
-    if teacher.url is None:
+    places = [teacher.path is not None, teacher.url is not None, teacher.from_policy]
+    if sum(places) != 1:
+        message = "the teacher is a model (teacher.path), a running server (teacher.url) or the policy "
+        message += f"(teacher.from_policy), and {'several are' if any(places) else 'none is'} set"
+        help = "set one of these keys, and leave the others null"
+        yield finding("RUN-TEACHER-WHERE", "teacher.path", message, help)
+    if teacher.from_policy:
+        yield from _from_policy(config, teacher)
+    if teacher.url is None and not teacher.from_policy:
         return
-    if teacher.api == "openai" and teacher.top_k is not None:
+    yield from _elsewhere(config, teacher)
+
+
+def _from_policy(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
+    """Check that the policy as its own teacher knows more than the policy, and that its servers always answer."""
+    if teacher.hint_field is None:
+        message = "the policy teaches itself (teacher.from_policy), and without a hint it would learn what it knows"
+        help = "write teacher.hint_field=…, a column such as the reference answer"
+        yield finding("RUN-TEACHER-SELF", "teacher.hint_field", message, help)
+    if config.rollout.alternates:
+        message = "servers that share the trainer's GPUs in time slices cannot score while the trainer runs"
+        yield finding("RUN-TEACHER-SELF", "teacher.from_policy", message, "write rollout.sharing=resident")
+
+
+def _elsewhere(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
+    """Check a teacher on servers that do not score at the policy's temperature."""
+    if teacher.url is not None and teacher.api == "openai" and teacher.top_k is not None:
         message = "OpenAI's completions name likely tokens by their texts, not by ids, so teacher.top_k cannot be used"
         help = "write teacher.top_k=null, or teacher.api=sglang for a server of SGLang"
         yield finding("RUN-TEACHER-TOP-K", "teacher.top_k", message, help)
-    if teacher.api == "openai" and teacher.model is None:
+    if teacher.url is not None and teacher.api == "openai" and teacher.model is None:
         message = "requests of teacher.api=openai name a model, and teacher.model is null"
         help = "write teacher.model=…, one of the names that the server lists at /v1/models"
         yield finding("RUN-TEACHER-MODEL", "teacher.model", message, help)
     if config.gconfig.temperature != 1:
-        message = (
-            f"a server at teacher.url scores at temperature 1, and the policy samples at {config.gconfig.temperature:g}"
-        )
+        place = "the policy's server" if teacher.from_policy else "a server at teacher.url"
+        message = f"{place} scores at temperature 1, and the policy samples at {config.gconfig.temperature:g}"
         help = "write gconfig.temperature=1.0, or let the run start the teacher (teacher.path)"
         yield finding("RUN-TEACHER-TEMPERATURE", "gconfig.temperature", message, help)
-    if teacher.token_variable is not None and teacher.token_variable not in os.environ:
+    if teacher.url is not None and teacher.token_variable is not None and teacher.token_variable not in os.environ:
         message = f"the environment variable {teacher.token_variable} is not set"
         help = f"export {teacher.token_variable} before the start, or write teacher.token_variable=null"
         yield finding("RUN-TEACHER-TOKEN", "teacher.token_variable", message, help)
+
+
+def _moves(teacher: TeacherConfig, spec: ModelSpec, actor: ModelSpec | None) -> Iterator[Finding]:
+    """Check that a teacher which takes the actor's weights has its shape."""
+    if teacher.update_every_steps is None or actor is None:
+        return
+    shapes = [(each.layers, each.hidden_size, each.vocab_size) for each in (spec, actor)]
+    if shapes[0] != shapes[1]:
+        message = (
+            "a teacher that takes the policy's weights must have its shape; layers, hidden size and vocabulary are "
+        )
+        message += " and ".join(str(shape) for shape in shapes)
+        help = "write teacher.path as actor.path, or teacher.update_every_steps=null"
+        yield finding("RUN-TEACHER-MOVES", "teacher.update_every_steps", message, help)
 
 
 def _positions(

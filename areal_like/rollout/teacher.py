@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from areal_like.config.schema import TeacherConfig
 from areal_like.errors import RunError, ServerError
+from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.protocol import Workflow
 from areal_like.rollout.sglang.completions import EchoedCompletions
-from areal_like.rollout.sglang.http import Connection, session
+from areal_like.rollout.sglang.http import Connection, Deadline, Unavailable, session
 from areal_like.rollout.sglang.server import Server
 from areal_like.types import Floats, Ints, Prompt, TopIds, Trajectory, generated_in
 
@@ -23,12 +25,15 @@ PAUSE_S = 1.0
 _PROBE = np.array([0, 1], np.int32)
 
 type Scores = tuple[Floats, TopIds | None]
-type Score = Callable[[Ints, float], Awaitable[Scores]]
-"""Log-probs of tokens, `[tokens]`, and the likeliest ids if they are asked for, within a time limit in seconds."""
+type Score = Callable[[Ints, int, float], Awaitable[Scores]]
+"""Log-probs of tokens, `[tokens]`, and the likeliest ids if they are asked for, after the token at a place.
+
+Within a time limit in seconds.
+"""
 
 
 class Teacher(AbstractAsyncContextManager["Teacher"]):
-    """Scores the trajectories of a workflow, on servers at `urls`.
+    """Scores the trajectories of a workflow, on servers at `urls`, or on those of the `policy` if it is given.
 
     `hint` returns the tokens of a prompt as the teacher reads it; None: those of the policy. A trajectory that cannot
     be scored has no reward, so it is not trained. `say` is told the first failure of each kind, and `cancel` the number
@@ -43,10 +48,16 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         hint: Callable[[Prompt], Sequence[int]] | None = None,
         say: Callable[[str], None] = lambda text: None,
         cancel: Callable[[int], None] = lambda tokens: None,
+        policy: ServerPool | None = None,
     ) -> None:
         self._config, self._hint, self._say, self._cancel = config, hint, say, cancel
         self._session = session(token)
-        self._servers = itertools.cycle([self._scorer(rank, url) for rank, url in enumerate(urls)])
+        self._own = [
+            Server(f"teacher server {rank}", url, self._session, rank, aftermath_s=0) for rank, url in enumerate(urls)
+        ]
+        scorers = [self._of_policy(policy)] if policy else [self._scorer(server) for server in self._own]
+        self._servers = itertools.cycle(scorers)
+        self._loads = 0
         self._room = asyncio.Semaphore(config.requests)
         self._missing: Counter[str] = Counter()
 
@@ -54,7 +65,7 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         """Have a server at `teacher.url` score two tokens. Raises RunError with its answer if it does not."""
         if self._config.url is not None:
             try:
-                await self._score(_PROBE)
+                await self._score(_PROBE, 0)
             except ServerError as error:
                 await self._session.close()
                 message = f"the server at teacher.url={self._config.url} did not score a probe of two tokens: {error}. "
@@ -64,6 +75,11 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
+
+    async def load(self, path: Path, timeout_s: float) -> None:
+        """Load a Hugging Face checkpoint on all servers, which score what they have been asked before."""
+        self._loads += 1  # which later requests name, as the servers keep what older weights computed
+        await asyncio.gather(*(server.load(str(path), self._loads, timeout_s) for server in self._own))
 
     def with_scores(self, workflow: Workflow) -> Workflow:
         """Return the workflow whose trajectories have the teacher's log-probs."""
@@ -88,9 +104,11 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
     async def _taught(self, item: Trajectory, n_prompt: int, hinted: Ints | None) -> Trajectory:
         cut = 0 if hinted is None else n_prompt
         tokens = item.tokens if hinted is None else np.concatenate([hinted, item.tokens[cut:]])
+        first = int(np.argmax(item.generated)) + len(tokens) - len(item.tokens)
+        start = max(0, first - 1)  # nothing before is needed, so that equal prompts are computed once
         try:
             async with self._room:
-                scored, top = await self._score(tokens)
+                scored, top = await self._score(tokens, start)
         except ServerError as error:
             if error.fault not in self._missing:
                 self._say(f"teacher: a response is not trained: {error}; further errors of this kind are only counted")
@@ -102,37 +120,55 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         )
         return replace(item, teacher_logprobs=logprobs, teacher_top=likeliest)
 
-    async def _score(self, tokens: Ints) -> Scores:
+    async def _score(self, tokens: Ints, start: int) -> Scores:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await next(self._servers)(tokens, self._config.timeout_s)
+                return await next(self._servers)(tokens, start, self._config.timeout_s)
             except ServerError as error:
                 if attempt == ATTEMPTS or error.fault in ("refused", "late"):
                     raise
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
 
-    def _scorer(self, rank: int, url: str) -> Score:
-        name = f"teacher server {rank}"
-        if self._config.url is None or self._config.api == "sglang":
-            return self._of_server(Server(name, url, self._session, rank, aftermath_s=0))
-        connection = Connection(name, url, self._session, aftermath_s=0)
+    def _scorer(self, server: Server) -> Score:
+        if self._config.url is not None and self._config.api == "openai":
+            return self._of_completions(server.connection)
+
+        async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
+            cache = f"teacher {self._loads}" if self._config.update_every_steps else None
+            return await self._of_server(server, tokens, start, timeout_s, cache)
+
+        return score
+
+    def _of_policy(self, pool: ServerPool) -> Score:
+        """Return what scores with the weights of the moment; nothing that other weights computed is taken for it."""
+        turn = itertools.count()
+
+        async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
+            deadline = Deadline(timeout_s)
+            while not (serving := pool.serving):
+                if deadline.passed:
+                    raise Unavailable(f"no server of the policy held its weights within {timeout_s:g} s", "late")
+                await asyncio.sleep(PAUSE_S)
+            server = serving[next(turn) % len(serving)]
+            return await self._of_server(server, tokens, start, deadline.left, f"teacher {pool.version}")
+
+        return score
+
+    def _of_completions(self, connection: Connection) -> Score:
         if self._config.model is None:
             raise ValueError("teacher.api=openai needs teacher.model")
         echoed = EchoedCompletions(connection, self._config.model)
 
-        async def score(tokens: Ints, timeout_s: float) -> Scores:
+        async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
             return await echoed(tokens, timeout_s), None
 
         return score
 
-    def _of_server(self, server: Server) -> Score:
-        async def score(tokens: Ints, timeout_s: float) -> Scores:
-            if self._config.top_k is None:
-                return await server.token_logprobs(tokens, timeout_s), None
-            return await server.top_ids(tokens, self._config.top_k, timeout_s)
-
-        return score
+    async def _of_server(self, server: Server, tokens: Ints, start: int, timeout_s: float, cache: str | None) -> Scores:
+        if self._config.top_k is None:
+            return await server.token_logprobs(tokens, timeout_s, start=start, cache=cache), None
+        return await server.top_ids(tokens, self._config.top_k, timeout_s, start=start, cache=cache)
 
 
 def _pick_generated[Kind: (Floats, Ints)](scored: Kind, item: Trajectory, cut: int) -> Kind:

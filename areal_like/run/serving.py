@@ -98,5 +98,6 @@ def make_teacher(
     hint = partial(hinted_tokens, dataset, job.tokenizer, field=field) if field else None
     if section.url is not None:
         token = os.environ.get(section.token_variable, "") if section.token_variable else ""
-    urls = scorers["teacher"].urls if section.url is None else [section.url.rstrip("/")]
-    return Teacher(section, urls, token, hint, say, partial(pool.set_aside, "cancelled"))
+    urls = [section.url.rstrip("/")] if section.url else scorers["teacher"].urls if section.is_served else []
+    policy = pool if section.from_policy else None
+    return Teacher(section, urls, token, hint, say, partial(pool.set_aside, "cancelled"), policy)

@@ -19,6 +19,7 @@ from areal_like.run.directory import RunDirectory
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.loop import reinforce
+from areal_like.run.moving_teacher import make_moving_teacher
 from areal_like.run.parts import make_parts, make_results
 from areal_like.run.start import weight_sync
 from areal_like.runtime.gc_tuning import gc_tuned
@@ -64,6 +65,9 @@ async def train(
         await sharing.to_trainer(None)
         await sync.connect()
         await publish(sync, state.version, config.weight_update.timeout_s)
+    moving = make_moving_teacher(config, serving.teacher, trainer, cluster.shared_dir)
+    if moving and opened.checkpoint:
+        await moving.update()  # a checkpoint does not hold the teacher
     results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
         rewards, workflows, teacher = serving.rewards, serving.workflows, serving.teacher
@@ -72,6 +76,7 @@ async def train(
         parts = replace(
             parts,
             reference=trainers.reference,
+            moving_teacher=moving,
             critic=trainers.roles.get("critic"),
             episodes=serving.workflows.counts,
             tokens=lambda: token_ledger(pool, collector, evaluator.tokens),

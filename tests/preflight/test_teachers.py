@@ -48,7 +48,7 @@ def test_a_server_elsewhere_needs_no_place_in_the_layout(write) -> None:
         (("teacher.backend=null",), "teacher.backend: no layout is given for the teacher -> write"),
         (("teacher.backend=megatron:d1",), "teacher.backend: megatron cannot be the teacher"),
         (("cluster.n_gpus_per_node=3",), "teacher.backend: the groups need 4 GPUs"),
-        (("teacher.url=http://a",), "and both are set"),
+        (("teacher.url=http://a",), "and several are set"),
         (
             ("teacher.hint_field=answr",),
             "row 1 has no column answr -> name a column of every row, or write teacher.hint_field=null answer",
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said(write, model: Path, changes: tuple[str, ...], wor
 def test_an_algorithm_that_asks_a_teacher_needs_one(write) -> None:
     assert "algorithm=distill needs the log-probs of a teacher" in said(write, "algorithm=distill")
     assert "actor.teacher_coef needs the log-probs" in said(write, "actor.teacher_coef=0.1")
-    assert "neither is set" in said(write, "algorithm=distill", "teacher={}")
+    assert "none is set" in said(write, "algorithm=distill", "teacher={}")
 
 
 def test_a_server_elsewhere_scores_at_temperature_1(write, model: Path) -> None:
@@ -133,3 +133,27 @@ def test_a_server_with_openais_interface_is_asked_for_a_model_by_name(write) -> 
     openai = (*ELSEWHERE, "teacher.api=openai")
     assert "teacher.model: requests of teacher.api=openai name a model" in said(write, *openai)
     assert preflight(load(write(), [*openai, "teacher.model=big"])).ok
+
+
+SELF = ("algorithm=distill", "teacher.from_policy=true", "gconfig.temperature=1.0")
+
+
+def test_the_policy_as_its_teacher_needs_a_hint_and_temperature_1(write) -> None:
+    assert preflight(load(write(), [*SELF, "teacher.hint_field=answer"])).ok
+    assert "without a hint it would learn what it knows" in said(write, *SELF)
+    hot = ("teacher.hint_field=answer", "gconfig.temperature=1.2")
+    assert "the policy's server scores at temperature 1" in said(write, *SELF, *hot)
+    assert "and several are set" in said(write, *SELF, "teacher.url=http://a")
+
+
+def test_a_teacher_that_takes_the_policys_weights_has_its_shape(write, model: Path) -> None:
+    moves = [*OWN, f"teacher.path={model}", "teacher.update_every_steps=2"]
+    assert "must have its shape" in said(write, *moves)
+    assert preflight(load(write(), [*moves, "actor.init_model.hidden_size=32"])).ok
+
+
+def test_likeliest_tokens_need_ids_and_a_vocabulary(write, model: Path) -> None:
+    assert "name likely tokens by their texts" in said(
+        write, *ELSEWHERE, "gconfig.temperature=1.0", "teacher.api=openai", "teacher.model=big", "teacher.top_k=4"
+    )
+    assert "cannot return 1000 ids" in said(write, *OWN, f"teacher.path={model}", "teacher.top_k=1000")

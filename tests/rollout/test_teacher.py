@@ -6,8 +6,9 @@ import asyncio
 import base64
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from limits import HUNG_S
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig, TeacherConfig
+from areal_like.config.schema import InitModelConfig, RunConfig, TeacherConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import RunError
+from areal_like.rollout.sglang.http import session
 from areal_like.rollout.sglang.options import teacher_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.sglang.scoring import split_temperature
+from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.teacher import Teacher
+from areal_like.run.moving_teacher import make_moving_teacher
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("distillation")
@@ -46,9 +50,13 @@ async def workflow(prompt: Prompt, group_id: int) -> list[Trajectory]:
     return [ITEM]
 
 
-def by_token(tokens: list[int]) -> list[list[Any]]:
-    """Log-probs that tell which token they are of; SGLang gives none for the first one."""
-    return [[None if not place else -token / 10, token, None] for place, token in enumerate(tokens)]
+def by_token(tokens: list[int], start: int = 0) -> list[list[Any]]:
+    """Log-probs from a token on that tell which token they are of; SGLang gives none for the first one."""
+    return [[None if not place else -token / 10, token, None] for place, token in enumerate(tokens[start:])]
+
+
+def scored(body: Any) -> dict[str, Any]:
+    return {"input_token_logprobs": by_token(body["input_ids"], body["logprob_start_len"])}
 
 
 async def taught(
@@ -77,7 +85,7 @@ def test_each_generated_token_has_the_teachers_log_prob() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         bodies.append(body := await request.json())
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+        return web.json_response({"meta_info": scored(body)})
 
     item, missing = asyncio.run(taught(handler))
     np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
@@ -89,9 +97,9 @@ def test_the_last_token_of_the_vocabulary_is_scored() -> None:
     """SGLang 0.5.17 names it 0 (`_process_input_token_logprobs`)."""
 
     async def handler(request: web.Request) -> web.Response:
-        scored = by_token((await request.json())["input_ids"])
-        scored[-1][1] = 0
-        return web.json_response({"meta_info": {"input_token_logprobs": scored}})
+        info = scored(await request.json())
+        info["input_token_logprobs"][-1][1] = 0
+        return web.json_response({"meta_info": info})
 
     item, missing = asyncio.run(taught(handler))
     assert item.reward == 1 and not missing
@@ -102,7 +110,7 @@ def test_a_hint_is_read_by_the_teacher_alone() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         bodies.append(body := await request.json())
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+        return web.json_response({"meta_info": scored(body)})
 
     item, _ = asyncio.run(taught(handler, hint=lambda prompt: [7, 5, 5, 8]))
     assert bodies[0]["input_ids"] == [7, 5, 5, 8, 1, 2, 9, 3]
@@ -123,9 +131,9 @@ def test_the_likeliest_tokens_are_those_of_generated_tokens() -> None:
 
     async def handler(request: web.Request) -> web.Response:
         bodies.append(body := await request.json())
-        places = np.arange(1, len(body["input_ids"]))[:, None]
+        places = np.arange(body["logprob_start_len"] + 1, len(body["input_ids"]))[:, None]
         top = flat(places * [[1, 10]], places * [[-0.1, -0.2]])
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"]), **top}})
+        return web.json_response({"meta_info": {**scored(body), **top}})
 
     config = TeacherConfig(path="model", top_k=2)
     item, _ = asyncio.run(taught(handler, config))
@@ -141,9 +149,8 @@ def test_the_likeliest_tokens_are_those_of_generated_tokens() -> None:
 
 def test_likeliest_tokens_of_another_shape_are_an_error() -> None:
     async def handler(request: web.Request) -> web.Response:
-        tokens = (await request.json())["input_ids"]
         top = flat(np.ones((2, 2)), np.ones((2, 2)))
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(tokens), **top}})
+        return web.json_response({"meta_info": {**scored(await request.json()), **top}})
 
     item, missing = asyncio.run(taught(handler, TeacherConfig(path="model", top_k=2)))
     assert item.reward is None and sum(missing.values()) == 1
@@ -208,7 +215,7 @@ def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch
         if (status := next(statuses)) != 200:
             return web.Response(status=status)
         body = await request.json()
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(body["input_ids"])}})
+        return web.json_response({"meta_info": scored(body)})
 
     item, missing = asyncio.run(taught(handler))
     assert item.reward == 1 and not missing
@@ -293,9 +300,92 @@ def test_a_server_elsewhere_scores_two_tokens_at_the_start() -> None:
     asked: list[int] = []
 
     async def handler(request: web.Request) -> web.Response:
-        tokens = (await request.json())["input_ids"]
-        asked.append(len(tokens))
-        return web.json_response({"meta_info": {"input_token_logprobs": by_token(tokens)}})
+        body = await request.json()
+        asked.append(len(body["input_ids"]))
+        return web.json_response({"meta_info": scored(body)})
 
     asyncio.run(taught(handler, TeacherConfig(url="http://unused")))
     assert asked == [2, len(ITEM.tokens)]
+
+
+@asynccontextmanager
+async def server(handler: Callable[[web.Request], Any]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@dataclass
+class Pool:
+    """The policy's servers, none of which holds its weights at first."""
+
+    serving: list[Server]
+    version: int = 3
+
+
+def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
+    bodies: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        bodies.append(body := await request.json())
+        return web.json_response({"meta_info": scored(body)})
+
+    async def run() -> tuple[Trajectory, Trajectory]:
+        config = TeacherConfig(from_policy=True, hint_field="answer")
+        pool = Pool([])
+        async with server(handler) as url, session("token") as http:
+            teacher = Teacher(config, [], "token", lambda prompt: [7, 5, 5, 8], policy=pool)  # type: ignore[arg-type]
+            async with teacher:
+                asking = asyncio.create_task(teacher.with_scores(workflow)(PROMPT, 0))
+                await asyncio.sleep(0.1)
+                assert not bodies
+                pool.serving.append(Server("server 0", url, http))
+                (first,) = await asking
+                pool.version = 4
+                (second,) = await teacher.with_scores(workflow)(PROMPT, 1)
+                return first, second
+
+    for item in asyncio.run(run()):
+        np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    assert [body["extra_key"] for body in bodies] == ["teacher 3", "teacher 4"]
+    assert [body["input_ids"] for body in bodies] == [[7, 5, 5, 8, 1, 2, 9, 3]] * 2
+    assert [body["logprob_start_len"] for body in bodies] == [3, 3]
+
+
+def test_a_moving_teacher_loads_the_actors_weights(tmp_path: Path) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.path, body := await request.json()))
+        if request.path != "/generate":
+            assert Path(body["model_path"], "weights").is_file()
+            return web.json_response({"success": True, "message": ""})
+        return web.json_response({"meta_info": scored(body)})
+
+    class Actor:
+        async def save_hf(self, path: Path, *, phase: str) -> None:
+            path.mkdir()
+            (path / "weights").touch()
+
+    async def run() -> None:
+        config = load_config(teacher={"path": "model", "update_every_steps": 3})
+        async with server(handler) as url, Teacher(config.teacher, [url, url], "token") as teacher:  # type: ignore[arg-type]
+            moving = make_moving_teacher(config, teacher, Actor(), tmp_path)  # type: ignore[arg-type]
+            assert moving and [step for step in range(1, 8) if moving.due(step)] == [3, 6]
+            await teacher.with_scores(workflow)(PROMPT, 0)
+            await moving.update()
+            await teacher.with_scores(workflow)(PROMPT, 1)
+
+    asyncio.run(run())
+    assert [path for path, _ in asked] == ["/generate", *["/update_weights_from_disk"] * 2, "/generate"]
+    assert [asked[place][1]["extra_key"] for place in (0, 3)] == ["teacher 0", "teacher 1"]
+    assert not [*tmp_path.iterdir()]
+
+
+def load_config(**more: Any) -> RunConfig:
+    """The smallest run."""
+    return RunConfig.model_validate({"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {}, **more})

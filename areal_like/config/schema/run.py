@@ -128,7 +128,7 @@ class RunConfig(Section):
         judge = self.reward.judge
         sections: dict[str, RewardModelConfig | TeacherConfig | ChatJudgeConfig | None] = {
             "reward": self.reward.model,
-            "teacher": self.teacher if self.teacher and self.teacher.url is None else None,
+            "teacher": self.teacher if self.teacher and self.teacher.is_served else None,
             "judge": judge if judge and judge.url is None else None,
         }
         return {role: section for role, section in sections.items() if section is not None}

@@ -7,23 +7,38 @@ from pydantic import Field
 from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, Section
 
-_ELSEWHERE = Ignored("`teacher.url` is set", lambda at: at.section.url is not None)
+_ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)
 _OWN_SERVERS = Ignored("`teacher.url` is null", lambda at: at.section.url is None)
 _NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == "sglang")
 
 
 class TeacherConfig(Section):
-    """A frozen model that returns the log-prob of each token that the policy sampled."""
+    """A model that returns the log-prob of each token that the policy sampled."""
 
     path: Annotated[str | None, PATH] = Field(
         None,
         description="Model with the policy's tokenizer: a directory or a name on the hub; null: the one at `url`.",
+    )
+    from_policy: bool = Field(
+        False,
+        description=(
+            "Self-distillation: the teacher is the policy with its current weights, on the policy's own servers, and"
+            " reads `hint_field` beside the prompt."
+        ),
     )
     backend: Annotated[str | None, _ELSEWHERE] = Field(
         None, description="Layout of its servers, such as `sglang:d2`; null: `teacher` in `allocation_mode`."
     )
     dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = Field(
         None, description="Data type of weights and activations; null: the actor's."
+    )
+    update_every_steps: Annotated[int | None, _ELSEWHERE] = Field(
+        None,
+        ge=1,
+        description=(
+            "Training steps between updates of the teacher at `path` to the policy's weights; null: the teacher is"
+            " fixed."
+        ),
     )
     url: str | None = Field(
         None,
@@ -63,3 +78,8 @@ class TeacherConfig(Section):
     timeout_s: float = Field(
         300.0, gt=0, description="Maximum seconds to score one response; a slower one is not trained."
     )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the run starts servers for the teacher."""
+        return self.url is None and not self.from_policy

@@ -229,13 +229,15 @@ class Server:
         """
         return (await self.token_scores(tokens, timeout_s, start=start, cache=cache))[0]
 
-    async def top_ids(self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0) -> tuple[Floats, TopIds]:
+    async def top_ids(
+        self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0, cache: str | None = None
+    ) -> tuple[Floats, TopIds]:
         """Return what `token_logprobs` does, and the `k` likeliest ids after the tokens before each, 0 up to `start`.
 
         Source: SGLang 0.5.17, `return_flat_raw_top_logprobs` in `io_struct.py`.
         """
         flat = {"top_logprobs_num": k, "return_flat_raw_top_logprobs": True, "return_flat_raw_top_logprobs_b64": True}
-        info = await self._score(tokens, timeout_s, start, flat)
+        info = await self._score(tokens, timeout_s, start, flat, cache)
         with self.connection.reading(GENERATE):
             top = TopIds(np.zeros((len(tokens), k), np.int32), np.zeros((len(tokens), k), np.float32))
             for name, rows in (("idx", top.ids), ("val", top.logprobs)):
@@ -253,17 +255,16 @@ class Server:
         shape: RouteShape | None = None,
     ) -> tuple[Floats, Routes | None]:
         """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with."""
-        more: Body = {} if cache is None else {"extra_key": cache}
-        if shape is not None:
-            more["return_routed_experts"] = True
-        info = await self._score(tokens, timeout_s, start, more)
+        more = {} if shape is None else {"return_routed_experts": True}
+        info = await self._score(tokens, timeout_s, start, more, cache)
         with self.connection.reading(GENERATE):
             logprobs = _logprobs_of(info, tokens, start)
             if shape is None:
                 return logprobs, None
             return logprobs, shape.read(base64.b64decode(info["routed_experts"], validate=True), len(tokens))
 
-    async def _score(self, tokens: Ints, timeout_s: float, start: int, more: Body) -> Any:
+    async def _score(self, tokens: Ints, timeout_s: float, start: int, more: Body, cache: str | None) -> Any:
+        more = more if cache is None else more | {"extra_key": cache}
         sampling = {"max_new_tokens": 1, "temperature": 1.0}  # of the token that follows, which nothing uses
         body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
         answer = await self.connection.post(GENERATE, body | more, timeout_s)

@@ -1,0 +1,42 @@
+"""A teacher that follows the policy: every few steps its servers load the actor's weights."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from areal_like.config.schema import RunConfig
+from areal_like.rollout.teacher import Teacher
+from areal_like.trainer.remote import Trainer
+
+
+class MovingTeacher:
+    """Updates the servers of `teacher` from the actor, through a checkpoint below `directory`, which every host sees.
+
+    `every` is the number of training steps between updates.
+    """
+
+    def __init__(self, config: RunConfig, every: int, teacher: Teacher, actor: Trainer, directory: Path) -> None:
+        self._timeout_s, self._every = config.weight_update.timeout_s, every
+        self._teacher, self._actor, self._path = teacher, actor, directory / "teacher"
+
+    def due(self, step: int) -> bool:
+        """Whether the teacher is updated after this training step, counted from 1."""
+        return step % self._every == 0
+
+    async def update(self) -> None:
+        """Give the teacher the actor's weights."""
+        try:
+            await self._actor.save_hf(self._path, phase="saving for the teacher")
+            await self._teacher.load(self._path, self._timeout_s)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
+
+
+def make_moving_teacher(
+    config: RunConfig, teacher: Teacher | None, actor: Trainer, directory: Path
+) -> MovingTeacher | None:
+    """Return what updates the teacher, None if it is fixed, or is the policy itself."""
+    section = config.teacher
+    if teacher is None or section is None or not section.is_served or section.update_every_steps is None:
+        return None
+    return MovingTeacher(config, section.update_every_steps, teacher, actor, directory)
