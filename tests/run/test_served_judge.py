@@ -62,7 +62,7 @@ def test_the_run_serves_its_judge(tmp_path, monkeypatch) -> None:
     keys = [f"reward.judge.{name}={value}" for name, value in KEYS.items()]
     where = [f"reward.judge.path={tmp_path / 'judge'}", "reward.judge.backend=sglang:d1"]
     overrides = ["reward.type=judge", *where, *keys, f'reward.judge.prompt="{TEMPLATE}"']
-    with run(tmp_path / "run", *overrides, *SMALL) as started:
+    with run(tmp_path, *overrides, *SMALL) as started:
         assert started.end() == 0, started.output + started.errors
         assert started.remains() == []
     lines = (started.directory / "samples/step-000002.jsonl").read_text().splitlines()
