@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from allocation import Finding, Plan
+from allocation.diagnostics import Finding
+from allocation.plan import Plan
 from areal_like.config.findings import finding, nearest_words
 from areal_like.config.schema import ChatJudgeConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError

@@ -15,7 +15,7 @@ _KEY = "episode.mcp_servers"
 
 def check_mcp_servers(config: RunConfig, *, dry_run: bool = False) -> Iterator[Finding]:
     """Check that workflows get the tools that they ask for; start every server, except in a dry run."""
-    servers, wanted = config.episode.mcp_servers, dict(find_takers(config, PARAMETER, groups=False))
+    servers, wanted = config.episode.mcp_servers, dict(find_takers(config, PARAMETER, groups=True))
     if not servers:
         for key, is_optional in wanted.items():
             if not is_optional:

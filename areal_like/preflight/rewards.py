@@ -3,7 +3,8 @@
 import functools
 from collections.abc import Iterator, Sequence
 
-from allocation import Finding, Plan
+from allocation.diagnostics import Finding
+from allocation.plan import Plan
 from areal_like.config.findings import finding
 from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
 from areal_like.preflight.chat_judge import check_chat_judge

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from allocation import Finding, Plan, Severity, check
-from allocation.diagnostics import Source
+from allocation.compiler import check
+from allocation.diagnostics import Finding, Severity, Source
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.config.schema import SCORERS, RunConfig
 
 

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from allocation import Finding, Plan
+from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import SERVER_RESERVE, RunConfig, TeacherConfig
@@ -48,7 +49,7 @@ def check_teacher(
     if teacher.top_k is not None and tokenizer is not None and teacher.top_k > tokenizer.vocab_size:
         message = f"the teacher cannot return {teacher.top_k} ids of a vocabulary of {tokenizer.vocab_size}"
         yield finding(
-            "RUN-TEACHER-TOP-K", "teacher.top_k", message, f"write teacher.top_k={min(8, tokenizer.vocab_size)}"
+            "RUN-TEACHER-TOP-K-MANY", "teacher.top_k", message, f"write teacher.top_k={min(8, tokenizer.vocab_size)}"
         )
     if teacher.path is not None and tokenizer is not None and is_local(teacher.path):
         yield from _tokenizer(teacher.path, tokenizer)
@@ -78,7 +79,7 @@ def _from_policy(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]
         yield finding("RUN-TEACHER-SELF", "teacher.hint_field", message, help)
     if config.rollout.alternates:
         message = "servers that share the trainer's GPUs in time slices cannot score while the trainer runs"
-        yield finding("RUN-TEACHER-SELF", "teacher.from_policy", message, "write rollout.sharing=resident")
+        yield finding("RUN-TEACHER-SELF-SHARING", "teacher.from_policy", message, "write rollout.sharing=resident")
 
 
 def _elsewhere(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:

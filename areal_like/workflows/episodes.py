@@ -204,8 +204,9 @@ class _Group:
                 sessions.clear()
                 function, sampling = self._workflow.function, self._workflow.sampling
                 prompt = replace(self._prompt, row=dict(self._prompt.row))
-                about = (n, self._id, scene.number, sampling, version, scene.vocab_size, scene.base_url, scene.sandbox)
-                return Attempt(pack_call(Group(function, prompt, *about)), _Answers(self, sessions, keys))
+                about = (n, self._id, scene.number, sampling, version, scene.vocab_size)
+                served = (scene.base_url, scene.sandbox, scene.mcp_servers)
+                return Attempt(pack_call(Group(function, prompt, *about, *served)), _Answers(self, sessions, keys))
 
             try:
                 returned = await self._run(begin, sessions)

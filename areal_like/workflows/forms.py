@@ -38,7 +38,7 @@ def level_of(function: Any) -> Level:
                     "a group has no parameter `sandbox`: write `async with rollout.sandbox() as sandbox`"
                 )
             if level == "group" and takes_tools(function):
-                raise WorkflowError("a group has no parameter `tools`: only an episode is given tools of MCP servers")
+                raise WorkflowError("a group has no parameter `tools`: use `rollout.tools`")
             return level
     given = ", ".join(parameter.name for parameter in parameters) or "none"
     raise WorkflowError(f"it takes {len(parameters)} parameters ({given}): write {wanted}")

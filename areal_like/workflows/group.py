@@ -17,6 +17,7 @@ from areal_like.rollout.sample import Sampling
 from areal_like.runtime.worker import Ask, AskNow
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import Part, join_parts
+from areal_like.workflows.mcp_servers import Tools
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -53,6 +54,7 @@ class Rollout:
     _client: Callable[[str], "AsyncOpenAI"]
     _vocab_size: int | None = None  # of the model, where its files are here
     _sandbox: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    _tools: Tools | None = None
 
     async def score(self, responses: Sequence[Sequence[int] | Ints]) -> Sequence[Reward]:
         """Return the run's reward for responses to the prompt, which are token ids."""
@@ -105,6 +107,13 @@ class Rollout:
         if self._sandbox is None:
             raise ValueError("the run has no sandboxes: set episode.sandbox, such as episode.sandbox={}")
         return self._sandbox()
+
+    @property
+    def tools(self) -> Tools:
+        """The tools of the run's MCP servers. Raises ValueError without `episode.mcp_servers`."""
+        if self._tools is None:
+            raise ValueError("the run has no MCP servers: set episode.mcp_servers")
+        return self._tools
 
     @asynccontextmanager
     async def record(self) -> AsyncIterator[Recorded]:

@@ -61,6 +61,7 @@ class Group:
     vocab_size: int | None
     base_url: str | None
     sandbox: Recipe | None = None
+    mcp_servers: Mapping[str, McpServerConfig] = field(default_factory=dict)
 
 
 def pack_call(request: Episode | Group) -> bytes:
@@ -165,7 +166,8 @@ class _Player:
         about = (request.group_id, tokenizer, request.sampling, request.version)
         recipe = request.sandbox
         sandbox = partial(self._sandbox, recipe, ask) if recipe else None
-        rollout = Rollout(prompt, *about, ask, ask_now, client, request.vocab_size, sandbox)
+        tools = Tools(self._servers, request.mcp_servers) if request.mcp_servers else None
+        rollout = Rollout(prompt, *about, ask, ask_now, client, request.vocab_size, sandbox, tools)
         try:
             return _plain(await function(prompt, request.n, rollout))
         finally:

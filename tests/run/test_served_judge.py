@@ -66,14 +66,15 @@ def test_the_run_serves_its_judge(tmp_path, monkeypatch) -> None:
         assert started.end() == 0, started.output + started.errors
         assert started.remains() == []
     lines = (started.directory / "samples/step-000002.jsonl").read_text().splitlines()
-    samples = [sample for sample in map(json.loads, lines) if sample["reward"] is not None][:40]
+    samples = [sample for sample in map(json.loads, lines) if sample["reward"] is not None][:100]
     config = ChatJudgeConfig(path="judge", **KEYS)
     given = {}
     for sample in samples:
         text = sample["prompt"].strip()
         prompt = Prompt(0, [1], messages=lambda text=text: [{"role": "user", "content": text}])
         response = sample["response"].removesuffix("<eos>")
-        given[fill(TEMPLATE, prompt, response)] = sample["reward"]
+        if "<" not in response:  # of other special tokens the judge reads nothing
+            given[fill(TEMPLATE, prompt, response)] = sample["reward"]
     expected = {text: read_score(config, answer) for text, answer in answers(tmp_path / "judge", [*given]).items()}
-    assert len(samples) > 10 and len(set(given.values())) > 1
+    assert len(given) > 5 and len(set(given.values())) > 1
     assert given == pytest.approx(expected)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,8 @@ async def hang() -> int:
 def leave() -> int:
     os._exit(3)
 
+if len(sys.argv) > 1:
+    server.run("streamable-http", port=int(sys.argv[1]))
 server.run()
 """
 
@@ -145,6 +150,57 @@ def test_a_server_that_does_not_start_says_why():
         with_tools(silent, lambda tools: tools.list())
 
 
+@pytest.fixture
+def url(tmp_path: Path, server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server over HTTP."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    own = server()["own"]
+    process = subprocess.Popen([sys.executable, *own.args, str(port)], env={**os.environ, **own.env})
+    try:
+        limit = time.monotonic() + HUNG_S
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_at_a_url(url):
+    settings = {"own": McpServerConfig(url=url, timeout_s=HUNG_S)}
+
+    async def body(tools: Tools) -> None:
+        assert next(each["function"]["name"] for each in await tools.list()) == "own__add"
+        assert (await tools.call("own__add", '{"a": 1, "b": 2}')).text == "3"
+        assert (await tools.call("own__fail", {})).is_error
+        same = {(await tools.call("own__number", {})).text for _ in range(2)}
+        assert len(same) == 1
+        settings["own"] = settings["own"].model_copy(update={"timeout_s": 0.5})
+        hung = await tools.call("own__hang", {})
+        assert hung.is_error and "did not answer within 0.5 s" in hung.text
+        with pytest.raises(McpError, match=r"own .episode.mcp_servers. does not start: .*within 0\.5 s"):
+            await tools.call("own__add", {"a": 1, "b": 1})  # the server elsewhere still hangs
+
+    with_tools(settings, body)
+
+
+def test_a_url_without_a_server_says_why(monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    nobody = {"x": McpServerConfig(url="http://127.0.0.1:1/mcp", timeout_s=HUNG_S)}
+    with pytest.raises(McpError, match=r"x .episode.mcp_servers. does not start: .*onnect"):
+        with_tools(nobody, lambda tools: tools.list())
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        there = f"http://127.0.0.1:{silent.getsockname()[1]}/mcp"
+        with pytest.raises(McpError, match=r"did not start within 0\.5 s"):
+            with_tools({"x": McpServerConfig(url=there, timeout_s=0.5)}, lambda tools: tools.list())
+
+
 def ends(pid: int) -> bool:
     limit = time.monotonic() + HUNG_S
     with suppress(psutil.NoSuchProcess):
@@ -183,6 +239,34 @@ def test_an_episode_calls_tools_and_the_servers_end_with_the_run(write, tmp_path
     assert ends(pid)
 
 
+GROUP = (
+    "async def run(prompt, n, rollout):\n"
+    "    names = [tool['function']['name'] for tool in await rollout.tools.list()]\n"
+    "    result = await rollout.tools.call(names[0], {'a': 1, 'b': 2})\n"
+    "    response = await rollout.sample(prompt.tokens)\n"
+    "    return [rollout.trajectory([prompt.tokens, response], float(result.text))]\n"
+)
+
+
+def test_a_group_calls_tools(write, tmp_path, server):
+    file = tmp_path / "workflow.py"
+    file.write_text(GROUP)
+    settings = {name: each.model_dump(exclude_defaults=True) for name, each in server().items()}
+    overrides = [f"workflow={file}:run", "episode.workers=1", "episode.loops=1"]
+    config = load(write(), [*overrides, f"episode.mcp_servers={settings}"]).config
+    own, said = tokenizer("plain"), list[str]()
+    assert [found.message for found in check_workflow(config)] == []
+
+    async def play(config: Any) -> list[Any]:
+        async with Workflows(config, Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
+            workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 2)
+            return list(await workflow(Prompt(0, [7], row={"question": "x"}), 0))
+
+    assert [item.reward for item in asyncio.run(play(config))] == [3.0] and not said
+    assert asyncio.run(play(load(write(), overrides).config)) == []
+    assert "the run has no MCP servers: set episode.mcp_servers" in said[0]
+
+
 def test_what_is_wrong_is_found_before_a_run(write, tmp_path):
     file = tmp_path / "workflow.py"
     file.write_text(AGENT)
@@ -193,7 +277,7 @@ def test_what_is_wrong_is_found_before_a_run(write, tmp_path):
 
     assert codes() == ["RUN-MCP-NEEDED"]
     assert codes("episode.mcp_servers={x: {command: /none/server}}") == ["RUN-MCP-START"]
-    with pytest.raises(WorkflowError, match="only an episode is given tools"):
+    with pytest.raises(WorkflowError, match=r"use `rollout\.tools`"):
         level_of(group_with_tools)
     wrong: list[dict[str, Any]] = [{}, {"command": "a", "url": "b"}, {"url": "b", "args": ["c"]}]
     for settings in wrong:
