@@ -9,7 +9,7 @@ that all answers come from one version.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +29,6 @@ from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.moving_teacher import MovingTeacher
 from areal_like.run.prompt_results import PromptResults, describe_place
 from areal_like.runtime.gc_tuning import release
 from areal_like.trainer.reference import Reference
@@ -49,7 +48,7 @@ class Parts:
     evaluator: Evaluator
     rewards: Rewards
     reference: Reference | None = None
-    moving_teacher: MovingTeacher | None = None
+    update_teacher: Callable[[int], Awaitable[None]] | None = None  # after a training step
     critic: Trainer | None = None
     episodes: Callable[[], Mapping[str, float]] = dict  # episodes of a workflow by outcome, since the last call
     tokens: Callable[[], Mapping[str, float]] = dict  # the token ledger
@@ -103,9 +102,9 @@ async def reinforce(
             if parts.reference and parts.reference.due(done):
                 with record.phase("reference update"):
                     await parts.reference.update()
-            if parts.moving_teacher and parts.moving_teacher.due(done):
+            if parts.update_teacher:
                 with record.phase("teacher update"):
-                    await parts.moving_teacher.update()
+                    await parts.update_teacher(done)
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))

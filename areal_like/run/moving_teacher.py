@@ -23,6 +23,11 @@ class MovingTeacher:
         """Whether the teacher is updated after this training step, counted from 1."""
         return step % self._every == 0
 
+    async def follow(self, step: int) -> None:
+        """Update the teacher if it is due after this training step."""
+        if self.due(step):
+            await self.update()
+
     async def update(self) -> None:
         """Give the teacher the actor's weights."""
         try:
@@ -30,13 +35,3 @@ class MovingTeacher:
             await self._teacher.load(self._path, self._timeout_s)
         finally:
             await asyncio.to_thread(shutil.rmtree, self._path, ignore_errors=True)
-
-
-def make_moving_teacher(
-    config: RunConfig, teacher: Teacher | None, actor: Trainer, directory: Path
-) -> MovingTeacher | None:
-    """Return what updates the teacher, None if it is fixed, or is the policy itself."""
-    section = config.teacher
-    if teacher is None or section is None or not section.is_served or section.update_every_steps is None:
-        return None
-    return MovingTeacher(config, section.update_every_steps, teacher, actor, directory)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
@@ -18,6 +19,7 @@ from areal_like.rollout.pool import Sampling
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts
+from areal_like.run.moving_teacher import MovingTeacher
 from areal_like.run.prompt_results import PromptResults
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync
@@ -75,6 +77,16 @@ def make_parts(
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
     parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards, results=results)
     return replace(parts, teacher=teacher.statistics) if teacher else parts
+
+
+def make_moving_teacher(
+    config: RunConfig, teacher: Teacher | None, actor: Trainer, directory: Path
+) -> MovingTeacher | None:
+    """Return what updates the teacher, None if it is fixed, or is the policy itself."""
+    section = config.teacher
+    if teacher is None or section is None or not section.is_served or section.update_every_steps is None:
+        return None
+    return MovingTeacher(config, section.update_every_steps, teacher, actor, directory)
 
 
 def make_results(job: Job, version: int, journal: Journal | None) -> PromptResults | None:

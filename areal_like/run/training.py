@@ -19,8 +19,7 @@ from areal_like.run.directory import RunDirectory
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.loop import reinforce
-from areal_like.run.moving_teacher import make_moving_teacher
-from areal_like.run.parts import make_parts, make_results
+from areal_like.run.parts import make_moving_teacher, make_parts, make_results
 from areal_like.run.start import weight_sync
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
@@ -76,7 +75,7 @@ async def train(
         parts = replace(
             parts,
             reference=trainers.reference,
-            moving_teacher=moving,
+            update_teacher=moving.follow if moving else None,
             critic=trainers.roles.get("critic"),
             episodes=serving.workflows.counts,
             tokens=lambda: token_ledger(pool, collector, evaluator.tokens),

@@ -29,7 +29,7 @@ from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.sglang.scoring import split_temperature
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.teacher import Teacher
-from areal_like.run.moving_teacher import make_moving_teacher
+from areal_like.run.parts import make_moving_teacher
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("distillation")
