@@ -86,7 +86,8 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the log-ratio of its probability to
     the policy's, at the token alone: minus its mean is the reverse KL divergence; its likeliest ids are left to the
     loss. Rewards of turns are credited to them and to those before. Tokens that no model generated do not count as
-    steps: the token after a tool's output follows the call. In the trees of groups whose samples share tokens a node has the mean of its children's advantages.
+    steps: the token after a tool's output follows the call. In the trees of groups whose samples share tokens a node
+    has the mean of its children's advantages.
 
     Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2; the teacher
     from Thinking Machines Lab, On-Policy Distillation (2025), whose discount is 0.
